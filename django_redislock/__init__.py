@@ -1,0 +1,31 @@
+"""Distributed locks for Django, through the Redis connection that the site already has in ``CACHES``."""
+
+from __future__ import annotations
+
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .lock import FairLock, Lock
+from .names import lock_name
+from .registry import LockInfo, WaiterInfo, force_release, get_lock, list_locks
+from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FairLock",
+    "Lock",
+    "LockError",
+    "LockInfo",
+    "LockLost",
+    "LockNotAcquired",
+    "LockNotOwned",
+    "LockUnavailable",
+    "WaiterInfo",
+    "force_release",
+    "get_lock",
+    "list_locks",
+    "lock_acquired",
+    "lock_force_released",
+    "lock_lost",
+    "lock_name",
+    "lock_released",
+]

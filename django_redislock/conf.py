@@ -1,0 +1,139 @@
+"""The settings: one dict, ``REDISLOCK``, read late, so that ``override_settings`` works."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from fnmatch import translate
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+Seconds = float | int | timedelta
+
+
+def seconds(value: object, what: str, *, positive: bool = True) -> float:
+    """Return ``value`` (int, float, timedelta) in seconds; ``what`` names it in the error."""
+    if isinstance(value, timedelta):
+        number = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = float(value)
+    else:
+        raise TypeError(f"{what} must be seconds (int, float or timedelta), not {value!r}.")
+    if not math.isfinite(number) or number < 0 or (positive and number < 0.001):
+        least = "at least 0.001" if positive else "0 or more"
+        raise ValueError(f"{what} must be {least} seconds and finite, not {value!r}.")
+    if number > 10 * 365 * 86400:
+        raise ValueError(f"{what} must be at most ten years, not {value!r}.")
+    return number
+
+
+@dataclass(frozen=True)
+class Conf:
+    """``settings.REDISLOCK``, checked and typed."""
+
+    CACHE: str = "default"
+    TTL: float = 30.0
+    TTLS: Mapping[str, float] = field(default_factory=dict)
+    BLOCKING_TIMEOUT: float | None = None
+    AUTO_RENEW: bool = True
+    MAX_HOLD: float | None = None
+    KEY_PREFIX: str = "redislock"
+    VIEW_STATUS: int = 423
+    VIEW_ON_CONFLICT: str | None = None
+    VIEW_UNAVAILABLE_STATUS: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ttls", [(re.compile(translate(p)), ttl) for p, ttl in self.TTLS.items()])
+
+    def ttl_of(self, name: str) -> float:
+        """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
+        for pattern, ttl in self._ttls:  # type: ignore[attr-defined]
+            if pattern.match(name):
+                return ttl  # type: ignore[no-any-return]
+        return self.TTL
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{what} must be a str that is not empty, not {value!r}.")
+    return value
+
+
+def _flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {value!r}.")
+    return value
+
+
+def _status(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 400 <= value <= 599:
+        raise ValueError(f"{what} must be an HTTP status from 400 to 599, not {value!r}.")
+    return value
+
+
+def _prefix(value: object, what: str) -> str:
+    text = _text(value, what)
+    if re.search(r"[{}\s\x00-\x1f]", text):
+        raise ValueError(f"{what} must not contain braces or whitespace, not {value!r}: braces decide the hash slot.")
+    return text
+
+
+def _ttls(value: object, what: str) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict of shell-style patterns to seconds, not {value!r}.")
+    return {_text(key, f"A pattern in {what}"): seconds(ttl, f"{what}[{key!r}]") for key, ttl in value.items()}
+
+
+_READ: dict[str, Callable[[Any, str], Any]] = {
+    "CACHE": _text,
+    "TTL": seconds,
+    "TTLS": _ttls,
+    "BLOCKING_TIMEOUT": lambda value, what: seconds(value, what, positive=False),
+    "AUTO_RENEW": _flag,
+    "MAX_HOLD": seconds,
+    "KEY_PREFIX": _prefix,
+    "VIEW_STATUS": _status,
+    "VIEW_ON_CONFLICT": _text,
+    "VIEW_UNAVAILABLE_STATUS": _status,
+}
+_MAY_BE_NONE = {f.name for f in fields(Conf) if f.default is None}
+
+
+def read(raw: object) -> Conf:
+    """Check ``raw``, the value of ``settings.REDISLOCK``, or raise ``ImproperlyConfigured``."""
+    if not isinstance(raw, Mapping):
+        raise ImproperlyConfigured(f"REDISLOCK must be a dict, not {raw!r}.")
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in _READ:
+            near = difflib.get_close_matches(str(key), _READ, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} There are: {', '.join(_READ)}.")
+        if value is None and key in _MAY_BE_NONE:
+            continue
+        try:
+            values[key] = _READ[key](value, f"REDISLOCK[{key!r}]")
+        except (TypeError, ValueError) as error:
+            raise ImproperlyConfigured(str(error)) from None
+    return Conf(**values)
+
+
+_MISSING: dict[str, Any] = {}
+_cached: tuple[object, Conf] = (_MISSING, Conf())
+
+
+def conf() -> Conf:
+    """The settings in force. Cheap: read again only when ``settings.REDISLOCK`` is another object than before."""
+    global _cached
+    raw = getattr(settings, "REDISLOCK", _MISSING)
+    known, value = _cached
+    if known is not raw:
+        value = read(raw)
+        _cached = raw, value
+    return value

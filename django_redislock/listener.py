@@ -1,0 +1,276 @@
+"""The listener: one background thread per process and alias that receives wakes and passes them to the waiters.
+
+A message is a hint; the key is the truth. Every (re)subscription tells all waiters to look for themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
+
+from redis.connection import Connection
+from redis.exceptions import ResponseError
+
+from .connection import Backend
+from .scripts import CONNECTION_ERRORS, PROBE, lease_end
+
+logger = logging.getLogger("django_redislock")
+
+LOOK_EVERY = 5.0  # seconds between looks of a process at one name
+POLL_EVERY = 0.25  # the same for a waiter that no message can reach
+JITTER = 0.05
+BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
+OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
+RESUBSCRIBE_EVERY = 30.0  # seconds, where subscribing is not allowed
+
+
+class Grant(NamedTuple):
+    """A handoff, as the wake tells it."""
+
+    fence: int
+    us: int  # server time of the grant
+    lease_ms: int
+
+
+class Waiter:
+    """One that waits for a lock in this process. Told from the listener's thread, parked in its own."""
+
+    __slots__ = ("_gate", "grant", "group", "look", "token")
+
+    def __init__(self, token: str, group: Group) -> None:
+        self.token = token
+        self.group = group
+        self.grant: Grant | None = None
+        self.look = False  # for itself
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def tell(self, grant: Grant | None = None) -> None:
+        """The lock was handed over, or there may be something to look for."""
+        if grant is None:
+            self.look = True
+        else:
+            self.grant = grant
+        self.wake()
+
+    def wake(self) -> None:
+        try:
+            self._gate.release()
+        except RuntimeError:
+            pass  # told before, and not yet awake
+
+    def park(self, timeout: float | None) -> None:
+        self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+class Group:
+    """The waiters of one name in this process, oldest first; the oldest looks when ``due`` (monotonic)."""
+
+    __slots__ = ("due", "name", "waiters")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiters: dict[str, Waiter] = {}
+        self.due = 0.0
+
+    def oldest(self) -> Waiter | None:
+        return next(iter(self.waiters.values()), None)
+
+
+def _nothing(*args: object) -> None:
+    pass
+
+
+class Listener:
+    """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive."""
+
+    # Set by the watchdog, which knows the leases: a message for a token that nobody here waits for (kind, token,
+    # name), and a connection that stands again.
+    on_stray: Callable[[Backend, str, str, str], None] = staticmethod(_nothing)
+    on_connected: Callable[[Backend], None] = staticmethod(_nothing)
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.ready = False
+        self.polled = False
+        self.generation = 0
+        self.waiters: dict[str, Waiter] = {}
+        self._groups: dict[str, Group] = {}
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self.connection: Connection | None = None
+        backend.on_close.append(self.close)
+
+    # -- the waiters' side ------------------------------------------------------------------------------------------
+
+    def register(self, name: str, token: str) -> Waiter:
+        """Make a waiter that wakes can reach. Must come before its request is sent."""
+        with self._mutex:
+            group = self._groups.get(name)
+            if group is None:
+                group = self._groups[name] = Group(name)
+            waiter = Waiter(token, group)
+            self.waiters[token] = group.waiters[token] = waiter
+        return waiter
+
+    def unregister(self, waiter: Waiter) -> None:
+        """The waiter has its lock or leaves; the next one inherits its looks."""
+        group = waiter.group
+        with self._mutex:
+            heir = None
+            if self.waiters.pop(waiter.token, None) is not None:
+                was_oldest = group.oldest() is waiter
+                del group.waiters[waiter.token]
+                heir = group.oldest()
+                if heir is None:
+                    del self._groups[group.name]
+                elif not was_oldest:
+                    heir = None
+        if heir is not None:
+            heir.wake()
+
+    def schedule(self, waiter: Waiter, left_ms: int) -> None:
+        """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
+        wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
+        waiter.group.due = monotonic() + wait + random.uniform(0, JITTER)
+
+    def next_look(self, waiter: Waiter) -> float | None:
+        """The monotonic time at which this waiter must look unasked, if it is the one who does."""
+        if self.polled:
+            return monotonic() + POLL_EVERY
+        if self.ready and waiter.group.oldest() is waiter:
+            return waiter.group.due
+        return None
+
+    def deadline_of(self, grant: Grant) -> float:
+        """The local monotonic time at which a handoff's lease must be presumed over (never too late)."""
+        if self.backend.anchor is None:
+            return 0.0
+        us, sent = self.backend.anchor
+        return lease_end(sent + (grant.us - us) / 1e6, grant.lease_ms)
+
+    # -- the thread's side ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread if it does not run. Returns at once; ``ready`` follows, and waiters are told."""
+        if self._thread is None:
+            with self._mutex:
+                if self._thread is None and not self._closed.is_set():
+                    thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
+                    self._thread = thread
+                    thread.start()
+
+    def close(self) -> None:
+        """End the thread (settings have changed)."""
+        self._closed.set()
+        self.ready = False
+        if self._thread is not None:
+            try:
+                # a message ends its wait, whatever kind of connection it reads from
+                self.backend.execute((*PROBE, self.backend.channel))
+            except (ResponseError, *CONNECTION_ERRORS):
+                self.reconnect()
+
+    def reconnect(self) -> None:
+        """Cut the connection: wakes do not arrive on it any more."""
+        connection = self.connection
+        if connection is not None and not self.backend.memory:
+            connection.disconnect()
+
+    def _run(self) -> None:
+        failing_since, delay = 0.0, 0.05
+        while not self._closed.is_set():
+            self.connection = connection = self.backend.connect(None)
+            try:
+                connection.send_command("SUBSCRIBE", self.backend.channel)
+                connection.read_response()
+                self._subscribed(polled=not self._messages_count())
+                failing_since, delay = 0.0, 0.05
+                while not self._closed.is_set():
+                    message = connection.read_response()
+                    if message[0] == b"message":
+                        self._dispatch(message[2])
+            except ResponseError as error:
+                logger.warning("event=not-subscribed alias=%s error=%r", self.backend.alias, str(error))
+                self._subscribed(polled=True)
+                self._closed.wait(RESUBSCRIBE_EVERY)
+            except Exception as error:
+                self.ready = False
+                if not self._closed.is_set():
+                    now = monotonic()
+                    failing_since = failing_since or now
+                    logger.warning("event=listener-disconnected alias=%s error=%r", self.backend.alias, str(error))
+                    if now - failing_since > OUTAGE:
+                        self._tell_all()
+                    self._closed.wait(delay * random.uniform(0.5, 1))
+                    delay = min(delay * 2, 1.0)
+            finally:
+                self.ready = False
+                connection.disconnect()
+
+    def _messages_count(self) -> bool:
+        """Whether the node that runs the scripts counts this listener as a receiver; where not, we poll."""
+        return self.backend.execute((*PROBE, self.backend.channel)) == 1  # type: ignore[no-any-return]
+
+    def _subscribed(self, *, polled: bool) -> None:
+        self.polled = polled
+        self.generation += 1
+        self.ready = True
+        self._tell_all()
+        self.on_connected(self.backend)
+
+    def _tell_all(self) -> None:
+        with self._mutex:
+            waiters = list(self.waiters.values())
+        for waiter in waiters:
+            waiter.tell()
+
+    def _dispatch(self, data: bytes) -> None:
+        kind, _, rest = data.decode().partition(" ")
+        if kind == "g":
+            token, fence, us, lease_ms, name = rest.split(" ", 4)
+            grant = Grant(int(fence), int(us), int(lease_ms))
+        else:
+            token, _, name = rest.partition(" ")
+            grant = None
+        waiter = self.waiters.get(token) if kind in "gw" else None
+        if waiter is not None:
+            waiter.tell(grant)
+        elif kind != "p":
+            self.on_stray(self.backend, kind, token, name)
+
+
+_listeners: dict[Backend, Listener] = {}
+_mutex = threading.Lock()
+
+
+def get_listener(backend: Backend) -> Listener:
+    """The listener of this backend; it starts when somebody has to wait, or holds for long."""
+    found = _listeners.get(backend)
+    if found is None:
+        with _mutex:
+            found = _listeners.get(backend)
+            if found is None:
+                found = _listeners[backend] = Listener(backend)
+                backend.on_close.append(lambda: _listeners.pop(backend, None))
+    return found
+
+
+def _after_fork_in_child() -> None:
+    # Close the inherited socket without a shutdown (redis-py looks at the pid): as long as it is open here, Redis
+    # would count the parent as alive after its death.
+    global _mutex
+    _mutex = threading.Lock()
+    for listener in _listeners.values():
+        if listener.connection is not None:
+            listener.connection.disconnect()
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,590 @@
+"""The locks: ``Lock`` (fast; newcomers may win for 100 ms) and ``FairLock`` (strictly first come, first served)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple, TypeVar
+
+from asgiref.local import Local
+
+from . import registry, scripts
+from .conf import Seconds, conf, seconds
+from .connection import Backend, get_backend
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .lease import Lease, OnLost
+from .listener import OUTAGE, Listener, Waiter, get_listener
+from .names import Keys, check_name, check_token, make_keys
+from .registry import LockInfo
+from .signals import lock_acquired, lock_released, logger, send
+from .steps import Park, Pause, Steps, run
+from .watchdog import watchdog
+
+MAX_OWNER_BYTES = 200
+LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
+
+Self = TypeVar("Self", bound="Lock")
+
+
+class _Holding(NamedTuple):
+    """A lock object's share in a lease: with reentrance, several share one."""
+
+    lease: Lease
+    times: int  # acquired through this object
+
+
+# What this thread or task holds: an immutable mapping, replaced as a whole. One Local for all: one per lock would
+# leak its context variable.
+_local = Local()
+_NOTHING: Mapping[Lock, _Holding] = {}
+
+
+def _holdings() -> Mapping[Lock, _Holding]:
+    return getattr(_local, "holdings", _NOTHING)
+
+
+class Granted(NamedTuple):
+    """How a lock was obtained."""
+
+    fence: int
+    ends: float
+    handed: bool
+
+
+class Lock:
+    """A lock on ``name`` for all processes that share the Redis of a cache alias.
+
+    It belongs to the thread or task that acquires it; one object may be shared by many, each has its own acquisition.
+
+    ``name``
+        What is locked, 1 to 512 bytes. Quote parts that come from users with :func:`lock_name`.
+    ``ttl``
+        Seconds (int, float, timedelta) after which Redis frees the lock if nobody renews it; None: by the settings.
+    ``blocking``, ``blocking_timeout``
+        Whether to wait for a busy lock, and at most how many seconds: 0 tries once, None takes the setting
+        (by default: wait without end).
+    ``auto_renew``
+        Renew in the background at a third of the TTL, while the thread that acquired lives; None: by the settings.
+    ``token``
+        A token from :meth:`detach`, to adopt an acquisition that was made elsewhere.
+    ``reentrant``
+        A thread that holds the name may acquire it again; the last release sets it free.
+    ``on_lost``
+        Called once, from the watchdog's thread, with a :class:`LockLost` when the lock is lost while held.
+    ``using``
+        Alias in ``CACHES``; None: by the settings.
+
+    Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps what it acknowledged and its clock
+    does not jump; then ``fence`` still orders them. Not guaranteed: that your code stops when its lock is lost. Watch
+    :attr:`lost`, or give ``fence`` to whatever you write to.
+
+    Waiters queue; but while the first of them has waited for less than 100 ms, whoever asks at the right moment may
+    overtake it. That is faster under contention and starves nobody. :class:`FairLock` never lets anybody overtake.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_auto_renew",
+        "_blocking",
+        "_blocking_timeout",
+        "_on_lost",
+        "_reentrant",
+        "_token",
+        "_ttl",
+        "_using",
+        "name",
+        "purpose",
+    )
+
+    _mode = "L"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        blocking: bool = True,
+        blocking_timeout: Seconds | None = None,
+        auto_renew: bool | None = None,
+        token: str | None = None,
+        reentrant: bool = False,
+        on_lost: OnLost | None = None,
+        using: str | None = None,
+    ) -> None:
+        self.name = check_name(name)
+        self._ttl = None if ttl is None else seconds(ttl, "ttl")
+        self._blocking = blocking
+        self._blocking_timeout = _timeout(blocking_timeout)
+        self._auto_renew = auto_renew
+        self._token = None if token is None else check_token(token)
+        self._reentrant = reentrant
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost must be callable or None, not {on_lost!r}.")
+        self._on_lost = on_lost
+        self._using = using
+        self.purpose = ""  # shown behind the owner: a request path, a command
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    # -- what users call --------------------------------------------------------------------------------------------
+
+    def acquire(
+        self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
+    ) -> bool:
+        """Take the lock; False when it was not got in time.
+
+        Arguments override those of the constructor. A busy lock never raises; LockUnavailable says that Redis cannot
+        be reached, LockError that this thread would wait without end for a lock that it holds itself.
+        """
+        return run(self._acquire(blocking, _timeout(blocking_timeout), token))
+
+    def release(self) -> None:
+        """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
+
+        Raises LockNotOwned when this thread never held it, LockLost when it was lost meanwhile, and LockUnavailable
+        when Redis cannot be told: then it can be tried again, and the lease ends by itself after ``remaining()``.
+        """
+        run(self._release())
+
+    def extend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
+        """Add ``additional`` seconds to the lease, or (``replace_ttl``) let it end in so many seconds from now.
+
+        Always True. Raises LockNotOwned, LockLost, LockUnavailable.
+        """
+        ms = round(seconds(additional, "additional") * 1000)
+        return run(self._renew("set" if replace_ttl else "add", ms))
+
+    def reacquire(self) -> bool:
+        """Let the lease end a full TTL from now. Raises like :meth:`extend`."""
+        return run(self._renew("set", None))
+
+    def locked(self) -> bool:
+        """Whether anybody holds the lock; asks Redis."""
+        return run(self._value()) is not None
+
+    def owned(self) -> bool:
+        """Whether this thread or task holds the lock, or the token given to the constructor does; asks Redis."""
+        return run(self._owned())
+
+    def info(self) -> LockInfo | None:
+        """What Redis says now: holder, since, lease, fence, waiters in order. None when nobody holds the lock."""
+        return run(registry.inspect(self._backend(), self.name))
+
+    def detach(self) -> str:
+        """End renewal and ownership here without a release, and answer the token with which another process goes on.
+
+        ``Lock(name, token=...)`` adopts it: its ``acquire()`` renews from then on, its ``release()`` sets it free.
+        Until then the lease runs, at most for the TTL. Raises LockNotOwned, LockLost.
+        """
+        return run(self._detach())
+
+    def check(self) -> None:
+        """Raise LockLost when the lock is lost, LockNotOwned when it is not held here. Local; for long loops."""
+        lease = self._lease()
+        if lease.lost:
+            raise lease.lost_error()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is known, or by the local clock must be presumed, to be lost. Local, no round trip."""
+        lease = self._find()
+        return lease is not None and lease.lost
+
+    def remaining(self) -> float:
+        """Seconds of lease left by the local monotonic clock; 0.0 when lost or not held. Local, no round trip."""
+        lease = self._find()
+        return 0.0 if lease is None else lease.remaining()
+
+    @property
+    def token(self) -> str | None:
+        """The secret of the current acquisition: whoever has it can release the lock."""
+        lease = self._find()
+        return self._token if lease is None else lease.token
+
+    @property
+    def fence(self) -> int | None:
+        """The fencing token of the current acquisition: it only ever grows, from one acquisition to the next."""
+        lease = self._find()
+        return None if lease is None else lease.fence
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which Redis frees the lock if nobody renews it."""
+        lease = self._find()
+        if lease is not None:
+            return lease.ttl
+        return conf().ttl_of(self.name) if self._ttl is None else self._ttl
+
+    def __enter__(self: Self) -> Self:
+        if not self.acquire():
+            raise self._not_acquired()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except (LockLost, LockUnavailable) as trouble:
+            if error is None:
+                raise
+            # the block's own error matters more
+            logger.warning("event=not-released name=%s error=%r", self.name, str(trouble))
+
+    # -- how it is done, for sync and async alike -------------------------------------------------------------------
+
+    def _acquire(self, blocking: bool | None, timeout: float | None, token: str | None) -> Steps[bool]:
+        start = monotonic()
+        settings = conf()
+        if timeout is None:
+            timeout = settings.BLOCKING_TIMEOUT if self._blocking_timeout is None else self._blocking_timeout
+        waits = (self._blocking if blocking is None else blocking) and timeout != 0
+        until = start + timeout if waits and timeout is not None else 0.0
+
+        mine = self._own_lease_on_name()
+        if mine is not None:
+            if self._reentrant:
+                mine.depth += 1
+                self._hold(mine)
+                return True
+            if waits and not until:
+                raise LockError(
+                    f"This thread or task holds the lock {self.name!r} already and would wait for itself without end. "
+                    f"Give a blocking_timeout, or reentrant=True.",
+                    self.name,
+                )
+
+        ttl = settings.ttl_of(self.name) if self._ttl is None else self._ttl
+        token = check_token(token) if token is not None else self._token or secrets.token_urlsafe(16)
+        backend = self._backend()
+        attempt = _Attempt(self, backend, token, round(ttl * 1000), until if waits else None)
+        granted = None
+        try:
+            granted = yield from attempt.obtain()
+            if granted is None:
+                yield from attempt.withdraw()
+                return False
+            lease = Lease(
+                backend,
+                attempt.keys,
+                self.name,
+                token,
+                fence=granted.fence,
+                ttl=ttl,
+                ends=granted.ends,
+                handed=granted.handed,
+                renewing=settings.AUTO_RENEW if self._auto_renew is None else self._auto_renew,
+                max_hold=settings.MAX_HOLD,
+                on_lost=self._on_lost,
+                unknown=attempt.unknown,
+            )
+            watchdog.watch(lease)
+            self._hold(lease)
+        except BaseException:
+            # interrupted, or Redis went away: what it may still do for us must not stay
+            attempt.abandon()
+            raise
+        finally:
+            # not before the lease is watched: a late wake must find somebody it belongs to
+            attempt.leave()
+        send(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=monotonic() - start)
+        return True
+
+    def _release(self) -> Steps[None]:
+        holding = _holdings().get(self)
+        if holding is None or not holding.lease.ours:
+            if self._token is None:
+                raise self._not_owned("release")
+            yield from self._release_adopted(self._token)
+            return
+        lease = holding.lease
+        if lease.depth > 1:
+            lease.depth -= 1
+            self._let_go(holding)
+            return
+        watchdog.unwatch(lease)
+        try:
+            held, twice = yield from scripts.release(
+                lease.backend, lease.keys, self.name, lease.token, unknown=lease.unknown
+            )
+        except BaseException:
+            lease.tried_release = True
+            raise
+        was_lost = bool(lease.lost_reason)
+        # a repeated release that finds nothing, within the lease, did its work the first time
+        done = held or ((twice or lease.tried_release) and not lease.lost)
+        lease.closed = True
+        self._let_go(holding)
+        if was_lost or not done:
+            raise lease.lost_error()
+        send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
+
+    def _release_adopted(self, token: str) -> Steps[None]:
+        backend = self._backend()
+        held, twice = yield from scripts.release(backend, make_keys(backend.prefix, self.name), self.name, token)
+        if not held and not twice:
+            raise self._not_owned("release")
+
+    def _renew(self, how: str, ms: int | None) -> Steps[bool]:
+        lease = self._lease()
+        if lease.lost_reason:
+            raise lease.lost_error()
+        ms = lease.ttl_ms if ms is None else ms
+        answer = yield from scripts.renew(lease.backend, lease.keys, self.name, lease.token, lease.ttl_ms, how, ms)
+        if answer.state != scripts.HELD:
+            watchdog.lose(lease, "somebody else holds it now" if answer.taken else "it is gone from Redis")
+            raise lease.lost_error()
+        watchdog.extended(lease, answer.ends)
+        return True
+
+    def _detach(self) -> Steps[str]:
+        lease = self._lease()
+        if lease.handed:
+            # it has the short lease of a handoff, and nobody here will confirm it any more
+            yield from self._renew("confirm", None)
+        if lease.lost:
+            raise lease.lost_error()
+        watchdog.unwatch(lease)
+        lease.closed = True
+        self._let_go(_holdings()[self])
+        return lease.token
+
+    def _value(self) -> Steps[bytes | None]:
+        backend = self._backend()
+        reply = yield from scripts.execute(backend, ("GET", make_keys(backend.prefix, self.name).lock), self.name)
+        return reply.answer  # type: ignore[no-any-return]
+
+    def _owned(self) -> Steps[bool]:
+        token = self.token
+        if token is None:
+            return False
+        value = yield from self._value()
+        return value is not None and value.startswith(f"{token} ".encode())
+
+    # -- small parts ------------------------------------------------------------------------------------------------
+
+    def _backend(self) -> Backend:
+        return get_backend(self._using)
+
+    def _find(self) -> Lease | None:
+        """The current acquisition of this thread or task through this object."""
+        holding = _holdings().get(self)
+        return holding.lease if holding is not None and holding.lease.ours else None
+
+    def _lease(self) -> Lease:
+        lease = self._find()
+        if lease is None:
+            raise self._not_owned("use")
+        return lease
+
+    def _own_lease_on_name(self) -> Lease | None:
+        holdings = _holdings()
+        if holdings:
+            backend = self._backend()
+            for lease, _ in holdings.values():
+                if lease.name == self.name and lease.backend is backend and lease.ours and not lease.lost:
+                    return lease
+        return None
+
+    def _hold(self, lease: Lease) -> None:
+        known = _holdings().get(self)
+        times = known.times + 1 if known is not None and known.lease is lease else 1
+        _local.holdings = {**_holdings(), self: _Holding(lease, times)}
+
+    def _let_go(self, holding: _Holding) -> None:
+        rest = dict(_holdings())
+        if holding.times > 1 and not holding.lease.closed:
+            rest[self] = holding._replace(times=holding.times - 1)
+        else:
+            del rest[self]
+        _local.holdings = rest
+
+    def _not_owned(self, verb: str) -> LockNotOwned:
+        return LockNotOwned(f"Cannot {verb} the lock {self.name!r}: this thread or task does not hold it.", self.name)
+
+    def _not_acquired(self) -> LockNotAcquired:
+        return LockNotAcquired(f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name)
+
+
+class FairLock(Lock):
+    """A :class:`Lock` that is strictly first come, first served, by the order in which requests reach Redis.
+
+    Release hands the lock to the head of the queue, so a contended acquisition costs two round trips like an
+    uncontended one. Where a name is used through ``Lock`` as well, a ``Lock`` waiter at the head of the queue can be
+    overtaken by other ``Lock`` users for 100 ms, and everybody behind it with it.
+    """
+
+    __slots__ = ()
+
+    _mode = "F"
+
+
+class _Attempt:
+    """One try to get a lock: asks, queues, waits, looks again, and cleans up behind itself."""
+
+    __slots__ = (
+        "backend",
+        "deadline",
+        "keys",
+        "listener",
+        "lock",
+        "owner",
+        "ticket",
+        "token",
+        "ttl",
+        "unknown",
+        "waiter",
+    )
+
+    def __init__(self, lock: Lock, backend: Backend, token: str, ttl: int, deadline: float | None) -> None:
+        self.lock = lock
+        self.backend = backend
+        self.token = token
+        self.ttl = ttl  # milliseconds
+        self.deadline = deadline  # monotonic; 0.0: wait without end, None: do not wait
+        self.keys: Keys = make_keys(backend.prefix, lock.name)
+        self.owner = _owner(lock.purpose)
+        self.listener: Listener = get_listener(backend)
+        self.waiter: Waiter | None = None
+        self.ticket: int | None = None
+        self.unknown = False  # a request may still arrive whose answer we never saw
+
+    def obtain(self) -> Steps[Granted | None]:
+        """Get the lock, or None in the end."""
+        listener = self.listener
+        late = 0
+        unasked = False  # this look was made by the clock alone
+        while True:
+            if self.deadline is not None and self.waiter is None and listener.ready:
+                self.waiter = listener.register(self.lock.name, self.token)
+            queued = self.waiter is not None and listener.ready
+            generation = listener.generation
+            taken = yield from self._ask(("p" if listener.polled else "1") if queued else "0")
+            if taken.state in (scripts.GRANTED, scripts.ALREADY):
+                handed = taken.state == scripts.ALREADY
+                ends = scripts.lease_end(taken.sent, taken.left)
+                if monotonic() < ends:
+                    if handed and unasked:
+                        listener.reconnect()  # its wake should have come long ago
+                    return Granted(taken.number, ends, handed)
+                late += 1
+                if late >= LATE_ANSWERS:
+                    raise LockUnavailable(
+                        f"Redis answers more slowly than the TTL of the lock {self.lock.name!r} ({self.ttl} ms).",
+                        self.lock.name,
+                    )
+                continue
+            if taken.state == scripts.GONE or self.deadline is None:
+                return None
+            self.ticket = taken.number or self.ticket
+            if self.waiter is None:
+                self.waiter = listener.register(self.lock.name, self.token)
+                listener.start()
+            if listener.ready and not (queued and generation == listener.generation):
+                continue  # asked under no subscription, or an older one
+            if queued:
+                listener.schedule(self.waiter, taken.left)
+            granted, unasked = yield from self._wait(self.waiter)
+            if granted is not None:
+                return granted
+            if self.deadline and monotonic() >= self.deadline:
+                return None
+
+    def _ask(self, wait: str) -> Steps[scripts.Taken]:
+        """Ask Redis. One who already waits sits out an outage of OUTAGE seconds."""
+        failing_since = 0.0
+        while True:
+            try:
+                taken = yield from scripts.acquire(
+                    self.backend,
+                    self.keys,
+                    self.lock.name,
+                    self.token,
+                    ttl=self.ttl,
+                    mode=self.lock._mode,
+                    wait=wait,
+                    ticket=self.ticket,
+                    owner=self.owner,
+                    until=self.deadline or 0.0,
+                )
+            except LockUnavailable:
+                self.unknown = True
+                now = monotonic()
+                failing_since = failing_since or now
+                patience = min(failing_since + OUTAGE, self.deadline or now + OUTAGE)
+                if self.ticket is None or now >= patience:
+                    raise
+                yield Pause(min(0.5, patience - now))
+            else:
+                self.unknown = self.unknown or taken.repeated
+                return taken
+
+    def _wait(self, waiter: Waiter) -> Steps[tuple[Granted | None, bool]]:
+        """Sleep until told, or until it is time to look or to leave. Answers (the handoff if any, by the clock)."""
+        listener = self.listener
+        while True:
+            if waiter.grant is not None:
+                grant, waiter.grant = waiter.grant, None
+                ends = listener.deadline_of(grant)
+                if monotonic() < ends:
+                    return Granted(grant.fence, ends, True), False
+                return None, False  # woken too late: it may be somebody else's by now
+            if waiter.look:
+                waiter.look = False
+                return None, False
+            look = listener.next_look(waiter)
+            now = monotonic()
+            due = [time for time in (look, self.deadline) if time]
+            if due and now >= min(due):
+                return None, True
+            yield Park(waiter, min(due) - now if due else None)
+
+    def withdraw(self) -> Steps[None]:
+        """Leave the queue. A grant that came in this very moment is passed on."""
+        if self.ticket is not None or self.unknown:
+            yield from scripts.release(self.backend, self.keys, self.lock.name, self.token, unknown=self.unknown)
+
+    def abandon(self) -> None:
+        """The same in the background."""
+        watchdog.send_farewell(self.backend, self.lock.name, self.token, unknown=True)
+
+    def leave(self) -> None:
+        if self.waiter is not None:
+            self.listener.unregister(self.waiter)
+
+
+def _timeout(value: Seconds | None) -> float | None:
+    return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+_process: tuple[str, str] | None = None  # host and pid, command
+
+
+def _owner(purpose: str) -> str:
+    """Who asks, for people: host, process, thread, and what for."""
+    global _process
+    if _process is None:
+        program = os.path.basename(sys.argv[0]) if sys.argv else ""
+        command = " ".join(sys.argv[1:2]) if program in {"manage.py", "django-admin", "__main__.py"} else ""
+        _process = f"{socket.gethostname()}:{os.getpid()}:", command
+    where, command = _process
+    text = f"{where}{threading.current_thread().name} {purpose or command}".rstrip()
+    if not text.isascii() or not text.isprintable() or len(text) > MAX_OWNER_BYTES:
+        text = "".join(char if char.isprintable() else "?" for char in text)
+        text = text.encode(errors="replace")[:MAX_OWNER_BYTES].decode(errors="ignore")
+    return text
+
+
+def _after_fork_in_child() -> None:
+    global _process
+    _process = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

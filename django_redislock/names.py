@@ -1,0 +1,68 @@
+"""Names of locks, their quoting, and the Redis keys made of them."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+MAX_NAME_BYTES = 512
+
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
+
+
+@lru_cache(maxsize=1024)
+def check_name(name: str) -> str:
+    """Return ``name`` when it can name a lock, else raise ``TypeError`` or ``ValueError``."""
+    if not isinstance(name, str):
+        raise TypeError(f"A lock's name must be a str, not {name!r} ({type(name).__name__}).")
+    if not name:
+        raise ValueError("A lock's name must not be empty.")
+    if bad := _FORBIDDEN.search(name):
+        raise ValueError(
+            f"The lock name {name[:80]!r} contains {bad.group()!r}: control characters and lone surrogates are not "
+            f"allowed. Use lock_name() to quote parts that come from users."
+        )
+    if (size := len(name.encode())) > MAX_NAME_BYTES:
+        raise ValueError(f"The lock name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
+    return name
+
+
+def check_token(token: str) -> str:
+    """Return ``token`` when it is one, else raise ``ValueError``. The error does not repeat it: it is a secret."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise ValueError("A token must be a str of 22 to 128 characters out of A-Z, a-z, 0-9, '_' and '-'.")
+    return token
+
+
+def quote(value: object) -> str:
+    """Percent-quote what could end or imitate a part of a name: ``:``, ``%``, braces, whitespace, control characters."""
+    return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
+
+
+def lock_name(*parts: object) -> str:
+    """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that two different tuples never meet.
+
+    >>> lock_name("order", 42, "a:b")
+    'order:42:a%3Ab'
+    """
+    return check_name(":".join(map(quote, parts)))
+
+
+class Keys(NamedTuple):
+    """The Redis keys of one lock, in the order in which every script expects them."""
+
+    lock: str
+    queue: str
+    waiters: str
+    listing: str  # the index of held locks, shared by all
+    fence: str  # shared by all
+
+
+def make_keys(prefix: str, name: str) -> Keys:
+    """The keys of the lock ``name``; ``prefix`` ends with the hash tag and a colon, so that all share one slot."""
+    return Keys(
+        f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}", f"{prefix}index", f"{prefix}fence"
+    )

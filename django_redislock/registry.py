@@ -1,0 +1,156 @@
+"""Looking at locks from outside: list them, inspect one, set one free by force."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import translate
+from itertools import islice
+from typing import Any
+
+from . import scripts
+from .connection import Backend, get_backend
+from .names import check_name, make_keys
+from .signals import lock_force_released, send
+from .steps import Steps, run
+
+logger = logging.getLogger("django_redislock")
+
+LISTED_WAITERS = 100
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class WaiterInfo:
+    """One that queues: who, since when (seconds), and whether for a FairLock."""
+
+    owner: str
+    waited: float
+    fair: bool
+
+
+@dataclass(frozen=True)
+class LockInfo:
+    """What Redis said about a lock at one moment. Times are by the server's clock.
+
+    ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. Tokens are not told: a token is the
+    right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
+    """
+
+    name: str
+    owner: str
+    fence: int
+    since: datetime
+    held_for: float  # seconds
+    lease_left: float  # seconds
+    waiters: int
+    token_hint: str
+    queue: tuple[WaiterInfo, ...] = ()
+
+    @property
+    def expires(self) -> datetime:
+        """When the lease ends if nobody renews it."""
+        return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
+
+
+def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
+    """``value`` is what acquire.lua writes; anything else was written by somebody else and is no lock of ours."""
+    parts = value.decode(errors="replace").split(" ", 5)
+    if len(parts) != 6 or not (parts[3].isdecimal() and parts[4].isdecimal()):
+        return None
+    token, _, _, fence, since, owner = parts
+    return LockInfo(
+        name=name,
+        owner=owner,
+        fence=int(fence),
+        since=datetime.fromtimestamp(int(since) / 1e6, timezone.utc),
+        held_for=max(0.0, (us - int(since)) / 1e6),
+        lease_left=max(0.0, left),
+        waiters=waiters,
+        token_hint=f"{token[:4]}…",
+        queue=tuple(queue),
+    )
+
+
+def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
+    mode, _, _, _, owner = (entry or b"L - 0 0 ?").decode(errors="replace").split(" ", 4)
+    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=mode == "F")
+
+
+def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
+    """One round trip; None when nobody holds the lock."""
+    answer = yield from scripts.info(backend, make_keys(backend.prefix, name), name, waiters)
+    value, left_ms, us, count, queue, entries = answer
+    if value is None:
+        return None
+    listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
+    return _lock_info(name, value, us, left_ms / 1000, count, listed)
+
+
+def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
+    backend = get_backend(using)
+    index = f"{backend.prefix}index"
+    reply = yield from scripts.execute(backend, ("ZRANGE", index, 0, -1, "WITHSCORES"))
+    matches = re.compile(translate(pattern)).match
+    found = []
+    for member, score in zip(reply.answer[::2], reply.answer[1::2], strict=True):
+        name = member.decode(errors="replace")
+        if matches(name):
+            found.append((name, float(score)))
+    found.sort()
+    locks: list[LockInfo] = []
+    for batch in _batches(found):
+        keys = [make_keys(backend.prefix, name) for name, _ in batch]
+        commands: list[Any] = [("TIME",), ("MGET", *(key.lock for key in keys))]
+        commands += [("ZCARD", key.queue) for key in keys]
+        clock, values, *counts = yield from scripts.execute_many(backend, commands)
+        us = int(clock[0]) * 1_000_000 + int(clock[1])
+        for (name, ends), value, count in zip(batch, values, counts, strict=True):
+            if value is not None and isinstance(count, int):
+                lock = _lock_info(name, value, us, (ends - us) / 1e6, count)
+                if lock is not None:
+                    locks.append(lock)
+    return locks
+
+
+def _batches(items: list[tuple[str, float]]) -> Iterator[list[tuple[str, float]]]:
+    rest = iter(items)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
+
+
+def _force(name: str, using: str | None, by: str) -> Steps[LockInfo | None]:
+    backend = get_backend(using)
+    before = yield from inspect(backend, check_name(name), waiters=0)
+    value = yield from scripts.force(backend, make_keys(backend.prefix, name), name)
+    if value is None:
+        return None
+    logger.warning("event=force-released name=%s by=%s owner=%s", name, by, before.owner if before else "?")
+    send(lock_force_released, LockInfo, name=name, by=by)
+    return before or _lock_info(name, value, 0, 0.0, 0)
+
+
+def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """The held locks whose names match the shell-style ``pattern``, by name. Reads an index, never SCANs the keys.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run(_list(pattern, using))
+
+
+def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """What Redis says about the lock ``name`` now, with its queue; None when nobody holds it."""
+    return run(inspect(get_backend(using), check_name(name)))
+
+
+def force_release(name: str, *, using: str | None = None, by: str = "") -> LockInfo | None:
+    """Set the lock free whoever holds it; answers what was set free, None when nobody held it.
+
+    The next waiter gets the lock and the old holder is told at once (``lost``), but what it is doing at this moment it
+    goes on doing until it looks: make sure that it is dead or harmless. ``by`` says who asked, for log and signal.
+    """
+    return run(_force(name, using, by))

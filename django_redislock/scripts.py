@@ -1,0 +1,216 @@
+"""Loads the Lua scripts, calls them, and gives their answers a shape. See docs/protocol.rst for the protocol."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha1
+from importlib.resources import files
+from time import monotonic
+from typing import Any, NamedTuple
+
+from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, ResponseError, TimeoutError
+
+from .connection import Backend, Command
+from .exceptions import LockUnavailable
+from .names import Keys
+from .steps import Execute, ExecuteMany, Pause, Steps
+
+# states that scripts answer
+BUSY, GRANTED, MORE, GONE, ALREADY = 0, 1, 2, 3, 4  # acquire; ALREADY: by an earlier call or a handoff
+LOST, HELD, ADOPTED = 0, 1, 2  # renew
+
+CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
+
+RETRY_FOR = 1.0  # seconds; after that, connection trouble is reported
+FIRST_DELAY, LAST_DELAY = 0.02, 0.25
+
+
+class Script:
+    """One Lua script; ``--#include piece`` lines bring in the shared pieces."""
+
+    def __init__(self, name: str) -> None:
+        folder = files(__package__) / "scripts"
+        source = (folder / f"{name}.lua").read_text("utf-8")
+        self.source = re.sub(
+            r"^ *--#include (\w+)$", lambda found: (folder / f"{found[1]}.lua").read_text("utf-8"), source, flags=re.M
+        )
+        self.sha = sha1(self.source.encode()).hexdigest()
+
+    def by_sha(self, keys: tuple[str, ...], args: tuple[Any, ...]) -> Command:
+        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+
+    def by_source(self, command: Command) -> Command:
+        """The same call with the text of the script, which also loads it, for a server that does not know it."""
+        return ("EVAL", self.source, *command[2:])
+
+
+_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
+_BY_SHA = {script.sha: script for script in (_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO)}
+
+
+class Reply(NamedTuple):
+    answer: Any
+    sent: float  # local monotonic time at which the answered request was sent
+    repeated: bool  # an earlier try may have run without our seeing its answer
+
+
+def execute(backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0) -> Steps[Reply]:
+    """Run ``command``, again after connection trouble for RETRY_FOR seconds, at most to the monotonic time ``until``.
+
+    Raises LockUnavailable. Commands must bear repetition; ``Reply.repeated`` says that it may have happened.
+    """
+    return _persist(Execute(backend, command), name, until)
+
+
+def execute_many(backend: Backend, commands: list[Command]) -> Steps[list[Any]]:
+    """The same for commands in one write; errors of single ones stand among the answers."""
+    reply = yield from _persist(ExecuteMany(backend, commands), None, 0.0)
+    return reply.answer  # type: ignore[no-any-return]
+
+
+def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> Steps[Reply]:
+    backend = request.backend
+    delay, repeated, give_up = 0.0, False, 0.0
+    while True:
+        sent = monotonic()
+        try:
+            return Reply((yield request), sent, repeated)
+        except NoScriptError:
+            assert isinstance(request, Execute)
+            request = Execute(backend, in_full(request.command))
+            continue
+        except ReadOnlyError as error:
+            # a demoted master: connect again, to the new one
+            backend.drop_connections()
+            trouble: Exception = error
+        except CONNECTION_ERRORS as error:
+            trouble = error
+            repeated = True
+        except ResponseError as error:
+            raise LockUnavailable(f"Redis refuses to serve locks on alias {backend.alias!r}: {error}", name) from error
+        now = monotonic()
+        give_up = give_up or min(sent + RETRY_FOR, until or sent + RETRY_FOR)
+        # the first try may just have met a connection that had gone stale in the pool
+        stale = not delay and not isinstance(trouble, TimeoutError)
+        if now + delay > give_up and not stale:
+            raise LockUnavailable(
+                f"Redis cannot be reached for locks on alias {backend.alias!r}: {trouble}", name
+            ) from trouble
+        if delay:
+            yield Pause(delay)
+        delay = min(delay * 2 or FIRST_DELAY, LAST_DELAY)
+
+
+class Taken(NamedTuple):
+    """Answer of :func:`acquire`."""
+
+    state: int
+    us: int  # server time, microseconds
+    number: int  # fence when granted, else ticket
+    left: int  # milliseconds of lease, of whoever holds the lock; negative when nobody does
+    sent: float  # local monotonic time
+    repeated: bool  # an earlier try may still arrive
+
+
+def acquire(
+    backend: Backend,
+    keys: Keys,
+    name: str,
+    token: str,
+    *,
+    ttl: int,
+    mode: str,
+    wait: str,
+    ticket: int | None,
+    owner: str,
+    until: float = 0.0,
+) -> Steps[Taken]:
+    """Take the lock, or queue for it (``wait``: "0" no, "1" yes, "p" as one who polls). Idempotent per token."""
+    command = _ACQUIRE.by_sha(
+        (*keys, f"{backend.prefix}gone:{token}"),
+        (name, token, backend.channel, backend.known, ttl, mode, wait, ticket or "", owner),
+    )
+    while True:
+        (state, us, number, left), sent, repeated = yield from execute(backend, command, name, until=until)
+        backend.anchor = us, sent
+        if number > backend.known:
+            backend.known = number
+        if state != MORE:
+            return Taken(state, us, number, left, sent, repeated)
+
+
+def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool = False) -> Steps[tuple[bool, bool]]:
+    """Give the lock back or leave its queue. Answers (it was held by the token, the call may have run twice).
+
+    ``unknown``: an acquire with this token may still be on its way; it will find that the token is gone.
+    """
+    command = release_command(backend, keys, name, token, unknown=unknown)
+    held, twice = False, False
+    while True:
+        (was_held, more), _, repeated = yield from execute(backend, command, name)
+        held, twice = held or bool(was_held), twice or repeated
+        if not more:
+            return held, twice
+
+
+def release_command(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool) -> Command:
+    return _RELEASE.by_sha(
+        (*keys, f"{backend.prefix}gone:{token}"), (name, token, backend.channel, backend.known, int(unknown))
+    )
+
+
+class Renewed(NamedTuple):
+    """Answer of :func:`renew`."""
+
+    state: int
+    ends: float  # local monotonic time at which the lease must be presumed over
+    taken: bool  # when lost: somebody else holds the lock
+
+
+def renew_command(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Command:
+    """``how``: keep (at least ms from now), confirm (at least ttl from the grant), add (ms more), set (ms from now)."""
+    return _RENEW.by_sha(keys, (name, token, backend.channel, backend.known, ttl, how, ms))
+
+
+def renew(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Steps[Renewed]:
+    """Move the end of the lease that ``token`` holds."""
+    command = renew_command(backend, keys, name, token, ttl, how, ms)
+    answer, sent, _ = yield from execute(backend, command, name)
+    return renewed(backend, answer, sent)
+
+
+def renewed(backend: Backend, answer: list[int], sent: float) -> Renewed:
+    state, us, left = answer
+    backend.anchor = us, sent
+    return Renewed(state, lease_end(sent, left), state == LOST and left > 0)
+
+
+def in_full(command: Command) -> Command:
+    """A call with the text of its script, after NOSCRIPT in a pipeline."""
+    return _BY_SHA[command[1]].by_source(command)
+
+
+def lease_end(start: float, left_ms: float) -> float:
+    """The local monotonic time at which a lease must be presumed over: a margin for clocks that run at another rate."""
+    return start + left_ms / 1000 * 0.999 - 0.002
+
+
+def force(backend: Backend, keys: Keys, name: str) -> Steps[bytes | None]:
+    """Set the lock free whoever holds it; answers the value it had."""
+    command = _FORCE.by_sha(keys, (name, "", "", backend.known))
+    value: bytes | None = None
+    while True:
+        (held, more), _, _ = yield from execute(backend, command, name)
+        value = value or held
+        if not more:
+            return value
+
+
+def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:
+    """What Redis knows about one lock, with at most ``waiters`` of those who queue."""
+    command = _INFO.by_sha((keys.lock, keys.queue, keys.waiters), (waiters,))
+    reply = yield from execute(backend, command, name)
+    return reply.answer  # type: ignore[no-any-return]
+
+
+PROBE = ("EVAL", "return redis.pcall('PUBLISH', ARGV[1], 'p')", 0)

@@ -1,0 +1,297 @@
+"""The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
+
+It has connections of its own, whose timeout is at most a sixth of the smallest TTL, so that a slow Redis delays
+neither a second try nor the news that a lease has ended. What a leaving waiter could not tell Redis is told by it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import os
+import threading
+from collections import defaultdict
+from time import monotonic
+from typing import Any, NamedTuple
+
+from redis.connection import Connection
+from redis.exceptions import NoScriptError, ResponseError
+
+from . import scripts
+from .connection import Backend, Command, pipeline
+from .lease import Lease
+from .listener import Listener, get_listener
+from .names import make_keys
+from .signals import lock_lost, send
+
+logger = logging.getLogger("django_redislock")
+
+CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0
+REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
+
+
+class Farewell(NamedTuple):
+    """A release or withdraw that still has to be sent."""
+
+    backend: Backend
+    name: str
+    token: str
+    unknown: bool
+    until: float
+
+    def command(self) -> Command:
+        keys = make_keys(self.backend.prefix, self.name)
+        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown)
+
+
+class Watchdog:
+    """See the module. All times are absolute and monotonic."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._alarm = threading.Condition(self._mutex)
+        self._leases: dict[str, Lease] = {}
+        self._agenda: list[tuple[float, int, Lease | Farewell]] = []
+        self._order = itertools.count()
+        self._sleeps_until = -math.inf
+        self._thread: threading.Thread | None = None
+        self._connections: dict[Backend, tuple[float, Connection]] = {}
+        self._delays: dict[Backend, float] = {}
+
+    def watch(self, lease: Lease) -> None:
+        """Renew this lease from now on, and tell its holder when it is lost."""
+        with self._mutex:
+            self._leases[lease.token] = lease
+            now = monotonic()
+            self._plan(now + min(CONFIRM_AFTER, (lease.ends - now) / 3), lease)
+
+    def unwatch(self, lease: Lease) -> None:
+        """Whatever is in flight for this lease does not count any more."""
+        with self._mutex:
+            if self._leases.get(lease.token) is lease:
+                del self._leases[lease.token]
+
+    def extended(self, lease: Lease, ends: float) -> None:
+        """The holder moved the end of the lease itself."""
+        with self._mutex:
+            lease.ends = ends
+            lease.handed = False
+            if self._leases.get(lease.token) is lease:
+                self._plan(self._next(lease), lease)
+
+    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool) -> None:
+        """Release or withdraw ``token`` in the background, as often as it takes."""
+        with self._mutex:
+            now = monotonic()
+            self._plan(now, Farewell(backend, name, token, unknown, now + REMEMBER_FOR))
+
+    def _plan(self, due: float, task: Lease | Farewell) -> None:
+        if isinstance(task, Lease):
+            task.due = due
+        heapq.heappush(self._agenda, (due, next(self._order), task))
+        if due < self._sleeps_until:
+            self._alarm.notify()
+        elif self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
+            self._thread.start()
+
+    # -- what the listener hears ------------------------------------------------------------------------------------
+
+    def on_stray(self, backend: Backend, kind: str, token: str, name: str) -> None:
+        """A message for a token that nobody here waits for."""
+        lease = self._leases.get(token)
+        if lease is None:
+            if kind in "gw":  # it has left in the meantime: pass it on at once
+                self.send_farewell(backend, name, token, unknown=False)
+        elif kind == "f":
+            self.lose(lease, "it was released by force")
+        elif kind == "x":
+            self.unwatch(lease)  # another process adopted the token and has released it
+
+    def renew_all(self, backend: Backend) -> None:
+        """After a reconnect: a flush or restart is noticed at once."""
+        with self._mutex:
+            now = monotonic()
+            for lease in self._leases.values():
+                if lease.backend is backend:
+                    self._plan(now, lease)
+
+    # -- the thread's side ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            leases, farewells = self._sleep()
+            try:
+                self._work(leases, farewells)
+            except Exception:
+                logger.exception("event=watchdog-failed")
+
+    def _sleep(self) -> tuple[list[Lease], list[Farewell]]:
+        """Wait until something is due, and take it off the agenda."""
+        leases: list[Lease] = []
+        farewells: list[Farewell] = []
+        with self._mutex:
+            while True:
+                now = monotonic()
+                while self._agenda and self._agenda[0][0] <= now:
+                    due, _, task = heapq.heappop(self._agenda)
+                    if isinstance(task, Farewell):
+                        farewells.append(task)
+                    elif self._leases.get(task.token) is task and task.due == due:
+                        leases.append(task)
+                if leases or farewells:
+                    return leases, farewells
+                self._sleeps_until = self._agenda[0][0] if self._agenda else math.inf
+                self._alarm.wait(self._sleeps_until - now if self._agenda else None)
+                self._sleeps_until = -math.inf
+
+    def _work(self, leases: list[Lease], farewells: list[Farewell]) -> None:
+        jobs: dict[Backend, list[tuple[Lease | Farewell, Command]]] = defaultdict(list)
+        for farewell in farewells:
+            jobs[farewell.backend].append((farewell, farewell.command()))
+        for lease in leases:
+            command = self._look_after(lease)
+            if command is not None:
+                jobs[lease.backend].append((lease, command))
+        for backend, batch in jobs.items():
+            self._exchange(backend, batch)
+
+    def _look_after(self, lease: Lease) -> Command | None:
+        """What is to be sent for this lease now, if anything; else plan the next look."""
+        now = monotonic()
+        if now >= lease.ends:
+            self.lose(lease, "its lease ended before it could be renewed")
+            return None
+        first, lease.seen = not lease.seen, True
+        if first:
+            # held for long enough to care: hear at once when it is released by force, or Redis restarts
+            get_listener(lease.backend).start()
+        if lease.renewing and not lease.owner_alive():
+            logger.warning("event=owner-ended name=%s fence=%s detail='not renewed any more'", lease.name, lease.fence)
+            lease.renewing = False
+        if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
+            logger.warning("event=max-hold name=%s fence=%s detail='not renewed any more'", lease.name, lease.fence)
+            lease.renewing = False
+        if lease.renewing and not (first and not lease.handed and lease.ends - now > lease.ttl / 2):
+            how = "keep"
+        elif lease.handed:
+            how = "confirm"
+        else:
+            with self._mutex:
+                self._plan(self._next(lease), lease)
+            return None
+        ms = lease.ttl_ms
+        return scripts.renew_command(lease.backend, lease.keys, lease.name, lease.token, ms, how, ms)
+
+    @staticmethod
+    def _next(lease: Lease) -> float:
+        """When to look at a lease again that was just renewed, or needs no renewal."""
+        if not lease.renewing:
+            return lease.ends
+        return min(max(lease.ends - lease.ttl * 2 / 3, monotonic() + lease.ttl / 20), lease.ends)
+
+    def _exchange(self, backend: Backend, batch: list[tuple[Lease | Farewell, Command]]) -> None:
+        """Send a batch in one pipeline and note the answers, or plan another try."""
+        planned = [task.due if isinstance(task, Lease) else 0.0 for task, _ in batch]
+        sent = monotonic()
+        try:
+            connection = self._connect(backend)
+            answers = pipeline(connection, [command for _, command in batch])
+            unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+            if unknown:
+                sent = monotonic()
+                again = pipeline(connection, [scripts.in_full(batch[i][1]) for i in unknown])
+                for i, answer in zip(unknown, again, strict=True):
+                    answers[i] = answer
+        except scripts.CONNECTION_ERRORS as error:
+            self._drop(backend)
+            self._postpone(backend, batch, error)
+            return
+        failed = [(task, answer) for (task, _), answer in zip(batch, answers, strict=True) if _is_error(answer)]
+        if failed:
+            self._drop(backend)  # a demoted master, perhaps: ask anew where it is
+            self._postpone(backend, failed, failed[0][1])
+        for (task, _), due, answer in zip(batch, planned, answers, strict=True):
+            if _is_error(answer):
+                continue
+            if isinstance(task, Lease):
+                self._note(task, due, scripts.renewed(backend, answer, sent))
+            elif answer[1]:  # dead waiters remain
+                self.send_farewell(backend, task.name, task.token, unknown=False)
+        if not failed and self._delays.pop(backend, None) is not None:
+            self.renew_all(backend)
+
+    def _connect(self, backend: Backend) -> Connection:
+        with self._mutex:
+            smallest = min((lease.ttl for lease in self._leases.values() if lease.backend is backend), default=math.inf)
+        timeout = max(0.05, min(backend.timeout, smallest / 6))
+        known = self._connections.get(backend)
+        if known is not None and known[0] <= timeout:
+            return known[1]
+        if known is None:
+            backend.on_close.append(lambda: self._drop(backend))
+        else:
+            known[1].disconnect()
+        connection = backend.connect(timeout)
+        self._connections[backend] = timeout, connection
+        return connection
+
+    def _drop(self, backend: Backend) -> None:
+        _, connection = self._connections.pop(backend, (0.0, None))
+        if connection is not None:
+            connection.disconnect()
+
+    def _postpone(self, backend: Backend, batch: list[tuple[Lease | Farewell, Any]], error: object) -> None:
+        delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
+        logger.warning("event=renewal-failed alias=%s leases=%d error=%r", backend.alias, len(batch), str(error))
+        with self._mutex:
+            now = monotonic()
+            for task, _ in batch:
+                if isinstance(task, Lease):
+                    self._plan(min(now + delay, task.ends), task)
+                elif now < task.until:
+                    self._plan(now + delay, task)
+
+    def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
+        if renewed.state == scripts.HELD:
+            with self._mutex:
+                # not when it was released, or extended by its holder, while the answer was on its way
+                if self._leases.get(lease.token) is lease and lease.due == due:
+                    lease.ends = max(lease.ends, renewed.ends)
+                    lease.handed = False
+                    self._plan(self._next(lease), lease)
+        elif renewed.state == scripts.ADOPTED:
+            self.unwatch(lease)
+        elif renewed.taken:
+            self.lose(lease, "somebody else holds it now")
+        else:
+            self.lose(lease, "it is gone from Redis (expired, evicted, flushed or deleted)")
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """Mark the lease as lost, once and first of all; then tell."""
+        with self._mutex:
+            if self._leases.get(lease.token) is not lease:
+                return  # released in the meantime
+            del self._leases[lease.token]
+            lease.lost_reason = reason
+        logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, reason)
+        send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=reason)
+        if lease.on_lost is not None:
+            try:
+                lease.on_lost(lease.lost_error())
+            except Exception:
+                logger.exception("event=on-lost-failed name=%s", lease.name)
+
+
+def _is_error(answer: object) -> bool:
+    return isinstance(answer, ResponseError)
+
+
+watchdog = Watchdog()
+Listener.on_stray = staticmethod(watchdog.on_stray)
+Listener.on_connected = staticmethod(watchdog.renew_all)
+# the child holds nothing and renews nothing
+os.register_at_fork(after_in_child=watchdog.__init__)  # type: ignore[misc]

