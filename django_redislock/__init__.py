@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .decorators import locked, locked_view
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lock import FairLock, Lock
 from .names import lock_name
@@ -28,4 +29,6 @@ __all__ = [
     "lock_lost",
     "lock_name",
     "lock_released",
+    "locked",
+    "locked_view",
 ]

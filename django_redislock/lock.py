@@ -97,9 +97,10 @@ class Lock:
         "_reentrant",
         "_token",
         "_ttl",
-        "_using",
+        "busy_for",
         "name",
         "purpose",
+        "using",
     )
 
     _mode = "L"
@@ -127,7 +128,8 @@ class Lock:
         if on_lost is not None and not callable(on_lost):
             raise TypeError(f"on_lost must be callable or None, not {on_lost!r}.")
         self._on_lost = on_lost
-        self._using = using
+        self.using = using
+        self.busy_for = 0.0  # seconds of lease that the holder had left when the last acquire here was refused
         self.purpose = ""  # shown behind the owner: a request path, a command
 
     def __repr__(self) -> str:
@@ -269,6 +271,7 @@ class Lock:
         try:
             granted = yield from attempt.obtain()
             if granted is None:
+                self.busy_for = attempt.busy_for
                 yield from attempt.withdraw()
                 return False
             lease = Lease(
@@ -332,6 +335,14 @@ class Lock:
         if not held and not twice:
             raise self._not_owned("release")
 
+    def _release_later(self) -> None:
+        """Release in the background, as often as it takes: for when ``release()`` raised LockUnavailable."""
+        lease = self._lease()
+        watchdog.unwatch(lease)
+        watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
+        lease.closed = True
+        self._let_go(_holdings()[self])
+
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
         lease = self._lease()
         if lease.lost_reason:
@@ -371,7 +382,7 @@ class Lock:
     # -- small parts ------------------------------------------------------------------------------------------------
 
     def _backend(self) -> Backend:
-        return get_backend(self._using)
+        return get_backend(self.using)
 
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
@@ -431,6 +442,7 @@ class _Attempt:
 
     __slots__ = (
         "backend",
+        "busy_for",
         "deadline",
         "keys",
         "listener",
@@ -454,6 +466,7 @@ class _Attempt:
         self.listener: Listener = get_listener(backend)
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
+        self.busy_for = 0.0
         self.unknown = False  # a request may still arrive whose answer we never saw
 
     def obtain(self) -> Steps[Granted | None]:
@@ -481,6 +494,7 @@ class _Attempt:
                         self.lock.name,
                     )
                 continue
+            self.busy_for = max(0.0, taken.left / 1000)
             if taken.state == scripts.GONE or self.deadline is None:
                 return None
             self.ticket = taken.number or self.ticket
@@ -571,8 +585,9 @@ def _owner(purpose: str) -> str:
     """Who asks, for people: host, process, thread, and what for."""
     global _process
     if _process is None:
-        program = os.path.basename(sys.argv[0]) if sys.argv else ""
-        command = " ".join(sys.argv[1:2]) if program in {"manage.py", "django-admin", "__main__.py"} else ""
+        program, *arguments = sys.argv or [""]
+        managing = program.endswith(("manage.py", "django-admin", "django/__main__.py"))
+        command = arguments[0] if managing and arguments and not arguments[0].startswith("-") else ""
         _process = f"{socket.gethostname()}:{os.getpid()}:", command
     where, command = _process
     text = f"{where}{threading.current_thread().name} {purpose or command}".rstrip()

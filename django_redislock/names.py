@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import string
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_NAME_BYTES = 512
 
@@ -38,7 +40,7 @@ def check_token(token: str) -> str:
 
 
 def quote(value: object) -> str:
-    """Percent-quote what could end or imitate a part of a name: ``:``, ``%``, braces, whitespace, control characters."""
+    """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
     return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
 
 
@@ -66,3 +68,52 @@ def make_keys(prefix: str, name: str) -> Keys:
     return Keys(
         f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}", f"{prefix}index", f"{prefix}fence"
     )
+
+
+class _QuotingFormatter(string.Formatter):
+    """``str.format`` whose values are quoted after their format spec was applied."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if key not in kwargs:
+            raise KeyError(key)
+        return kwargs[str(key)]
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return quote(super().format_field(value, format_spec))
+
+
+class NameTemplate:
+    """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
+
+    Values are quoted as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
+    """
+
+    _formatter = _QuotingFormatter()
+
+    def __init__(self, template: str) -> None:
+        if not isinstance(template, str):
+            raise TypeError(f"A lock's name must be a str or a callable, not {template!r}.")
+        try:
+            fields = [field for _, field, _, _ in self._formatter.parse(template) if field is not None]
+        except ValueError as error:
+            raise ValueError(f"The lock name {template!r} is no template: {error}.") from None
+        for field in fields:
+            if not re.match(r"[^\W\d]", field):
+                raise ValueError(
+                    f"The lock name {template!r} has a field without a name: write {{pk}}, not {{{field}}}."
+                )
+        self.template = template
+        self._plain = None if fields else check_name(self._formatter.vformat(template, (), {}))
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The name. A field that ``values`` does not have raises ``ValueError`` with the names that there are."""
+        if self._plain is not None:
+            return self._plain
+        try:
+            name = self._formatter.vformat(self.template, (), values)
+        except (KeyError, AttributeError, IndexError, TypeError) as error:
+            raise ValueError(
+                f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
+                f"There are: {', '.join(sorted(values)) or 'no values'}."
+            ) from error
+        return check_name(name)
