@@ -405,9 +405,10 @@ class Lock:
         return None
 
     def _hold(self, lease: Lease) -> None:
-        known = _holdings().get(self)
+        holdings = _holdings()
+        known = holdings.get(self)
         times = known.times + 1 if known is not None and known.lease is lease else 1
-        _local.holdings = {**_holdings(), self: _Holding(lease, times)}
+        _local.holdings = {**holdings, self: _Holding(lease, times)}
 
     def _let_go(self, holding: _Holding) -> None:
         rest = dict(_holdings())

@@ -84,6 +84,8 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             backend.drop_connections()
             trouble: Exception = error
         except CONNECTION_ERRORS as error:
+            if not isinstance(error, TimeoutError):
+                backend.drop_connections()  # the others are probably stale as well
             trouble = error
             repeated = True
         except ResponseError as error:

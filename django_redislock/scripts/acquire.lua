@@ -5,16 +5,16 @@
 -- answer  {state, server us, fence or ticket, lease left ms}; states: see scripts.py
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
-local have = redis.call('MGET', KEYS[1], KEYS[6])
-local held, gone = have[1], have[2]
+local have = redis.call('MGET', KEYS[1], KEYS[6], KEYS[5])
+local held, gone, last = have[1], have[2], have[3]
 
 --#include grant
 
 if not held and not gone and redis.call('EXISTS', KEYS[2]) == 0 then
-  local fence = grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9])
+  local fence = grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last)
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
-    local past = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', us - 1000000), 'LIMIT', 0, 16)
+    local past = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
     if #past > 0 then redis.call('ZREM', KEYS[4], unpack(past)) end
   end
   return {1, us, fence, tonumber(ARGV[5])}
@@ -32,7 +32,7 @@ if held then
       left = math.max(left, ttl)
       redis.call('HDEL', KEYS[3], '!' .. at)
       redis.call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
-      redis.call('ZADD', KEYS[4], string.format('%.0f', us + left * 1000), ARGV[1])
+      redis.call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
     end
     return {4, us, tonumber(fence), left}
   end

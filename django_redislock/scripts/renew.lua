@@ -36,5 +36,5 @@ if flag == 'h' then
 else
   redis.call('PEXPIRE', KEYS[1], left)
 end
-redis.call('ZADD', KEYS[4], string.format('%.0f', us + left * 1000), ARGV[1])
+redis.call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
 return {1, us, left}
