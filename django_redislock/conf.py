@@ -13,6 +13,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
 Seconds = float | int | timedelta
 
@@ -124,16 +125,21 @@ def read(raw: object) -> Conf:
     return Conf(**values)
 
 
-_MISSING: dict[str, Any] = {}
-_cached: tuple[object, Conf] = (_MISSING, Conf())
+_conf: Conf | None = None
 
 
 def conf() -> Conf:
-    """The settings in force. Cheap: read again only when ``settings.REDISLOCK`` is another object than before."""
-    global _cached
-    raw = getattr(settings, "REDISLOCK", _MISSING)
-    known, value = _cached
-    if known is not raw:
-        value = read(raw)
-        _cached = raw, value
-    return value
+    """The settings in force; read once, and again after a change that Django's tests announce."""
+    global _conf
+    if _conf is None:
+        _conf = read(getattr(settings, "REDISLOCK", {}))
+    return _conf
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    global _conf
+    if setting == "REDISLOCK":
+        _conf = None
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.conf")

@@ -21,7 +21,6 @@ from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.connection import ConnectionDoesNotExist
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, ResponseError
 
@@ -189,12 +188,11 @@ def pipeline(connection: Connection, commands: list[Command]) -> list[Any]:
 
 
 def _create_cache(alias: str) -> Any:
-    try:
-        return caches.create_connection(alias)
-    except ConnectionDoesNotExist:
+    if alias not in caches.settings:
         raise ImproperlyConfigured(
             f"There is no cache alias {alias!r} in CACHES for the locks. There are: {', '.join(caches.settings)}."
-        ) from None
+        )
+    return caches.create_connection(alias)
 
 
 def _redis_client(cache: Any, alias: str) -> Any:

@@ -44,6 +44,7 @@ class Lease:
         "tried_release",
         "ttl",
         "unknown",
+        "watched",
     )
 
     def __init__(
@@ -81,6 +82,7 @@ class Lease:
         self.lost_reason = ""
         self.closed = False  # released or detached
         self.tried_release = False
+        self.watched = False
         self.due = 0.0  # when the watchdog looks next
         self.seen = False  # by the watchdog: it is no short section
 

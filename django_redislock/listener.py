@@ -140,6 +140,13 @@ class Listener:
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
         waiter.group.due = monotonic() + wait + random.uniform(0, JITTER)
 
+    def tell_group(self, waiter: Waiter) -> None:
+        """All that wait for the same name here, but for ``waiter``: look, you may have been dropped from the queue."""
+        with self._mutex:
+            others = [other for other in waiter.group.waiters.values() if other is not waiter]
+        for other in others:
+            other.tell()
+
     def next_look(self, waiter: Waiter) -> float | None:
         """The monotonic time at which this waiter must look unasked, if it is the one who does."""
         if self.polled:

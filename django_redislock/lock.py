@@ -250,11 +250,12 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
-        mine = self._own_lease_on_name()
+        holdings = _holdings()
+        mine = self._own_lease_on_name(holdings)
         if mine is not None:
             if self._reentrant:
                 mine.depth += 1
-                self._hold(mine)
+                self._hold(mine, holdings)
                 return True
             if waits and not until:
                 raise LockError(
@@ -289,7 +290,7 @@ class Lock:
                 unknown=attempt.unknown,
             )
             watchdog.watch(lease)
-            self._hold(lease)
+            self._hold(lease, holdings)
         except BaseException:
             # interrupted, or Redis went away: what it may still do for us must not stay
             attempt.abandon()
@@ -301,7 +302,8 @@ class Lock:
         return True
 
     def _release(self) -> Steps[None]:
-        holding = _holdings().get(self)
+        holdings = _holdings()
+        holding = holdings.get(self)
         if holding is None or not holding.lease.ours:
             if self._token is None:
                 raise self._not_owned("release")
@@ -310,7 +312,7 @@ class Lock:
         lease = holding.lease
         if lease.depth > 1:
             lease.depth -= 1
-            self._let_go(holding)
+            self._let_go(holdings)
             return
         watchdog.unwatch(lease)
         try:
@@ -320,11 +322,13 @@ class Lock:
         except BaseException:
             lease.tried_release = True
             raise
+        finally:
+            watchdog.forget(lease)
         was_lost = bool(lease.lost_reason)
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
         lease.closed = True
-        self._let_go(holding)
+        self._let_go(holdings)
         if was_lost or not done:
             raise lease.lost_error()
         send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
@@ -338,10 +342,10 @@ class Lock:
     def _release_later(self) -> None:
         """Release in the background, as often as it takes: for when ``release()`` raised LockUnavailable."""
         lease = self._lease()
-        watchdog.unwatch(lease)
+        watchdog.forget(lease)
         watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
         lease.closed = True
-        self._let_go(_holdings()[self])
+        self._let_go(_holdings())
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
         lease = self._lease()
@@ -362,9 +366,9 @@ class Lock:
             yield from self._renew("confirm", None)
         if lease.lost:
             raise lease.lost_error()
-        watchdog.unwatch(lease)
+        watchdog.forget(lease, adoptable=True)
         lease.closed = True
-        self._let_go(_holdings()[self])
+        self._let_go(_holdings())
         return lease.token
 
     def _value(self) -> Steps[bytes | None]:
@@ -395,8 +399,7 @@ class Lock:
             raise self._not_owned("use")
         return lease
 
-    def _own_lease_on_name(self) -> Lease | None:
-        holdings = _holdings()
+    def _own_lease_on_name(self, holdings: Mapping[Lock, _Holding]) -> Lease | None:
         if holdings:
             backend = self._backend()
             for lease, _ in holdings.values():
@@ -404,18 +407,16 @@ class Lock:
                     return lease
         return None
 
-    def _hold(self, lease: Lease) -> None:
-        holdings = _holdings()
+    def _hold(self, lease: Lease, holdings: Mapping[Lock, _Holding]) -> None:
         known = holdings.get(self)
         times = known.times + 1 if known is not None and known.lease is lease else 1
         _local.holdings = {**holdings, self: _Holding(lease, times)}
 
-    def _let_go(self, holding: _Holding) -> None:
-        rest = dict(_holdings())
+    def _let_go(self, holdings: Mapping[Lock, _Holding]) -> None:
+        rest = dict(holdings)
+        holding = rest.pop(self)
         if holding.times > 1 and not holding.lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)
-        else:
-            del rest[self]
         _local.holdings = rest
 
     def _not_owned(self, verb: str) -> LockNotOwned:
@@ -506,6 +507,8 @@ class _Attempt:
                 continue  # asked under no subscription, or an older one
             if queued:
                 listener.schedule(self.waiter, taken.left)
+            if taken.state == scripts.REQUEUED:
+                listener.tell_group(self.waiter)
             granted, unasked = yield from self._wait(self.waiter)
             if granted is not None:
                 return granted

@@ -16,7 +16,8 @@ from .names import Keys
 from .steps import Execute, ExecuteMany, Pause, Steps
 
 # states that scripts answer
-BUSY, GRANTED, MORE, GONE, ALREADY = 0, 1, 2, 3, 4  # acquire; ALREADY: by an earlier call or a handoff
+# acquire; ALREADY: granted by an earlier call or a handoff; REQUEUED: busy, and the waiter had been dropped
+BUSY, GRANTED, MORE, GONE, ALREADY, REQUEUED = range(6)
 LOST, HELD, ADOPTED = 0, 1, 2  # renew
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)

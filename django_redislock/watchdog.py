@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ class Watchdog:
         self._mutex = threading.Lock()
         self._alarm = threading.Condition(self._mutex)
         self._leases: dict[str, Lease] = {}
+        self._adoptable: deque[str] = deque(maxlen=1000)
         self._agenda: list[tuple[float, int, Lease | Farewell]] = []
         self._order = itertools.count()
         self._sleeps_until = -math.inf
@@ -65,21 +66,29 @@ class Watchdog:
         """Renew this lease from now on, and tell its holder when it is lost."""
         with self._mutex:
             self._leases[lease.token] = lease
+            lease.watched = True
             now = monotonic()
             self._plan(now + min(CONFIRM_AFTER, (lease.ends - now) / 3), lease)
 
     def unwatch(self, lease: Lease) -> None:
-        """Whatever is in flight for this lease does not count any more."""
+        """Whatever is in flight for this lease does not count any more. It is known until :meth:`forget`."""
         with self._mutex:
-            if self._leases.get(lease.token) is lease:
-                del self._leases[lease.token]
+            lease.watched = False
+
+    def forget(self, lease: Lease, *, adoptable: bool = False) -> None:
+        """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
+        with self._mutex:
+            lease.watched = False
+            self._leases.pop(lease.token, None)
+            if adoptable:
+                self._adoptable.append(lease.token)
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
         with self._mutex:
             lease.ends = ends
             lease.handed = False
-            if self._leases.get(lease.token) is lease:
+            if lease.watched:
                 self._plan(self._next(lease), lease)
 
     def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool) -> None:
@@ -104,19 +113,19 @@ class Watchdog:
         """A message for a token that nobody here waits for."""
         lease = self._leases.get(token)
         if lease is None:
-            if kind in "gw":  # it has left in the meantime: pass it on at once
+            if kind in "gw" and token not in self._adoptable:  # it has left in the meantime: pass it on at once
                 self.send_farewell(backend, name, token, unknown=False)
         elif kind == "f":
             self.lose(lease, "it was released by force")
         elif kind == "x":
-            self.unwatch(lease)  # another process adopted the token and has released it
+            self.forget(lease)  # another process adopted the token and has released it
 
     def renew_all(self, backend: Backend) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
         with self._mutex:
             now = monotonic()
             for lease in self._leases.values():
-                if lease.backend is backend:
+                if lease.backend is backend and lease.watched:
                     self._plan(now, lease)
 
     # -- the thread's side ------------------------------------------------------------------------------------------
@@ -140,7 +149,7 @@ class Watchdog:
                     due, _, task = heapq.heappop(self._agenda)
                     if isinstance(task, Farewell):
                         farewells.append(task)
-                    elif self._leases.get(task.token) is task and task.due == due:
+                    elif task.watched and task.due == due:
                         leases.append(task)
                 if leases or farewells:
                     return leases, farewells
@@ -259,12 +268,12 @@ class Watchdog:
         if renewed.state == scripts.HELD:
             with self._mutex:
                 # not when it was released, or extended by its holder, while the answer was on its way
-                if self._leases.get(lease.token) is lease and lease.due == due:
+                if lease.watched and lease.due == due:
                     lease.ends = max(lease.ends, renewed.ends)
                     lease.handed = False
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
-            self.unwatch(lease)
+            self.forget(lease)
         elif renewed.taken:
             self.lose(lease, "somebody else holds it now")
         else:
@@ -273,9 +282,10 @@ class Watchdog:
     def lose(self, lease: Lease, reason: str) -> None:
         """Mark the lease as lost, once and first of all; then tell."""
         with self._mutex:
-            if self._leases.get(lease.token) is not lease:
+            if not lease.watched:
                 return  # released in the meantime
-            del self._leases[lease.token]
+            lease.watched = False
+            self._leases.pop(lease.token, None)
             lease.lost_reason = reason
         logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, reason)
         send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=reason)

@@ -3,19 +3,20 @@
 -- ARGV    name, token, channel, highest fence known, ttl ms, mode F(air) or L(ock), wait: 0 no, 1 yes, p = polling,
 --         ticket or '' when none was drawn yet, owner
 -- answer  {state, server us, fence or ticket, lease left ms}; states: see scripts.py
-local clock = redis.call('TIME')
+local call = redis.call
+local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
-local have = redis.call('MGET', KEYS[1], KEYS[6], KEYS[5])
+local have = call('MGET', KEYS[1], KEYS[6], KEYS[5])
 local held, gone, last = have[1], have[2], have[3]
 
 --#include grant
 
-if not held and not gone and redis.call('EXISTS', KEYS[2]) == 0 then
-  local fence = grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last)
+if not held and not gone and call('EXISTS', KEYS[2]) == 0 then
+  local fence = tonumber(grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last))
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
-    local past = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
-    if #past > 0 then redis.call('ZREM', KEYS[4], unpack(past)) end
+    local past = call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
+    if #past > 0 then call('ZREM', KEYS[4], unpack(past)) end
   end
   return {1, us, fence, tonumber(ARGV[5])}
 end
@@ -24,15 +25,15 @@ local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], tonumber(ARGV[5]), AR
 local ticket = tonumber(ARGV[8])
 
 if held then
-  local its, at, flag, fence, since, who = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) (.*)$')
-  if its == token then
-    local left = redis.call('PTTL', KEYS[1])
+  if string.sub(held, 1, #token + 1) == token .. ' ' then
+    local _, at, flag, fence, since = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) ')
+    local left = call('PTTL', KEYS[1])
     if at ~= channel then
       -- adopted by another process: renewals follow the channel
       left = math.max(left, ttl)
-      redis.call('HDEL', KEYS[3], '!' .. at)
-      redis.call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
-      redis.call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
+      if flag == 'h' then call('HDEL', KEYS[3], '!') end
+      call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
+      call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
     end
     return {4, us, tonumber(fence), left}
   end
@@ -41,21 +42,32 @@ else
   --#include pass_on
   local verdict = pass_on(token, mode)
   if verdict == 'take' then
-    redis.call('ZREM', KEYS[2], token)
-    redis.call('HDEL', KEYS[3], token)
-    return {1, us, grant(token, channel, 'c', ARGV[5], owner), ttl}
+    call('ZREM', KEYS[2], token)
+    call('HDEL', KEYS[3], token)
+    return {1, us, tonumber(grant(token, channel, 'c', ARGV[5], owner)), ttl}
   elseif verdict == 'more' then
     return {2, us, ticket or 0, 0}
   end
+  last = nil
 end
 
+local state = 0
 if ARGV[7] ~= '0' and not gone then
-  ticket = ticket or next_fence()
-  redis.call('ZADD', KEYS[2], string.format('%.0f', ticket), token)
+  local returns = ticket
+  ticket = ticket or next_fence(last)
+  -- a waiter that was dropped, and lives: the others of its process may have been as well
+  if call('ZADD', KEYS[2], ticket, token) == 1 and returns then state = 5 end
   -- whoever asks from this channel is alive, whatever an old handoff says
-  redis.call('HDEL', KEYS[3], '!' .. channel)
-  redis.call('HSET', KEYS[3], token, table.concat({mode, ARGV[7] == 'p' and '-' or channel, ARGV[5], string.format('%.0f', us), owner}, ' '))
-  redis.call('PEXPIRE', KEYS[2], 60000)
-  redis.call('PEXPIRE', KEYS[3], 60000)
+  local marks = call('HGET', KEYS[3], '!')
+  if marks then
+    local at, to = string.find(marks, channel, 1, true)
+    if at then
+      call('HSET', KEYS[3], '!', string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1))
+    end
+  end
+  local reach = ARGV[7] == 'p' and '-' or channel
+  call('HSET', KEYS[3], token, table.concat({mode, reach, ARGV[5], string.format('%.0f', us), owner}, ' '))
+  call('PEXPIRE', KEYS[2], 60000)
+  call('PEXPIRE', KEYS[3], 60000)
 end
-return {0, us, ticket or 0, redis.call('PTTL', KEYS[1])}
+return {state, us, ticket or 0, call('PTTL', KEYS[1])}

@@ -2,19 +2,21 @@
 -- KEYS    lock, queue, waiters, index, fence
 -- ARGV    name, '', '', highest fence known
 -- answer  {value of the lock or false, 1 = dead waiters remain: call again}
-local held = redis.call('GET', KEYS[1])
-redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[4], ARGV[1])
+local call = redis.call
+local held = call('GET', KEYS[1])
+call('DEL', KEYS[1])
+call('ZREM', KEYS[4], ARGV[1])
+local alive
 if held then
   local token, channel = string.match(held, '^(%S+) (%S+) ')
   if token then
-    redis.call('HDEL', KEYS[3], '!' .. channel)
+    alive = channel
     redis.pcall('PUBLISH', channel, 'f ' .. token .. ' ' .. ARGV[1])
   end
 end
 
-local clock = redis.call('TIME')
+local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
 --#include pass_on
-return {held, pass_on() == 'more' and 1 or 0}
+return {held, pass_on(nil, nil, nil, alive) == 'more' and 1 or 0}

@@ -1,17 +1,43 @@
--- (shared piece) decides who may have a free lock, and tells them; needs `us` and `grant`
--- me, my_mode: the token that asks for itself, or nil. Answers 'take': the queue is empty, or it is me; 'more': the
--- limit of one call was reached, call again; 'passed': handed over, or somebody who is alive was told to come.
-local function pass_on(me, my_mode)
-  local dead, reaped, batch = {}, 0, 1
+-- (shared piece) decides who may have a free lock, and tells them; needs `call`, `us` and `grant`
+-- me, my_mode: the token that asks for itself, or nil. heads: the head of the queue, where it was read already.
+-- alive: the channel of a holder that just showed that it lives. Answers
+--   'take'    the lock is for whoever asks: the queue is empty, or the head is me, or I may overtake it
+--   'passed'  handed over, or somebody who is alive was told to come
+--   'more'    the limit of one call was reached: call again
+--
+-- Field '!' of the waiters hash: the channel to which the last handoff was made ('-': it is confirmed), then those whose
+-- handoffs ended without a sign of life. Where the lock is free, all of them are suspect, and their waiters are dropped;
+-- the living come back with their tickets, which clears them.
+local function pass_on(me, my_mode, heads, alive)
+  local dead, reaped, batch, marks = {}, 0, 1, nil
+
+  local function mark(current)
+    local words, new = 0, current
+    for channel in string.gmatch(marks, '%S+') do
+      words = words + 1
+      if dead[channel] == 'suspect' and words <= 16 then new = new .. ' ' .. channel end
+    end
+    if new ~= marks then call('HSET', KEYS[3], '!', new) end
+    marks = new
+  end
+
   while reaped < 5000 do
-    local heads = redis.call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
+    heads = heads or call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then return 'take' end
-    local drop = {}
-    local verdict
+    local drop, verdict = {}, nil
     for i = 1, #heads, 2 do
       local token, ticket = heads[i], tonumber(heads[i + 1])
       if token == me then verdict = 'take' break end
-      local entry = redis.call('HGET', KEYS[3], token)
+      local entry
+      if marks then
+        entry = call('HGET', KEYS[3], token)
+      else
+        local found = call('HMGET', KEYS[3], token, '!')
+        entry, marks = found[1], found[2] or '-'
+        for channel in string.gmatch(marks, '%S+') do
+          if channel ~= alive and channel ~= '-' then dead[channel] = 'suspect' end
+        end
+      end
       local mode, channel, ttl, seen, owner
       if entry then mode, channel, ttl, seen, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
       local age = us - ticket
@@ -22,45 +48,43 @@ local function pass_on(me, my_mode)
         verdict = 'take' break
       elseif channel == '-' then
         -- a polled waiter comes by itself; four missed looks and it is gone
-        if us - tonumber(seen) < 1000000 then verdict = 'passed' break end
+        if us - tonumber(seen) < 1000000 then
+          call('ZREM', KEYS[4], ARGV[1])
+          if alive then mark('-') end
+          verdict = 'passed' break
+        end
+        drop[#drop + 1] = token
+      elseif dead[channel] then
         drop[#drop + 1] = token
       else
-        -- '!channel': a handoff to that process that nobody confirmed before its lease ended
-        if dead[channel] == nil then dead[channel] = redis.call('HEXISTS', KEYS[3], '!' .. channel) == 1 end
-        if not dead[channel] then
-          local message
-          if patient then
-            ttl = tonumber(ttl)
-            local lease = math.min(ttl, math.max(3000, math.floor(ttl / 3)))
-            redis.call('ZREM', KEYS[2], token)
-            redis.call('HDEL', KEYS[3], token)
-            redis.call('HSET', KEYS[3], '!' .. channel, token)
-            redis.call('PEXPIRE', KEYS[3], 60000)
-            local fence = grant(token, channel, 'h', lease, owner)
-            message = string.format('g %s %.0f %.0f %d %s', token, fence, us, lease, ARGV[1])
-          else
-            redis.call('DEL', KEYS[1])
-            message = string.format('w %s %s', token, ARGV[1])
-          end
-          -- an error here (no channel rights) means "cannot tell", never "nobody there"
-          if redis.pcall('PUBLISH', channel, message) ~= 0 then verdict = 'passed' break end
-          dead[channel] = true
-          if patient then
-            redis.call('DEL', KEYS[1])
-            redis.call('ZREM', KEYS[4], ARGV[1])
-            redis.call('HDEL', KEYS[3], '!' .. channel)
-          end
+        local message
+        if patient then
+          ttl = tonumber(ttl)
+          local lease = math.min(ttl, math.max(3000, math.floor(ttl / 3)))
+          call('ZREM', KEYS[2], token)
+          mark(channel)
+          call('HDEL', KEYS[3], token)
+          local fence = grant(token, channel, 'h', lease, owner)
+          message = table.concat({'g', token, fence, string.format('%.0f', us), lease, ARGV[1]}, ' ')
+        else
+          call('ZREM', KEYS[4], ARGV[1])
+          if alive then mark('-') end
+          message = 'w ' .. token .. ' ' .. ARGV[1]
         end
-        if dead[channel] then drop[#drop + 1] = token end
+        -- an error here (no channel rights) means "cannot tell", never "nobody there"
+        if redis.pcall('PUBLISH', channel, message) ~= 0 then verdict = 'passed' break end
+        dead[channel] = 'gone'
+        drop[#drop + 1] = token
+        call('DEL', KEYS[1])
       end
     end
     if #drop > 0 then
-      redis.call('ZREM', KEYS[2], unpack(drop))
-      redis.call('HDEL', KEYS[3], unpack(drop))
+      call('ZREM', KEYS[2], unpack(drop))
+      call('HDEL', KEYS[3], unpack(drop))
       reaped = reaped + #drop
     end
     if verdict then return verdict end
-    batch = 100
+    heads, batch = nil, 100
   end
   return 'more'
 end
