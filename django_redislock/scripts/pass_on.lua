@@ -23,7 +23,10 @@ local function pass_on(me, my_mode, heads, alive)
 
   while reaped < 5000 do
     heads = heads or call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
-    if #heads == 0 then return 'take' end
+    if #heads == 0 then
+      call('DEL', KEYS[3])
+      return 'take'
+    end
     local drop, verdict = {}, nil
     for i = 1, #heads, 2 do
       local token, ticket = heads[i], tonumber(heads[i + 1])
@@ -76,6 +79,7 @@ local function pass_on(me, my_mode, heads, alive)
         dead[channel] = 'gone'
         drop[#drop + 1] = token
         call('DEL', KEYS[1])
+        call('ZREM', KEYS[4], ARGV[1])
       end
     end
     if #drop > 0 then

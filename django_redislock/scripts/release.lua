@@ -29,7 +29,7 @@ end
 local heads = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if #heads == 0 then
   call('ZREM', KEYS[4], ARGV[1])
-  if alive then call('HDEL', KEYS[3], '!') end
+  if alive then call('DEL', KEYS[3]) end
   return {was_held, 0}
 end
 
