@@ -23,6 +23,7 @@ logger = logging.getLogger("django_redislock")
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
 POLL_EVERY = 0.25  # the same for a waiter that no message can reach
+RECONNECTING = 1.0  # the same while there is no subscription
 JITTER = 0.05
 BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
 OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
@@ -138,7 +139,10 @@ class Listener:
     def schedule(self, waiter: Waiter, left_ms: int) -> None:
         """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
-        waiter.group.due = monotonic() + wait + random.uniform(0, JITTER)
+        due = monotonic() + wait + random.uniform(0, JITTER)
+        group = waiter.group
+        # a newcomer's look may bring the next one forward, not put it off: it does not look for the others' sake
+        group.due = due if group.oldest() is waiter else min(group.due, due)
 
     def tell_group(self, waiter: Waiter) -> None:
         """All that wait for the same name here, but for ``waiter``: look, you may have been dropped from the queue."""
@@ -151,9 +155,9 @@ class Listener:
         """The monotonic time at which this waiter must look unasked, if it is the one who does."""
         if self.polled:
             return monotonic() + POLL_EVERY
-        if self.ready and waiter.group.oldest() is waiter:
-            return waiter.group.due
-        return None
+        if waiter.group.oldest() is not waiter:
+            return None
+        return waiter.group.due if self.ready else monotonic() + RECONNECTING
 
     def deadline_of(self, grant: Grant) -> float:
         """The local monotonic time at which a handoff's lease must be presumed over (never too late)."""

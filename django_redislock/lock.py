@@ -265,9 +265,10 @@ class Lock:
                 )
 
         ttl = settings.ttl_of(self.name) if self._ttl is None else self._ttl
-        token = check_token(token) if token is not None else self._token or secrets.token_urlsafe(16)
+        given = check_token(token) if token is not None else self._token
+        token = given or secrets.token_urlsafe(16)
         backend = self._backend()
-        attempt = _Attempt(self, backend, token, round(ttl * 1000), until if waits else None)
+        attempt = _Attempt(self, backend, token, round(ttl * 1000), until if waits else None, adopts=given is not None)
         granted = None
         try:
             granted = yield from attempt.obtain()
@@ -324,12 +325,13 @@ class Lock:
             raise
         finally:
             watchdog.forget(lease)
-        was_lost = bool(lease.lost_reason)
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
         lease.closed = True
         self._let_go(holdings)
-        if was_lost or not done:
+        if not done:
+            watchdog.tell_lost(lease, "it was gone from Redis when it was released")
+        if lease.lost_reason:
             raise lease.lost_error()
         send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
 
@@ -443,6 +445,7 @@ class _Attempt:
     """One try to get a lock: asks, queues, waits, looks again, and cleans up behind itself."""
 
     __slots__ = (
+        "adopts",
         "backend",
         "busy_for",
         "deadline",
@@ -457,7 +460,9 @@ class _Attempt:
         "waiter",
     )
 
-    def __init__(self, lock: Lock, backend: Backend, token: str, ttl: int, deadline: float | None) -> None:
+    def __init__(
+        self, lock: Lock, backend: Backend, token: str, ttl: int, deadline: float | None, *, adopts: bool
+    ) -> None:
         self.lock = lock
         self.backend = backend
         self.token = token
@@ -469,6 +474,7 @@ class _Attempt:
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
         self.busy_for = 0.0
+        self.adopts = adopts  # an acquisition made elsewhere: if that fails, it is not ours to end
         self.unknown = False  # a request may still arrive whose answer we never saw
 
     def obtain(self) -> Steps[Granted | None]:
@@ -507,7 +513,7 @@ class _Attempt:
                 continue  # asked under no subscription, or an older one
             if queued:
                 listener.schedule(self.waiter, taken.left)
-            if taken.state == scripts.REQUEUED:
+            if taken.state == scripts.REQUEUED and unasked:
                 listener.tell_group(self.waiter)
             granted, unasked = yield from self._wait(self.waiter)
             if granted is not None:
@@ -566,11 +572,13 @@ class _Attempt:
 
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""
-        if self.ticket is not None or self.unknown:
+        if self.ticket is not None or (self.unknown and not self.adopts):
             yield from scripts.release(self.backend, self.keys, self.lock.name, self.token, unknown=self.unknown)
 
     def abandon(self) -> None:
         """The same in the background."""
+        if self.ticket is None and self.adopts:
+            return
         watchdog.send_farewell(self.backend, self.lock.name, self.token, unknown=True)
 
     def leave(self) -> None:

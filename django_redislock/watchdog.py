@@ -198,6 +198,8 @@ class Watchdog:
     @staticmethod
     def _next(lease: Lease) -> float:
         """When to look at a lease again that was just renewed, or needs no renewal."""
+        if not lease.seen:
+            return min(monotonic() + CONFIRM_AFTER, lease.ends)
         if not lease.renewing:
             return lease.ends
         return min(max(lease.ends - lease.ttl * 2 / 3, monotonic() + lease.ttl / 20), lease.ends)
@@ -280,13 +282,20 @@ class Watchdog:
             self.lose(lease, "it is gone from Redis (expired, evicted, flushed or deleted)")
 
     def lose(self, lease: Lease, reason: str) -> None:
-        """Mark the lease as lost, once and first of all; then tell."""
+        """The lease is lost, if it is still watched."""
         with self._mutex:
             if not lease.watched:
                 return  # released in the meantime
             lease.watched = False
             self._leases.pop(lease.token, None)
-            lease.lost_reason = reason
+        self.tell_lost(lease, reason)
+
+    @staticmethod
+    def tell_lost(lease: Lease, reason: str) -> None:
+        """Mark the lease first, then tell, once."""
+        if lease.lost_reason:
+            return
+        lease.lost_reason = reason
         logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, reason)
         send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=reason)
         if lease.on_lost is not None:

@@ -32,8 +32,12 @@ elseif how == 'keep' then
   left = math.max(left, ms)
 end
 if flag == 'h' then
-  local suspects = call('HGET', KEYS[3], '!')
-  if suspects then call('HSET', KEYS[3], '!', (string.gsub(suspects, '^%S+', '-'))) end
+  local marks = call('HGET', KEYS[3], '!')
+  if marks == channel then
+    call('HDEL', KEYS[3], '!')
+  elseif marks then
+    call('HSET', KEYS[3], '!', (string.gsub(marks, '^%S+', '-')))
+  end
   call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
 else
   call('PEXPIRE', KEYS[1], left)
