@@ -29,7 +29,7 @@ from .conf import conf
 
 MAX_CONNECTIONS = 16
 WAIT_FOR_CONNECTION = 20.0  # seconds
-IDLE = 0.05  # seconds after which a connection is looked at before it is used again
+IDLE = 0.005  # seconds after which a connection is looked at before it is used again
 DEFAULT_SOCKET_TIMEOUT = 5.0
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
@@ -139,8 +139,8 @@ class Backend:
 class _Connections:
     """A bounded stack of connections; who finds none free waits for one.
 
-    redis-py's BlockingConnectionPool does the same and more, for a tenth of the time of an uncontended lock: it asks the
-    system before each command whether the connection went stale, we only when it has idled for a while.
+    redis-py's BlockingConnectionPool does the same and more, for a tenth of the time of an uncontended lock: it asks
+    the system before each command whether the connection went stale, we only when it has idled for a while.
     """
 
     def __init__(self, make: Callable[[], Connection], bound: int) -> None:
