@@ -1,0 +1,1 @@
+"""The demo's parts: server processes, buyers, sales, and the report. The shop itself knows nothing of them."""

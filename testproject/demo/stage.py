@@ -1,0 +1,66 @@
+"""What a demo needs around it, and takes away again: a database, keys of its own in Redis, an ear for Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection
+from django.test import override_settings
+from redis.exceptions import RedisError
+
+from django_redislock import list_locks
+from django_redislock.connection import get_backend
+from django_redislock.names import make_keys
+
+
+@contextmanager
+def database(path: Path) -> Iterator[Path]:
+    """A new, migrated SQLite database as the default one."""
+    connection.close()
+    before = connection.settings_dict["NAME"]
+    connection.settings_dict["NAME"] = str(path)
+    try:
+        call_command("migrate", verbosity=0, interactive=False)
+        yield path
+    finally:
+        connection.close()
+        connection.settings_dict["NAME"] = before
+
+
+@contextmanager
+def own_keys() -> Iterator[None]:
+    """A key prefix of its own in the Redis that the user has given us, for this process and its children."""
+    prefix = os.environ["SHOP_KEY_PREFIX"] = f"shop-demo-{secrets.token_hex(4)}"
+    with override_settings(CACHES={"default": {**settings.CACHES["default"], "KEY_PREFIX": prefix}}):
+        list_locks()  # is Redis there?
+        try:
+            yield
+        finally:
+            # locks vanish by themselves; the fence is meant to stay, but nobody will use this prefix again
+            backend = get_backend()
+            keys = make_keys(backend.prefix, "any")
+            with suppress(RedisError, OSError):
+                backend.execute(("DEL", keys.fence, keys.listing))
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT and SIGTERM both raise KeyboardInterrupt, so that either one cleans up; even where SIGINT was ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

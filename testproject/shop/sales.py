@@ -1,0 +1,38 @@
+"""What the shop does, the way real shops do it: read, think, write. Nothing here locks; the views do."""
+
+from __future__ import annotations
+
+import time
+
+from django.db import transaction
+
+from .models import Event, Order, Payment
+
+THINK_SECONDS = 0.004  # what prices, seat maps and banks take, between reading a row and writing it
+
+
+def sell(event: Event, buyer: str) -> Order | None:
+    """Sell one seat; None when there is none left. Two at once may sell the same seat."""
+    event.refresh_from_db()
+    if event.remaining < 1:
+        return None
+    time.sleep(THINK_SECONDS)
+    event.remaining -= 1
+    with transaction.atomic():
+        event.save(update_fields=["remaining"])
+        order = Order(event=event, buyer=buyer)
+        order.save()
+    return order
+
+
+def charge(order: Order) -> bool:
+    """Charge an order; False when it is paid already. Two at once may charge it twice."""
+    order.refresh_from_db()
+    if order.paid:
+        return False
+    time.sleep(THINK_SECONDS)
+    with transaction.atomic():
+        Payment.objects.create(order=order)
+        order.paid = True
+        order.save(update_fields=["paid"])
+    return True

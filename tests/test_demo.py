@@ -1,0 +1,295 @@
+"""The ticket shop of testproject, and its demo: run for real, in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from http.cookies import SimpleCookie
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rich.console import Console
+
+from demo import report
+from demo.facts import Facts, count_inversions, percentile
+from redisserver import RedisServer
+
+from .processes import ROOT
+
+SMALL = ["--seats", "24", "--buyers", "12"]
+IMPATIENT = 3 * 4  # three of twelve buyers, who try four times each
+REQUESTS = 12 * 4
+
+Manage = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def manage(tmp_path: Path) -> Iterator[Manage]:
+    """Start ``python testproject/manage.py ...`` as a user would, with a folder of its own for temporary files."""
+    started: list[subprocess.Popen[str]] = []
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    ours = ("DJANGO_SETTINGS_MODULE", "PYTHONPATH", "REDIS_URL", "COLUMNS", "FORCE_COLOR")
+
+    def manage(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        variables = {key: value for key, value in os.environ.items() if key not in ours}
+        process = subprocess.Popen(
+            [sys.executable, "testproject/manage.py", *arguments],
+            cwd=ROOT,
+            env={
+                **variables,
+                "TMPDIR": str(temporary),
+                "SHOP_DATABASE": str(tmp_path / "shop.sqlite3"),
+                "PYTHONUNBUFFERED": "1",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield manage
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert list(temporary.iterdir()) == []
+
+
+def run(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=within)
+    return process.returncode, output, errors
+
+
+def check_sales(figures: dict[str, Any]) -> None:
+    """What holds for every demo that ends well."""
+    assert figures["ok"]
+    assert figures["problems"] == []
+    unlocked, lock, fair = figures["sales"]
+    assert [sale["title"] for sale in figures["sales"]] == ["no lock", "Lock", "FairLock"]
+    assert unlocked["oversold"] == unlocked["sold"] - 24 > 0
+    assert unlocked["charged_twice"] > 0
+    assert unlocked["refused"] == 0
+    assert unlocked["inversions"] is None
+    for sale in (lock, fair):
+        assert sale["requests"] == REQUESTS
+        assert sale["sold"] == 24
+        assert (sale["remaining"], sale["oversold"], sale["charged_twice"]) == (0, 0, 0)
+        assert 0 < sale["refused"] <= IMPATIENT
+        assert sale["sold"] + sale["sold_out"] + sale["refused"] == REQUESTS
+        assert sale["queued"] > 0
+        assert 0 < sale["wait_p50_ms"] <= sale["wait_p99_ms"]
+        assert "seats:" in sale["listing"]
+    assert fair["inversions"] == 0
+
+
+def test_the_demo_in_memory_mode_oversells_only_without_a_lock(manage: Manage, tmp_path: Path) -> None:
+    code, output, errors = run(manage("demo", *SMALL, "--json", str(tmp_path / "figures.json")))
+    assert (code, errors) == (0, "")
+    check_sales(json.loads((tmp_path / "figures.json").read_text()))
+    assert "1 threaded server process," in output
+    assert re.search(r"^FairLock +48 +24 +\d+ +0 +0 +\d+ +\d+ +0$", output, re.MULTILINE)
+    assert "$ manage.py redislocks list" in output
+    assert re.search(r"^seats:2 .*POST /events/2/buy/", output, re.MULTILINE)
+    assert "…" not in output
+    assert output.rstrip().endswith("and FairLock kept the order.")
+
+
+def test_the_demo_with_redis_uses_three_processes_and_leaves_no_key_for_good(
+    manage: Manage, server: RedisServer, client: redis.Redis, tmp_path: Path
+) -> None:
+    code, output, errors = run(manage("demo", *SMALL, "--json", str(tmp_path / "figures.json"), REDIS_URL=server.url))
+    assert (code, errors) == (0, "")
+    check_sales(json.loads((tmp_path / "figures.json").read_text()))
+    assert "3 threaded server processes," in " ".join(output.split())
+    assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
+
+
+def test_the_demo_fails_when_locks_are_cleared_under_the_buyers_hands(manage: Manage) -> None:
+    code, output, errors = run(manage("demo", *SMALL, "--sabotage"))
+    assert code == 1
+    assert "FAILED Lock: oversold" in output
+    assert "FAILED FairLock: oversold" in output
+    assert "released by force" in errors
+    assert "OK" not in output
+
+
+def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage) -> None:
+    process = manage("demo", "--seats", "4", "--buyers", "2", "--serve")
+    assert process.stdout is not None
+    port = 0
+    for line in process.stdout:
+        if found := re.search(r"open at http://127\.0\.0\.1:(\d+)/", line):
+            port = int(found[1])
+            break
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/")
+    response = connection.getresponse()
+    page = response.read().decode()
+    assert "Tonight" in page
+    assert "Nothing is locked." in page
+    token = SimpleCookie(response.headers["Set-Cookie"])["csrftoken"].value
+    headers = {"Cookie": f"csrftoken={token}", "X-CSRFToken": token, "Accept": "text/html"}
+    for path in ("/events/4/buy/fair/", "/events/4/buy/now/"):
+        assert path in page
+        connection.request("POST", path, headers=headers)
+        response = connection.getresponse()
+        response.read()
+        assert (response.status, response.headers["Location"]) == (302, "/?said=One+seat+is+yours.")
+    connection.request("GET", "/?said=Hello")
+    page = connection.getresponse().read().decode()
+    assert "Hello" in page
+    assert "<td>4</td><td>2</td>" in page
+    assert "anonymous" in page
+    connection.close()
+    process.send_signal(signal.SIGINT)
+    code, output, errors = run(process)
+    assert (code, errors) == (0, "")
+    assert output == "Closed.\n"
+
+
+def test_an_interrupted_demo_cleans_up(manage: Manage) -> None:
+    process = manage("demo", "--seats", "1000")
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("1000 seats")
+    process.send_signal(signal.SIGTERM)
+    code, output, errors = run(process)
+    assert (code, errors) == (130, "Interrupted.\n")
+    assert "OK" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seats", "0"], "argument --seats: must be a whole number from 1 to 1000, not '0'"),
+        (["--buyers", "many"], "argument --buyers: must be a whole number from 2 to 200, not 'many'"),
+        (["--json", "no/such/folder"], "argument --json: must be a file in a folder that exists, not 'no/such/folder'"),
+    ],
+)
+def test_bad_options_are_named(manage: Manage, arguments: list[str], message: str) -> None:
+    code, output, errors = run(manage("demo", *arguments))
+    assert (code, output) == (2, "")
+    assert message in errors
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "nonsense"])
+def test_a_redis_that_cannot_be_used_is_a_clear_error(manage: Manage, url: str) -> None:
+    code, output, errors = run(manage("demo", REDIS_URL=url))
+    assert (code, output) == (1, "")
+    assert "The demo cannot start: " in errors
+    assert "Traceback" not in errors
+
+
+def test_the_shop_passes_djangos_own_checks(manage: Manage) -> None:
+    checks = [manage("check", "--fail-level", "WARNING"), manage("makemigrations", "--check")]
+    assert [run(process)[0] for process in checks] == [0, 0]
+
+
+def test_a_busy_seat_is_answered_in_the_form_that_the_client_reads(manage: Manage) -> None:
+    code = """
+from django.test import Client
+from django_redislock import Lock
+with Lock("seats:7"):
+    for accept in ("text/html", "application/json"):
+        answer = Client(HTTP_HOST="localhost").post("/events/7/buy/now/", headers={"accept": accept})
+        print(answer.status_code, answer.headers["Retry-After"], answer.content.decode())
+"""
+    status, output, errors = run(manage("shell", "--no-imports", "--command", code))
+    assert (status, errors) == (0, "")
+    page, answer = output.split("</html>")
+    assert re.match(r"423 \d+ <!doctype html>", page)
+    assert "<h1>One moment</h1>" in page
+    assert re.match(r'\s*423 (\d+) {.*"retry_after": \1}', answer)
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def facts(**values: Any) -> Facts:
+    defaults: dict[str, Any] = {
+        "title": "FairLock",
+        "locked": True,
+        "fair": True,
+        "seats": 10,
+        "remaining": 0,
+        "requests": 12,
+        "sold": 10,
+        "sold_out": 1,
+        "refused": 1,
+        "charged_twice": 0,
+        "pay_refused": 0,
+        "inversions": 0,
+        "waits": [0.01] * 11,
+    }
+    return Facts(**{**defaults, **values})
+
+
+def test_a_sale_in_order_has_no_problems() -> None:
+    assert facts().problems() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"sold": 12, "sold_out": 0, "waits": [0.01] * 12, "remaining": -2}, "oversold 2 seats"),
+        ({"remaining": 1}, "the shop counts 1 as left: two buyers were inside at once"),
+        ({"charged_twice": 3}, "charged 3 orders twice"),
+        ({"inversions": 1}, "1 buyers were served while one that had asked earlier still waited"),
+        ({"errors": ["status 500", "status 502"]}, "2 requests failed, the first with: status 500"),
+        ({"waits": []}, "only 0 of 11 told when they asked for the lock"),
+    ],
+)
+def test_each_broken_promise_is_a_problem(values: dict[str, Any], problem: str) -> None:
+    [found] = facts(**values).problems()
+    assert found.startswith("FairLock: ")
+    assert found.endswith(f"{problem}.")
+
+
+def test_overselling_without_a_lock_and_overtaking_with_a_plain_one_are_no_problems() -> None:
+    unlocked = facts(title="no lock", locked=False, fair=False, sold=12, charged_twice=2, waits=[], inversions=None)
+    assert unlocked.problems() == []
+    assert facts(title="Lock", fair=False, inversions=5).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("turns", "inversions"),
+    [
+        ([], 0),
+        ([(1, 1)], 0),
+        ([(1, 10), (2, 11), (3, 12)], 0),
+        ([(2, 10), (1, 11), (3, 12)], 1),
+        ([(3, 12), (1, 14), (2, 13)], 2),
+        ([(1, 12), (2, 10), (3, 11)], 2),  # two passed the same one
+        ([(3, 10), (1, 11), (2, 12)], 1),  # one passed two
+    ],
+)
+def test_an_inversion_is_one_served_while_an_earlier_one_waits(turns: list[tuple[int, int]], inversions: int) -> None:
+    assert count_inversions(turns) == inversions
+
+
+def test_percentiles() -> None:
+    assert percentile([], 50) is None
+    assert percentile([1.0], 99) == 1.0
+    assert percentile([float(n) for n in range(100)], 99) == 99.0
+    assert percentile([float(n) for n in range(100)], 50) == 50.0
+
+
+def test_the_report_names_the_problems_and_fits_a_terminal() -> None:
+    output = StringIO()
+    bad = facts(requests=200_000, sold=10_000, inversions=10_000)
+    report.show(Console(file=output, width=80), [bad], ["FairLock: a problem [of sorts]."])
+    text = output.getvalue()
+    assert "FAILED FairLock: a problem [of sorts].\n" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
