@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
-import sys
-import threading
 from collections.abc import Mapping
 from time import monotonic
 from types import TracebackType
@@ -15,19 +11,17 @@ from typing import NamedTuple, TypeVar
 from asgiref.local import Local
 
 from . import registry, scripts
+from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import Lease, OnLost
-from .listener import OUTAGE, Listener, Waiter, get_listener
-from .names import Keys, check_name, check_token, make_keys
+from .names import check_name, check_token, make_keys
+from .owner import describe_owner
 from .registry import LockInfo
 from .signals import lock_acquired, lock_released, logger, send
-from .steps import Park, Pause, Steps, run
+from .steps import Steps, run
 from .watchdog import watchdog
-
-MAX_OWNER_BYTES = 200
-LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
 
 Self = TypeVar("Self", bound="Lock")
 
@@ -47,14 +41,6 @@ _NOTHING: Mapping[Lock, _Holding] = {}
 
 def _holdings() -> Mapping[Lock, _Holding]:
     return getattr(_local, "holdings", _NOTHING)
-
-
-class Granted(NamedTuple):
-    """How a lock was obtained."""
-
-    fence: int
-    ends: float
-    handed: bool
 
 
 class Lock:
@@ -268,7 +254,16 @@ class Lock:
         given = check_token(token) if token is not None else self._token
         token = given or secrets.token_urlsafe(16)
         backend = self._backend()
-        attempt = _Attempt(self, backend, token, round(ttl * 1000), until if waits else None, adopts=given is not None)
+        attempt = Attempt(
+            backend,
+            self.name,
+            token,
+            mode=self._mode,
+            ttl=round(ttl * 1000),
+            deadline=until if waits else None,
+            owner=describe_owner(self.purpose),
+            adopts=given is not None,
+        )
         granted = None
         try:
             granted = yield from attempt.obtain()
@@ -441,177 +436,5 @@ class FairLock(Lock):
     _mode = "F"
 
 
-class _Attempt:
-    """One try to get a lock: asks, queues, waits, looks again, and cleans up behind itself."""
-
-    __slots__ = (
-        "adopts",
-        "backend",
-        "busy_for",
-        "deadline",
-        "keys",
-        "listener",
-        "lock",
-        "owner",
-        "ticket",
-        "token",
-        "ttl",
-        "unknown",
-        "waiter",
-    )
-
-    def __init__(
-        self, lock: Lock, backend: Backend, token: str, ttl: int, deadline: float | None, *, adopts: bool
-    ) -> None:
-        self.lock = lock
-        self.backend = backend
-        self.token = token
-        self.ttl = ttl  # milliseconds
-        self.deadline = deadline  # monotonic; 0.0: wait without end, None: do not wait
-        self.keys: Keys = make_keys(backend.prefix, lock.name)
-        self.owner = _owner(lock.purpose)
-        self.listener: Listener = get_listener(backend)
-        self.waiter: Waiter | None = None
-        self.ticket: int | None = None
-        self.busy_for = 0.0
-        self.adopts = adopts  # an acquisition made elsewhere: if that fails, it is not ours to end
-        self.unknown = False  # a request may still arrive whose answer we never saw
-
-    def obtain(self) -> Steps[Granted | None]:
-        """Get the lock, or None in the end."""
-        listener = self.listener
-        late = 0
-        unasked = False  # this look was made by the clock alone
-        while True:
-            if self.deadline is not None and self.waiter is None and listener.ready:
-                self.waiter = listener.register(self.lock.name, self.token)
-            queued = self.waiter is not None and listener.ready
-            generation = listener.generation
-            taken = yield from self._ask(("p" if listener.polled else "1") if queued else "0")
-            if taken.state in (scripts.GRANTED, scripts.ALREADY):
-                handed = taken.state == scripts.ALREADY
-                ends = scripts.lease_end(taken.sent, taken.left)
-                if monotonic() < ends:
-                    if handed and unasked:
-                        listener.reconnect()  # its wake should have come long ago
-                    return Granted(taken.number, ends, handed)
-                late += 1
-                if late >= LATE_ANSWERS:
-                    raise LockUnavailable(
-                        f"Redis answers more slowly than the TTL of the lock {self.lock.name!r} ({self.ttl} ms).",
-                        self.lock.name,
-                    )
-                continue
-            self.busy_for = max(0.0, taken.left / 1000)
-            if taken.state == scripts.GONE or self.deadline is None:
-                return None
-            self.ticket = taken.number or self.ticket
-            if self.waiter is None:
-                self.waiter = listener.register(self.lock.name, self.token)
-                listener.start()
-            if listener.ready and not (queued and generation == listener.generation):
-                continue  # asked under no subscription, or an older one
-            if queued:
-                listener.schedule(self.waiter, taken.left)
-            if taken.state == scripts.REQUEUED and unasked:
-                listener.tell_group(self.waiter)
-            granted, unasked = yield from self._wait(self.waiter)
-            if granted is not None:
-                return granted
-            if self.deadline and monotonic() >= self.deadline:
-                return None
-
-    def _ask(self, wait: str) -> Steps[scripts.Taken]:
-        """Ask Redis. One who already waits sits out an outage of OUTAGE seconds."""
-        failing_since = 0.0
-        while True:
-            try:
-                taken = yield from scripts.acquire(
-                    self.backend,
-                    self.keys,
-                    self.lock.name,
-                    self.token,
-                    ttl=self.ttl,
-                    mode=self.lock._mode,
-                    wait=wait,
-                    ticket=self.ticket,
-                    owner=self.owner,
-                    until=self.deadline or 0.0,
-                )
-            except LockUnavailable:
-                self.unknown = True
-                now = monotonic()
-                failing_since = failing_since or now
-                patience = min(failing_since + OUTAGE, self.deadline or now + OUTAGE)
-                if self.ticket is None or now >= patience:
-                    raise
-                yield Pause(min(0.5, patience - now))
-            else:
-                self.unknown = self.unknown or taken.repeated
-                return taken
-
-    def _wait(self, waiter: Waiter) -> Steps[tuple[Granted | None, bool]]:
-        """Sleep until told, or until it is time to look or to leave. Answers (the handoff if any, by the clock)."""
-        listener = self.listener
-        while True:
-            if waiter.grant is not None:
-                grant, waiter.grant = waiter.grant, None
-                ends = listener.deadline_of(grant)
-                if monotonic() < ends:
-                    return Granted(grant.fence, ends, True), False
-                return None, False  # woken too late: it may be somebody else's by now
-            if waiter.look:
-                waiter.look = False
-                return None, False
-            look = listener.next_look(waiter)
-            now = monotonic()
-            due = [time for time in (look, self.deadline) if time]
-            if due and now >= min(due):
-                return None, True
-            yield Park(waiter, min(due) - now if due else None)
-
-    def withdraw(self) -> Steps[None]:
-        """Leave the queue. A grant that came in this very moment is passed on."""
-        if self.ticket is not None or (self.unknown and not self.adopts):
-            yield from scripts.release(self.backend, self.keys, self.lock.name, self.token, unknown=self.unknown)
-
-    def abandon(self) -> None:
-        """The same in the background."""
-        if self.ticket is None and self.adopts:
-            return
-        watchdog.send_farewell(self.backend, self.lock.name, self.token, unknown=True)
-
-    def leave(self) -> None:
-        if self.waiter is not None:
-            self.listener.unregister(self.waiter)
-
-
 def _timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-_process: tuple[str, str] | None = None  # host and pid, command
-
-
-def _owner(purpose: str) -> str:
-    """Who asks, for people: host, process, thread, and what for."""
-    global _process
-    if _process is None:
-        program, *arguments = sys.argv or [""]
-        managing = program.endswith(("manage.py", "django-admin", "django/__main__.py"))
-        command = arguments[0] if managing and arguments and not arguments[0].startswith("-") else ""
-        _process = f"{socket.gethostname()}:{os.getpid()}:", command
-    where, command = _process
-    text = f"{where}{threading.current_thread().name} {purpose or command}".rstrip()
-    if not text.isascii() or not text.isprintable() or len(text) > MAX_OWNER_BYTES:
-        text = "".join(char if char.isprintable() else "?" for char in text)
-        text = text.encode(errors="replace")[:MAX_OWNER_BYTES].decode(errors="ignore")
-    return text
-
-
-def _after_fork_in_child() -> None:
-    global _process
-    _process = None
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
