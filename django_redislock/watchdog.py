@@ -145,16 +145,23 @@ class Watchdog:
         with self._mutex:
             while True:
                 now = monotonic()
-                while self._agenda and self._agenda[0][0] <= now:
-                    due, _, task = heapq.heappop(self._agenda)
+                busy = bool(self._agenda)
+                while self._agenda:
+                    due, _, task = self._agenda[0]
+                    stale = isinstance(task, Lease) and not (task.watched and task.due == due)
+                    if due > now and not stale:
+                        break
+                    heapq.heappop(self._agenda)
                     if isinstance(task, Farewell):
                         farewells.append(task)
-                    elif task.watched and task.due == due:
+                    elif not stale:
                         leases.append(task)
                 if leases or farewells:
                     return leases, farewells
-                self._sleeps_until = self._agenda[0][0] if self._agenda else math.inf
-                self._alarm.wait(self._sleeps_until - now if self._agenda else None)
+                # who locks in quick succession must not wake us each time: no new lease is due before this
+                idle_until = now + CONFIRM_AFTER if busy else math.inf
+                self._sleeps_until = self._agenda[0][0] if self._agenda else idle_until
+                self._alarm.wait(None if self._sleeps_until == math.inf else self._sleeps_until - now)
                 self._sleeps_until = -math.inf
 
     def _work(self, leases: list[Lease], farewells: list[Farewell]) -> None:
@@ -217,7 +224,7 @@ class Watchdog:
                 again = pipeline(connection, [scripts.in_full(batch[i][1]) for i in unknown])
                 for i, answer in zip(unknown, again, strict=True):
                     answers[i] = answer
-        except scripts.CONNECTION_ERRORS as error:
+        except (ResponseError, *scripts.CONNECTION_ERRORS) as error:  # a ResponseError: to the handshake
             self._drop(backend)
             self._postpone(backend, batch, error)
             return
