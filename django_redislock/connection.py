@@ -83,6 +83,7 @@ class Backend:
         self.channel = f"{self.prefix}wake:{secrets.token_urlsafe(12)}"
         self.known = 0
         self.anchor: tuple[int, float] | None = None
+        self.closed = False
         self.on_close: list[Callable[[], object]] = []
         self._connections = _Connections(
             lambda: self._class(**self._keywords), bound=min(pool.max_connections, MAX_CONNECTIONS)
@@ -131,6 +132,7 @@ class Backend:
         self._connections.drop_idle()
 
     def close(self) -> None:
+        self.closed = True
         for callback in self.on_close:
             callback()
         self._connections.drop_idle()

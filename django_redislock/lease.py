@@ -44,6 +44,7 @@ class Lease:
         "tried_release",
         "ttl",
         "unknown",
+        "urgent",
         "watched",
     )
 
@@ -84,6 +85,7 @@ class Lease:
         self.tried_release = False
         self.watched = False
         self.due = 0.0  # when the watchdog looks next
+        self.urgent = False  # ask Redis now, whatever the clock says
         self.seen = False  # by the watchdog: it is no short section
 
     @property

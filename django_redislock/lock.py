@@ -14,7 +14,7 @@ from . import registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
-from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import Lease, OnLost
 from .names import check_name, check_token, make_keys
 from .owner import describe_owner
@@ -22,6 +22,8 @@ from .registry import LockInfo
 from .signals import lock_acquired, lock_released, logger, send
 from .steps import Steps, run
 from .watchdog import watchdog
+
+MANY = 100
 
 Self = TypeVar("Self", bound="Lock")
 
@@ -220,7 +222,7 @@ class Lock:
     ) -> None:
         try:
             self.release()
-        except (LockLost, LockUnavailable) as trouble:
+        except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
             # the block's own error matters more
@@ -236,12 +238,11 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
-        holdings = _holdings()
-        mine = self._own_lease_on_name(holdings)
+        mine = self._own_lease_on_name()
         if mine is not None:
             if self._reentrant:
                 mine.depth += 1
-                self._hold(mine, holdings)
+                self._hold(mine)
                 return True
             if waits and not until:
                 raise LockError(
@@ -286,7 +287,7 @@ class Lock:
                 unknown=attempt.unknown,
             )
             watchdog.watch(lease)
-            self._hold(lease, holdings)
+            self._hold(lease)
         except BaseException:
             # interrupted, or Redis went away: what it may still do for us must not stay
             attempt.abandon()
@@ -298,8 +299,7 @@ class Lock:
         return True
 
     def _release(self) -> Steps[None]:
-        holdings = _holdings()
-        holding = holdings.get(self)
+        holding = _holdings().get(self)
         if holding is None or not holding.lease.ours:
             if self._token is None:
                 raise self._not_owned("release")
@@ -308,7 +308,7 @@ class Lock:
         lease = holding.lease
         if lease.depth > 1:
             lease.depth -= 1
-            self._let_go(holdings)
+            self._let_go()
             return
         watchdog.unwatch(lease)
         try:
@@ -323,7 +323,7 @@ class Lock:
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
         lease.closed = True
-        self._let_go(holdings)
+        self._let_go()
         if not done:
             watchdog.tell_lost(lease, "it was gone from Redis when it was released")
         if lease.lost_reason:
@@ -342,7 +342,7 @@ class Lock:
         watchdog.forget(lease)
         watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
         lease.closed = True
-        self._let_go(_holdings())
+        self._let_go()
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
         lease = self._lease()
@@ -365,7 +365,7 @@ class Lock:
             raise lease.lost_error()
         watchdog.forget(lease, adoptable=True)
         lease.closed = True
-        self._let_go(_holdings())
+        self._let_go()
         return lease.token
 
     def _value(self) -> Steps[bytes | None]:
@@ -396,7 +396,8 @@ class Lock:
             raise self._not_owned("use")
         return lease
 
-    def _own_lease_on_name(self, holdings: Mapping[Lock, _Holding]) -> Lease | None:
+    def _own_lease_on_name(self) -> Lease | None:
+        holdings = _holdings()
         if holdings:
             backend = self._backend()
             for lease, _ in holdings.values():
@@ -404,13 +405,16 @@ class Lock:
                     return lease
         return None
 
-    def _hold(self, lease: Lease, holdings: Mapping[Lock, _Holding]) -> None:
+    def _hold(self, lease: Lease) -> None:
+        holdings = _holdings()
+        if len(holdings) > MANY:  # locks that were lost and never released
+            holdings = {lock: holding for lock, holding in holdings.items() if not holding.lease.lost}
         known = holdings.get(self)
         times = known.times + 1 if known is not None and known.lease is lease else 1
         _local.holdings = {**holdings, self: _Holding(lease, times)}
 
-    def _let_go(self, holdings: Mapping[Lock, _Holding]) -> None:
-        rest = dict(holdings)
+    def _let_go(self) -> None:
+        rest = dict(_holdings())
         holding = rest.pop(self)
         if holding.times > 1 and not holding.lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)

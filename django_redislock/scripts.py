@@ -90,18 +90,20 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             trouble = error
             repeated = True
         except ResponseError as error:
-            raise LockUnavailable(f"Redis refuses to serve locks on alias {backend.alias!r}: {error}", name) from error
+            raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
         now = monotonic()
         give_up = give_up or min(sent + RETRY_FOR, until or sent + RETRY_FOR)
         # the first try may just have met a connection that had gone stale in the pool
         stale = not delay and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
-            raise LockUnavailable(
-                f"Redis cannot be reached for locks on alias {backend.alias!r}: {trouble}", name
-            ) from trouble
+            raise LockUnavailable(f"Redis cannot be reached for {_what(backend, name)}: {trouble}", name) from trouble
         if delay:
             yield Pause(delay)
         delay = min(delay * 2 or FIRST_DELAY, LAST_DELAY)
+
+
+def _what(backend: Backend, name: str | None) -> str:
+    return f"{f'the lock {name!r}' if name else 'locks'} (cache alias {backend.alias!r})"
 
 
 class Taken(NamedTuple):

@@ -1,6 +1,6 @@
 """The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
 
-It has connections of its own, whose timeout is at most a sixth of the smallest TTL, so that a slow Redis delays
+It only keeps time; couriers talk to Redis, with timeouts of at most a sixth of the TTL, so that a slow Redis delays
 neither a second try nor the news that a lease has ended. What a leaving waiter could not tell Redis is told by it.
 """
 
@@ -16,11 +16,11 @@ from collections import defaultdict, deque
 from time import monotonic
 from typing import Any, NamedTuple
 
-from redis.connection import Connection
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from . import scripts
-from .connection import Backend, Command, pipeline
+from .connection import Backend, Command
+from .courier import Couriers, Errand
 from .lease import Lease
 from .listener import Listener, get_listener
 from .names import make_keys
@@ -59,7 +59,7 @@ class Watchdog:
         self._order = itertools.count()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
-        self._connections: dict[Backend, tuple[float, Connection]] = {}
+        self._couriers = Couriers(self._answered, self._failed)
         self._delays: dict[Backend, float] = {}
 
     def watch(self, lease: Lease) -> None:
@@ -118,7 +118,7 @@ class Watchdog:
         elif kind == "f":
             self.lose(lease, "it was released by force")
         elif kind == "x":
-            self.forget(lease)  # another process adopted the token and has released it
+            self._end(lease)
 
     def renew_all(self, backend: Backend) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -126,6 +126,7 @@ class Watchdog:
             now = monotonic()
             for lease in self._leases.values():
                 if lease.backend is backend and lease.watched:
+                    lease.urgent = True
                     self._plan(now, lease)
 
     # -- the thread's side ------------------------------------------------------------------------------------------
@@ -165,15 +166,21 @@ class Watchdog:
                 self._sleeps_until = -math.inf
 
     def _work(self, leases: list[Lease], farewells: list[Farewell]) -> None:
-        jobs: dict[Backend, list[tuple[Lease | Farewell, Command]]] = defaultdict(list)
+        errands: dict[Backend, list[Errand]] = defaultdict(list)
         for farewell in farewells:
-            jobs[farewell.backend].append((farewell, farewell.command()))
+            errands[farewell.backend].append(Errand(farewell, farewell.command(), 0.0))
         for lease in leases:
             command = self._look_after(lease)
             if command is not None:
-                jobs[lease.backend].append((lease, command))
-        for backend, batch in jobs.items():
-            self._exchange(backend, batch)
+                # until the answer comes, only the end of the lease is due
+                with self._mutex:
+                    self._plan(lease.ends, lease)
+                errands[lease.backend].append(Errand(lease, command, lease.ends))
+        for backend, batch in errands.items():
+            patience = min(
+                (errand.task.ttl / 6 for errand in batch if isinstance(errand.task, Lease)), default=math.inf
+            )
+            self._couriers.send(backend, batch, max(0.05, min(backend.timeout, patience)))
 
     def _look_after(self, lease: Lease) -> Command | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
@@ -182,6 +189,7 @@ class Watchdog:
             self.lose(lease, "its lease ended before it could be renewed")
             return None
         first, lease.seen = not lease.seen, True
+        urgent, lease.urgent = lease.urgent, False
         if first:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
@@ -191,10 +199,10 @@ class Watchdog:
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
             logger.warning("event=max-hold name=%s fence=%s detail='not renewed any more'", lease.name, lease.fence)
             lease.renewing = False
-        if lease.renewing and not (first and not lease.handed and lease.ends - now > lease.ttl / 2):
+        if lease.renewing and (urgent or lease.handed or not first or lease.ends - now < lease.ttl / 2):
             how = "keep"
-        elif lease.handed:
-            how = "confirm"
+        elif lease.handed or urgent:
+            how = "confirm"  # which also tells whether the lock is still there
         else:
             with self._mutex:
                 self._plan(self._next(lease), lease)
@@ -211,66 +219,33 @@ class Watchdog:
             return lease.ends
         return min(max(lease.ends - lease.ttl * 2 / 3, monotonic() + lease.ttl / 20), lease.ends)
 
-    def _exchange(self, backend: Backend, batch: list[tuple[Lease | Farewell, Command]]) -> None:
-        """Send a batch in one pipeline and note the answers, or plan another try."""
-        planned = [task.due if isinstance(task, Lease) else 0.0 for task, _ in batch]
-        sent = monotonic()
-        try:
-            connection = self._connect(backend)
-            answers = pipeline(connection, [command for _, command in batch])
-            unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-            if unknown:
-                sent = monotonic()
-                again = pipeline(connection, [scripts.in_full(batch[i][1]) for i in unknown])
-                for i, answer in zip(unknown, again, strict=True):
-                    answers[i] = answer
-        except (ResponseError, *scripts.CONNECTION_ERRORS) as error:  # a ResponseError: to the handshake
-            self._drop(backend)
-            self._postpone(backend, batch, error)
-            return
-        failed = [(task, answer) for (task, _), answer in zip(batch, answers, strict=True) if _is_error(answer)]
-        if failed:
-            self._drop(backend)  # a demoted master, perhaps: ask anew where it is
-            self._postpone(backend, failed, failed[0][1])
-        for (task, _), due, answer in zip(batch, planned, answers, strict=True):
+    # -- the couriers' side -----------------------------------------------------------------------------------------
+
+    def _answered(self, backend: Backend, errands: list[Errand], answers: list[Any], sent: float) -> None:
+        refused = [(errand, answer) for errand, answer in zip(errands, answers, strict=True) if _is_error(answer)]
+        if refused:
+            self._failed(backend, [errand for errand, _ in refused], refused[0][1])
+        for (task, _, due), answer in zip(errands, answers, strict=True):
             if _is_error(answer):
                 continue
             if isinstance(task, Lease):
                 self._note(task, due, scripts.renewed(backend, answer, sent))
             elif answer[1]:  # dead waiters remain
                 self.send_farewell(backend, task.name, task.token, unknown=False)
-        if not failed and self._delays.pop(backend, None) is not None:
+        if not refused and self._delays.pop(backend, None) is not None:
             self.renew_all(backend)
 
-    def _connect(self, backend: Backend) -> Connection:
-        with self._mutex:
-            smallest = min((lease.ttl for lease in self._leases.values() if lease.backend is backend), default=math.inf)
-        timeout = max(0.05, min(backend.timeout, smallest / 6))
-        known = self._connections.get(backend)
-        if known is not None and known[0] <= timeout:
-            return known[1]
-        if known is None:
-            backend.on_close.append(lambda: self._drop(backend))
-        else:
-            known[1].disconnect()
-        connection = backend.connect(timeout)
-        self._connections[backend] = timeout, connection
-        return connection
-
-    def _drop(self, backend: Backend) -> None:
-        _, connection = self._connections.pop(backend, (0.0, None))
-        if connection is not None:
-            connection.disconnect()
-
-    def _postpone(self, backend: Backend, batch: list[tuple[Lease | Farewell, Any]], error: object) -> None:
+    def _failed(self, backend: Backend, errands: list[Errand], error: Exception) -> None:
+        """Plan another try."""
         delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
-        logger.warning("event=renewal-failed alias=%s leases=%d error=%r", backend.alias, len(batch), str(error))
+        logger.warning("event=renewal-failed alias=%s tasks=%d error=%r", backend.alias, len(errands), str(error))
         with self._mutex:
             now = monotonic()
-            for task, _ in batch:
+            for task, _, due in errands:
                 if isinstance(task, Lease):
-                    self._plan(min(now + delay, task.ends), task)
-                elif now < task.until:
+                    if task.watched and task.due == due:
+                        self._plan(min(now + delay, task.ends), task)
+                elif now < task.until and not backend.closed:
                     self._plan(now + delay, task)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
@@ -282,11 +257,16 @@ class Watchdog:
                     lease.handed = False
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
-            self.forget(lease)
+            self._end(lease)
         elif renewed.taken:
             self.lose(lease, "somebody else holds it now")
         else:
             self.lose(lease, "it is gone from Redis (expired, evicted, flushed or deleted)")
+
+    def _end(self, lease: Lease) -> None:
+        """Another process adopted the token: the acquisition goes on, or has ended, there."""
+        lease.closed = True
+        self.forget(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
         """The lease is lost, if it is still watched."""

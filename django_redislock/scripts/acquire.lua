@@ -34,6 +34,7 @@ if held then
       if flag == 'h' then call('HDEL', KEYS[3], '!') end
       call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
       call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
+      redis.pcall('PUBLISH', at, 'x ' .. token .. ' ' .. ARGV[1])
     end
     return {4, us, tonumber(fence), left}
   end
