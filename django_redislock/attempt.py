@@ -105,10 +105,9 @@ class Attempt:
                 listener.start()
             if listener.ready and not (queued and generation == listener.generation):
                 continue  # asked under no subscription, or an older one
-            if queued:
-                listener.schedule(self.waiter, taken.left)
+            listener.schedule(self.waiter, taken.left)
             if taken.state == scripts.REQUEUED and unasked:
-                listener.tell_group(self.waiter)
+                listener.tell_all(self.name)
             granted, unasked = yield from self._wait(self.waiter)
             if granted is not None:
                 return granted

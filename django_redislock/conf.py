@@ -23,7 +23,7 @@ def seconds(value: object, what: str, *, positive: bool = True) -> float:
     if isinstance(value, timedelta):
         number = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value)
+        number = float(value) if abs(value) < 1e300 else math.inf
     else:
         raise TypeError(f"{what} must be seconds (int, float or timedelta), not {value!r}.")
     if not math.isfinite(number) or number < 0 or (positive and number < 0.001):
@@ -113,7 +113,7 @@ def read(raw: object) -> Conf:
     values: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in _READ:
-            near = difflib.get_close_matches(str(key), _READ, 1)
+            near = difflib.get_close_matches(str(key).upper(), _READ, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} There are: {', '.join(_READ)}.")
         if value is None and key in _MAY_BE_NONE:

@@ -107,25 +107,26 @@ class Backend:
         connection = self._connections.borrow()
         try:
             connection.send_command(*command)
-            return connection.read_response()
+            answer = connection.read_response()
         except ResponseError:
+            self._connections.give_back(connection)
             raise
         except BaseException:
-            connection.disconnect()  # an answer may still come: nobody else must read it
+            self._connections.give_back(connection, broken=True)
             raise
-        finally:
-            self._connections.give_back(connection)
+        self._connections.give_back(connection)
+        return answer
 
     def execute_many(self, commands: Iterable[Command]) -> list[Any]:
         """Several commands in one write. Errors of single commands stand in the list, in their place."""
         connection = self._connections.borrow()
         try:
-            return pipeline(connection, list(commands))
+            answers = pipeline(connection, list(commands))
         except BaseException:
-            connection.disconnect()
+            self._connections.give_back(connection, broken=True)
             raise
-        finally:
-            self._connections.give_back(connection)
+        self._connections.give_back(connection)
+        return answers
 
     def drop_connections(self) -> None:
         """Close what idles, so that the next command connects (and asks Sentinel) anew."""
@@ -158,19 +159,26 @@ class _Connections:
         except Empty:
             raise ConnectionError(f"no connection became free within {WAIT_FOR_CONNECTION} s") from None
         try:
-            connection, used = self._idle.pop()
-        except IndexError:
             try:
-                return self._make()
-            except BaseException:
-                self._permits.put(None)
-                raise
-        if monotonic() - used > IDLE and _is_stale(connection):
-            connection.disconnect()  # it connects again by itself
+                connection, used = self._idle.pop()
+            except IndexError:
+                connection, used = self._make(), 0.0
+            if monotonic() - used > IDLE:
+                if used and _is_stale(connection):
+                    connection.disconnect()
+                # not left to send_command: only here does a Sentinel's connection ask for its master
+                connection.connect()
+        except BaseException:
+            self._permits.put(None)
+            raise
         return connection
 
-    def give_back(self, connection: Connection) -> None:
-        self._idle.append((connection, monotonic()))
+    def give_back(self, connection: Connection, *, broken: bool = False) -> None:
+        """``broken``: an answer may still come, which nobody else must read."""
+        if broken:
+            connection.disconnect()
+        else:
+            self._idle.append((connection, monotonic()))
         self._permits.put(None)
 
     def drop_idle(self) -> None:
@@ -191,6 +199,7 @@ def _is_stale(connection: Connection) -> bool:
 
 def pipeline(connection: Connection, commands: list[Command]) -> list[Any]:
     """Send ``commands`` in one write over ``connection``; errors of single commands stand among the answers."""
+    connection.connect()
     connection.send_packed_command(connection.pack_commands(commands))
     answers: list[Any] = []
     for _ in commands:

@@ -9,7 +9,8 @@ class LockError(redis.exceptions.LockError):
     """Base of all errors of this package; also a :class:`redis.exceptions.LockError`."""
 
     def __init__(self, message: str, name: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, name)
+        self.args = (message,)
         self.name = name
 
     def __repr__(self) -> str:

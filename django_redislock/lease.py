@@ -12,6 +12,12 @@ from .connection import Backend
 from .exceptions import LockLost
 from .names import Keys
 
+# why a lease was lost
+GONE = "it is gone from Redis (expired, evicted, flushed or released by force)"
+TAKEN = "somebody else holds it now"
+FORCED = "it was released by force"
+ENDED = "its lease ended before it could be renewed"
+
 OnLost = Callable[[LockLost], object]
 
 
@@ -109,7 +115,7 @@ class Lease:
         return owner is not None and owner.is_alive()
 
     def lost_error(self) -> LockLost:
-        reason = self.lost_reason or "its lease ended"
+        reason = self.lost_reason or ENDED
         return LockLost(
             f"The lock {self.name!r} was lost while it was held here: {reason}.",
             self.name,

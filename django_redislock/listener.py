@@ -17,6 +17,7 @@ from redis.connection import Connection
 from redis.exceptions import ResponseError
 
 from .connection import Backend
+from .reader import Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
 logger = logging.getLogger("django_redislock")
@@ -41,13 +42,16 @@ class Grant(NamedTuple):
 class Waiter:
     """One that waits for a lock in this process. Told from the listener's thread, parked in its own."""
 
-    __slots__ = ("_gate", "grant", "group", "look", "token")
+    __slots__ = ("_gate", "_listener", "due", "grant", "group", "look", "token", "told")
 
-    def __init__(self, token: str, group: Group) -> None:
+    def __init__(self, token: str, group: Group, listener: Listener) -> None:
         self.token = token
+        self._listener = listener
         self.group = group
         self.grant: Grant | None = None
         self.look = False  # for itself
+        self.due = monotonic() + POLL_EVERY  # when it looks untold, where messages do not come
+        self.told = False  # anything, since it parked
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -60,13 +64,20 @@ class Waiter:
         self.wake()
 
     def wake(self) -> None:
+        self.told = True
         try:
             self._gate.release()
         except RuntimeError:
             pass  # told before, and not yet awake
 
     def park(self, timeout: float | None) -> None:
-        self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        """Wait in this thread until told, at most ``timeout`` seconds. The oldest of a name may read by itself."""
+        reader = self._listener.reader
+        if reader is not None and self.group.oldest() is self and reader.lead(self, timeout):
+            self._gate.acquire(blocking=False)
+        else:
+            self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        self.told = False
 
 
 class Group:
@@ -106,6 +117,7 @@ class Listener:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self.connection: Connection | None = None
+        self.reader: Reader | None = None
         backend.on_close.append(self.close)
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
@@ -116,7 +128,7 @@ class Listener:
             group = self._groups.get(name)
             if group is None:
                 group = self._groups[name] = Group(name)
-            waiter = Waiter(token, group)
+            waiter = Waiter(token, group, self)
             self.waiters[token] = group.waiters[token] = waiter
         return waiter
 
@@ -138,26 +150,20 @@ class Listener:
 
     def schedule(self, waiter: Waiter, left_ms: int) -> None:
         """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
+        waiter.due = monotonic() + (POLL_EVERY if self.polled else RECONNECTING)
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group
         # a newcomer's look may bring the next one forward, not put it off: it does not look for the others' sake
         group.due = due if group.oldest() is waiter else min(group.due, due)
 
-    def tell_group(self, waiter: Waiter) -> None:
-        """All that wait for the same name here, but for ``waiter``: look, you may have been dropped from the queue."""
-        with self._mutex:
-            others = [other for other in waiter.group.waiters.values() if other is not waiter]
-        for other in others:
-            other.tell()
-
     def next_look(self, waiter: Waiter) -> float | None:
         """The monotonic time at which this waiter must look unasked, if it is the one who does."""
         if self.polled:
-            return monotonic() + POLL_EVERY
+            return waiter.due
         if waiter.group.oldest() is not waiter:
             return None
-        return waiter.group.due if self.ready else monotonic() + RECONNECTING
+        return waiter.group.due if self.ready else waiter.due
 
     def deadline_of(self, grant: Grant) -> float:
         """The local monotonic time at which a handoff's lease must be presumed over (never too late)."""
@@ -190,23 +196,22 @@ class Listener:
 
     def reconnect(self) -> None:
         """Cut the connection: wakes do not arrive on it any more."""
-        connection = self.connection
-        if connection is not None and not self.backend.memory:
-            connection.disconnect()
+        if self.reader is not None and not self.backend.memory:
+            self.reader.end()
 
     def _run(self) -> None:
         failing_since, delay = 0.0, 0.05
         while not self._closed.is_set():
             self.connection = connection = self.backend.connect(None)
             try:
+                connection.connect()
                 connection.send_command("SUBSCRIBE", self.backend.channel)
                 connection.read_response()
+                # fakeredis has nothing that two threads could take turns to wait for
+                self.reader = reader = Reader(connection, self._dispatch, may_lead=not self.backend.memory)
                 self._subscribed(polled=not self._messages_count())
                 failing_since, delay = 0.0, 0.05
-                while not self._closed.is_set():
-                    message = connection.read_response()
-                    if message[0] == b"message":
-                        self._dispatch(message[2])
+                reader.serve(self._closed)
             except ResponseError as error:
                 logger.warning("event=not-subscribed alias=%s error=%r", self.backend.alias, str(error))
                 self._subscribed(polled=True)
@@ -218,11 +223,12 @@ class Listener:
                     failing_since = failing_since or now
                     logger.warning("event=listener-disconnected alias=%s error=%r", self.backend.alias, str(error))
                     if now - failing_since > OUTAGE:
-                        self._tell_all()
+                        self.tell_all()
                     self._closed.wait(delay * random.uniform(0.5, 1))
                     delay = min(delay * 2, 1.0)
             finally:
                 self.ready = False
+                self.reader = None
                 connection.disconnect()
 
     def _messages_count(self) -> bool:
@@ -233,12 +239,13 @@ class Listener:
         self.polled = polled
         self.generation += 1
         self.ready = True
-        self._tell_all()
+        self.tell_all()
         self.on_connected(self.backend)
 
-    def _tell_all(self) -> None:
+    def tell_all(self, name: str | None = None) -> None:
+        """All that wait here, or all that wait for ``name``: look, you may not be in the queue any more."""
         with self._mutex:
-            waiters = list(self.waiters.values())
+            waiters = [waiter for waiter in self.waiters.values() if name is None or waiter.group.name == name]
         for waiter in waiters:
             waiter.tell()
 
@@ -250,6 +257,8 @@ class Listener:
         else:
             token, _, name = rest.partition(" ")
             grant = None
+        if grant is not None and monotonic() >= self.deadline_of(grant):
+            self.tell_all(name)  # this process stood still: others may have dropped all its waiters
         waiter = self.waiters.get(token) if kind in "gw" else None
         if waiter is not None:
             waiter.tell(grant)

@@ -15,7 +15,7 @@ from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import Lease, OnLost
+from .lease import GONE, TAKEN, Lease, OnLost
 from .names import check_name, check_token, make_keys
 from .owner import describe_owner
 from .registry import LockInfo
@@ -325,7 +325,7 @@ class Lock:
         lease.closed = True
         self._let_go()
         if not done:
-            watchdog.tell_lost(lease, "it was gone from Redis when it was released")
+            watchdog.tell_lost(lease, GONE)
         if lease.lost_reason:
             raise lease.lost_error()
         send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
@@ -351,7 +351,7 @@ class Lock:
         ms = lease.ttl_ms if ms is None else ms
         answer = yield from scripts.renew(lease.backend, lease.keys, self.name, lease.token, lease.ttl_ms, how, ms)
         if answer.state != scripts.HELD:
-            watchdog.lose(lease, "somebody else holds it now" if answer.taken else "it is gone from Redis")
+            watchdog.lose(lease, TAKEN if answer.taken else GONE)
             raise lease.lost_error()
         watchdog.extended(lease, answer.ends)
         return True

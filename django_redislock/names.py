@@ -15,11 +15,15 @@ _QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
-@lru_cache(maxsize=1024)
 def check_name(name: str) -> str:
     """Return ``name`` when it can name a lock, else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
         raise TypeError(f"A lock's name must be a str, not {name!r} ({type(name).__name__}).")
+    return _check_text(name)
+
+
+@lru_cache(maxsize=1024)
+def _check_text(name: str) -> str:
     if not name:
         raise ValueError("A lock's name must not be empty.")
     if bad := _FORBIDDEN.search(name):

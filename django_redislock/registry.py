@@ -21,6 +21,16 @@ logger = logging.getLogger("django_redislock")
 
 LISTED_WAITERS = 100
 BATCH = 1000
+LONGEST = 10 * 365 * 86400.0  # seconds
+_VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -59,17 +69,17 @@ class LockInfo:
 
 def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
     """``value`` is what acquire.lua writes; anything else was written by somebody else and is no lock of ours."""
-    parts = value.decode(errors="replace").split(" ", 5)
-    if len(parts) != 6 or not (parts[3].isdecimal() and parts[4].isdecimal()):
+    found = _VALUE.fullmatch(value)
+    if found is None:
         return None
-    token, _, _, fence, since, owner = parts
+    token, fence, since, owner = (part.decode(errors="replace") for part in found.groups())
     return LockInfo(
         name=name,
         owner=owner,
         fence=int(fence),
         since=datetime.fromtimestamp(int(since) / 1e6, timezone.utc),
         held_for=max(0.0, (us - int(since)) / 1e6),
-        lease_left=max(0.0, left),
+        lease_left=min(max(0.0, left), LONGEST),
         waiters=waiters,
         token_hint=f"{token[:4]}…",
         queue=tuple(queue),
@@ -77,7 +87,8 @@ def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queu
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
-    mode, _, _, _, owner = (entry or b"L - 0 0 ?").decode(errors="replace").split(" ", 4)
+    mode, _, _, _, owner = f"{(entry or b'L - 0 0 ?').decode(errors='replace')}     ".split(" ", 4)
+    owner = owner.rstrip(" ")
     return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=mode == "F")
 
 
@@ -99,7 +110,7 @@ def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
     found = []
     for member, score in zip(reply.answer[::2], reply.answer[1::2], strict=True):
         name = member.decode(errors="replace")
-        if matches(name):
+        if matches(name) and _is_name(name):
             found.append((name, float(score)))
     found.sort()
     locks: list[LockInfo] = []

@@ -135,8 +135,10 @@ def acquire(
         (*keys, f"{backend.prefix}gone:{token}"),
         (name, token, backend.channel, backend.known, ttl, mode, wait, ticket or "", owner),
     )
+    repeated = False
     while True:
-        (state, us, number, left), sent, repeated = yield from execute(backend, command, name, until=until)
+        (state, us, number, left), sent, again = yield from execute(backend, command, name, until=until)
+        repeated = repeated or again
         backend.anchor = us, sent
         if number > backend.known:
             backend.known = number

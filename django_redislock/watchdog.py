@@ -21,7 +21,7 @@ from redis.exceptions import ResponseError
 from . import scripts
 from .connection import Backend, Command
 from .courier import Couriers, Errand
-from .lease import Lease
+from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
 from .names import make_keys
 from .signals import lock_lost, send
@@ -116,7 +116,7 @@ class Watchdog:
             if kind in "gw" and token not in self._adoptable:  # it has left in the meantime: pass it on at once
                 self.send_farewell(backend, name, token, unknown=False)
         elif kind == "f":
-            self.lose(lease, "it was released by force")
+            self.lose(lease, FORCED)
         elif kind == "x":
             self._end(lease)
 
@@ -186,7 +186,7 @@ class Watchdog:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if now >= lease.ends:
-            self.lose(lease, "its lease ended before it could be renewed")
+            self.lose(lease, ENDED)
             return None
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
@@ -258,10 +258,8 @@ class Watchdog:
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
             self._end(lease)
-        elif renewed.taken:
-            self.lose(lease, "somebody else holds it now")
         else:
-            self.lose(lease, "it is gone from Redis (expired, evicted, flushed or deleted)")
+            self.lose(lease, TAKEN if renewed.taken else GONE)
 
     def _end(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""

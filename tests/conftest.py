@@ -11,6 +11,8 @@ import pytest
 import redis
 from django.conf import settings
 
+from django_redislock.lock import _holdings
+from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
 from .processes import Worker
@@ -31,6 +33,17 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
     with server.client() as plain:
         plain.flushall()
         yield plain
+
+
+@pytest.fixture(autouse=True)
+def _let_go() -> Iterator[None]:
+    """What a test did not release is held by nobody any more, as if its threads had never been."""
+    yield
+    for lease in list(watchdog._leases.values()):
+        watchdog.forget(lease)
+        lease.closed = True
+    for holding in _holdings().values():
+        holding.lease.closed = True
 
 
 @pytest.fixture

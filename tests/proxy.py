@@ -113,6 +113,7 @@ class Proxy:
         self.answers: list[Trouble] = []
         self.messages: list[Trouble] = []
         self.refusing = False
+        self.refused = 0  # connections
         self.links: list[_Link] = []
         self._mutex = threading.Lock()
         self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -188,6 +189,7 @@ class Proxy:
             except OSError:
                 return
             if self.refusing:
+                self.refused += 1
                 down.close()
                 continue
             try:

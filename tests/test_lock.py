@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import queue
 import re
 import signal
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import redis
@@ -30,133 +29,16 @@ from django_redislock import (
     lock_force_released,
     lock_lost,
     lock_released,
-    scripts,
 )
-from django_redislock.connection import Backend, get_backend
-from django_redislock.lock import _holdings
-from django_redislock.names import make_keys
-from django_redislock.steps import run
-from django_redislock.watchdog import watchdog
+from django_redislock.connection import get_backend
 from redisserver import RedisServer, redis_server
 
+from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
 from .processes import Worker
 
-T = TypeVar("T")
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django
 Start = Callable[..., Worker]
-
-NAME = "order:42"
-KEYS = make_keys("redislock{0}:", NAME)
-TOKEN = "a-token-that-the-tests-know"
-GENEROUS = 30  # seconds that nothing should take
-
-
-class Other:
-    """A thread that does what it is told, one thing after the other."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, call = job
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def start(self, call: Callable[[], T]) -> Future[T]:
-        """Let it begin; the future has the result."""
-        future: Future[T] = Future()
-        self._jobs.put((future, call))
-        return future
-
-    def __call__(self, call: Callable[[], T]) -> T:
-        return self.start(call).result(GENEROUS)
-
-    def end(self) -> None:
-        self._jobs.put(None)
-        self._thread.join(GENEROUS)
-
-
-class Ghost:
-    """Another process, as Redis sees it: it queues (alive: its channel is heard), and then does nothing any more."""
-
-    def __init__(self, client: redis.Redis, *, alive: bool) -> None:
-        self.client = client
-        self.backend = Backend("default", "redislock")
-        self.pubsub = client.pubsub()
-        if alive:
-            self.pubsub.subscribe(self.backend.channel)
-            assert self.pubsub.get_message(timeout=GENEROUS)
-
-    def queue(self, token: str, *, mode: str, age: float = 0.0, ttl: float = 30) -> scripts.Taken:
-        """Queue as a waiter that came ``age`` seconds ago."""
-        return run(
-            scripts.acquire(
-                self.backend,
-                KEYS,
-                NAME,
-                token,
-                ttl=round(ttl * 1000),
-                mode=mode,
-                wait="1",
-                ticket=server_time(self.client) - round(age * 1e6),
-                owner="ghost",
-            )
-        )
-
-    def hear(self) -> list[str]:
-        """The words of the next message to this process."""
-        message = self.pubsub.get_message(timeout=GENEROUS)
-        assert message
-        return str(message["data"].decode()).split()
-
-    def close(self) -> None:
-        self.pubsub.close()
-        self.backend.close()
-
-
-def server_time(client: redis.Redis) -> int:
-    """Microseconds by the server's clock."""
-    seconds, micros = client.time()
-    return int(seconds) * 1_000_000 + int(micros)
-
-
-def holder(client: redis.Redis, name: str = NAME) -> str:
-    """The token that holds the lock in Redis; empty when nobody does."""
-    value = client.get(make_keys("redislock{0}:", name).lock)
-    return value.decode().split(" ")[0] if isinstance(value, bytes) else ""
-
-
-def flag(client: redis.Redis) -> str:
-    """c: the lock was taken or is confirmed, h: it was handed over."""
-    value = client.get(KEYS.lock)
-    return value.decode().split(" ")[2] if isinstance(value, bytes) else ""
-
-
-def let_go_of_everything() -> None:
-    """What a test did not release is held by nobody any more, as if its threads had never been."""
-    for lease in list(watchdog._leases.values()):
-        watchdog.forget(lease)
-        lease.closed = True
-    for holding in _holdings().values():
-        holding.lease.closed = True
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    let_go_of_everything()
-
-
-def queued(client: redis.Redis) -> int:
-    """How many wait, by whichever key has more of them. (``!`` is no waiter but the trace of a handoff.)"""
-    entries = int(client.hlen(KEYS.waiters)) - int(client.hexists(KEYS.waiters, "!"))
-    return max(int(client.zcard(KEYS.queue)), entries)
 
 
 @pytest.fixture

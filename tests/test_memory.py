@@ -25,8 +25,8 @@ from django_redislock import (
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
 
+from .actors import GENEROUS, NAME, TOKEN, Other
 from .processes import Worker
-from .test_lock import GENEROUS, NAME, TOKEN, Other, let_go_of_everything
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
@@ -37,11 +37,9 @@ DUMMY = "django.core.cache.backends.dummy.DummyCache"
 
 
 @pytest.fixture(autouse=True, params=[LOCMEM, DUMMY], ids=["LocMemCache", "DummyCache"])
-def _memory(request: pytest.FixtureRequest, settings: Settings) -> Iterator[None]:
+def _memory(request: pytest.FixtureRequest, settings: Settings) -> None:
     """The default alias, and another one, have no Redis."""
     settings.CACHES = {"default": {"BACKEND": request.param}, "second": {"BACKEND": request.param}}
-    yield
-    let_go_of_everything()
 
 
 @pytest.fixture(params=[Lock, FairLock])

@@ -20,9 +20,7 @@ from django_redislock.steps import run
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
-from .processes import Worker
-from .proxy import Proxy, proxy
-from .test_lock import (
+from .actors import (
     GENEROUS,
     KEYS,
     NAME,
@@ -31,20 +29,15 @@ from .test_lock import (
     Other,
     flag,
     holder,
-    let_go_of_everything,
     queued,
     server_time,
 )
+from .processes import Worker
+from .proxy import Proxy, proxy
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
 Settings = Any
-
-
-@pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
-    yield
-    let_go_of_everything()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 -- (shared piece) decides who may have a free lock, and tells them; needs `call`, `us` and `grant`
 -- me, my_mode: the token that asks for itself, or nil. heads: the head of the queue, where it was read already.
--- alive: the channel of a holder that just showed that it lives. Answers
+-- alive: the channel of a former holder that is not to be suspected; who calls lives anyway. Answers
 --   'take'    the lock is for whoever asks: the queue is empty, or the head is me, or I may overtake it
 --   'passed'  handed over, or somebody who is alive was told to come
 --   'more'    the limit of one call was reached: call again
@@ -38,7 +38,7 @@ local function pass_on(me, my_mode, heads, alive)
         local found = call('HMGET', KEYS[3], token, '!')
         entry, marks = found[1], found[2] or '-'
         for channel in string.gmatch(marks, '%S+') do
-          if channel ~= alive and channel ~= '-' then dead[channel] = 'suspect' end
+          if channel ~= alive and channel ~= ARGV[3] and channel ~= '-' then dead[channel] = 'suspect' end
         end
       end
       local mode, channel, ttl, seen, owner
@@ -53,33 +53,35 @@ local function pass_on(me, my_mode, heads, alive)
         -- a polled waiter comes by itself; four missed looks and it is gone
         if us - tonumber(seen) < 1000000 then
           call('ZREM', KEYS[4], ARGV[1])
-          if alive then mark('-') end
+          mark('-')
           verdict = 'passed' break
         end
         drop[#drop + 1] = token
       elseif dead[channel] then
         drop[#drop + 1] = token
-      else
-        local message
-        if patient then
+      elseif patient then
+        -- asked before the grant: a message that counts 0 may still be heard, at a replica. No number (no rights to ask)
+        -- means "cannot tell", never "nobody there"
+        if redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0 then
+          dead[channel] = 'gone'
+          drop[#drop + 1] = token
+        else
           ttl = tonumber(ttl)
           local lease = math.min(ttl, math.max(3000, math.floor(ttl / 3)))
           call('ZREM', KEYS[2], token)
           mark(channel)
           call('HDEL', KEYS[3], token)
           local fence = grant(token, channel, 'h', lease, owner)
-          message = table.concat({'g', token, fence, string.format('%.0f', us), lease, ARGV[1]}, ' ')
-        else
-          call('ZREM', KEYS[4], ARGV[1])
-          if alive then mark('-') end
-          message = 'w ' .. token .. ' ' .. ARGV[1]
+          local message = {'g', token, fence, string.format('%.0f', us), lease, ARGV[1]}
+          redis.pcall('PUBLISH', channel, table.concat(message, ' '))
+          verdict = 'passed' break
         end
-        -- an error here (no channel rights) means "cannot tell", never "nobody there"
-        if redis.pcall('PUBLISH', channel, message) ~= 0 then verdict = 'passed' break end
+      else
+        call('ZREM', KEYS[4], ARGV[1])
+        mark('-')
+        if redis.pcall('PUBLISH', channel, 'w ' .. token .. ' ' .. ARGV[1]) ~= 0 then verdict = 'passed' break end
         dead[channel] = 'gone'
         drop[#drop + 1] = token
-        call('DEL', KEYS[1])
-        call('ZREM', KEYS[4], ARGV[1])
       end
     end
     if #drop > 0 then

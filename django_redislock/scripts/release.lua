@@ -10,7 +10,7 @@ if flag then call('DEL', KEYS[1]) end
 
 if ARGV[5] == '1' then call('SET', KEYS[6], '1', 'PX', 60000) end
 
-local was_held, alive = flag and 1 or 0, flag == 'h' and ARGV[3]
+local was_held, alive = flag and 1 or 0, nil
 if held and not flag then
   local its, at = string.match(held, '^(%S+) (%S+) ')
   if its == ARGV[2] then
@@ -29,7 +29,7 @@ end
 local heads = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
 if #heads == 0 then
   call('ZREM', KEYS[4], ARGV[1])
-  if alive then call('DEL', KEYS[3]) end
+  if alive or flag == 'h' then call('DEL', KEYS[3]) end
   return {was_held, 0}
 end
 

@@ -1,0 +1,115 @@
+"""Who acts in the tests: threads that take orders, processes that only queue; and what Redis holds of a lock."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import redis
+
+from django_redislock import scripts
+from django_redislock.connection import Backend
+from django_redislock.names import make_keys
+from django_redislock.steps import run
+
+T = TypeVar("T")
+
+NAME = "order:42"
+KEYS = make_keys("redislock{0}:", NAME)
+TOKEN = "a-token-that-the-tests-know"
+GENEROUS = 30  # seconds that nothing should take
+
+
+class Other:
+    """A thread that does what it is told, one thing after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def start(self, call: Callable[[], T]) -> Future[T]:
+        """Let it begin; the future has the result."""
+        future: Future[T] = Future()
+        self._jobs.put((future, call))
+        return future
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        return self.start(call).result(GENEROUS)
+
+    def end(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(GENEROUS)
+
+
+class Ghost:
+    """Another process, as Redis sees it: it queues (alive: its channel is heard), and then does nothing any more."""
+
+    def __init__(self, client: redis.Redis, *, alive: bool) -> None:
+        self.client = client
+        self.backend = Backend("default", "redislock")
+        self.pubsub = client.pubsub()
+        if alive:
+            self.pubsub.subscribe(self.backend.channel)
+            assert self.pubsub.get_message(timeout=GENEROUS)
+
+    def queue(self, token: str, *, mode: str, age: float = 0.0, ttl: float = 30) -> scripts.Taken:
+        """Queue as a waiter that came ``age`` seconds ago."""
+        return run(
+            scripts.acquire(
+                self.backend,
+                KEYS,
+                NAME,
+                token,
+                ttl=round(ttl * 1000),
+                mode=mode,
+                wait="1",
+                ticket=server_time(self.client) - round(age * 1e6),
+                owner="ghost",
+            )
+        )
+
+    def hear(self) -> list[str]:
+        """The words of the next message to this process."""
+        message = self.pubsub.get_message(timeout=GENEROUS)
+        assert message
+        return str(message["data"].decode()).split()
+
+    def close(self) -> None:
+        self.pubsub.close()
+        self.backend.close()
+
+
+def server_time(client: redis.Redis) -> int:
+    """Microseconds by the server's clock."""
+    seconds, micros = client.time()
+    return int(seconds) * 1_000_000 + int(micros)
+
+
+def holder(client: redis.Redis, name: str = NAME) -> str:
+    """The token that holds the lock in Redis; empty when nobody does."""
+    value = client.get(make_keys("redislock{0}:", name).lock)
+    return value.decode().split(" ")[0] if isinstance(value, bytes) else ""
+
+
+def flag(client: redis.Redis) -> str:
+    """c: the lock was taken or is confirmed, h: it was handed over."""
+    value = client.get(KEYS.lock)
+    return value.decode().split(" ")[2] if isinstance(value, bytes) else ""
+
+
+def queued(client: redis.Redis) -> int:
+    """How many wait, by whichever key has more of them. (``!`` is no waiter but the trace of a handoff.)"""
+    entries = int(client.hlen(KEYS.waiters)) - int(client.hexists(KEYS.waiters, "!"))
+    return max(int(client.zcard(KEYS.queue)), entries)

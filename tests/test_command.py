@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command, load_command_class
+from django.test import override_settings
+
+from django_redislock import FairLock, Lock, LockLost, get_lock, lock_force_released
+from django_redislock.management.commands.redislocks import duration, printable, table
+from django_redislock.registry import LockInfo
+from redisserver import RedisServer
+
+ROOT = Path(__file__).parent.parent
+PREFIX = "redislock{0}:"
+
+
+def redislocks(*arguments: str, **options: Any) -> str:
+    """What the command prints."""
+    out = io.StringIO()
+    call_command("redislocks", *arguments, stdout=out, **options)
+    return out.getvalue()
+
+
+def hold(name: str, **options: Any) -> str:
+    """Leave the lock held by nobody in particular; answers the token."""
+    lock = Lock(name, **options)
+    assert lock.acquire(blocking=False)
+    return lock.detach()
+
+
+@pytest.fixture
+def wait_for(eventually: Callable[..., Any]) -> Iterator[Callable[[str], threading.Event]]:
+    """Queue a thread for a lock; the event tells that it had it."""
+    threads: list[threading.Thread] = []
+
+    def wait_for(name: str) -> threading.Event:
+        got = threading.Event()
+
+        def wait() -> None:
+            with FairLock(name, blocking_timeout=30):
+                got.set()
+
+        before = (get_lock(name) or pytest.fail(f"{name} is not held")).waiters
+        thread = threading.Thread(target=wait)
+        thread.start()
+        threads.append(thread)
+        eventually(lambda: (info := get_lock(name)) and info.waiters == before + 1)
+        return got
+
+    yield wait_for
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """What somebody types when asked; None: nobody is there."""
+
+    def answer(text: str | None) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("" if text is None else f"{text}\n"))
+
+    return answer
+
+
+def info(name: str = "a", **changes: Any) -> LockInfo:
+    now = datetime.now(timezone.utc)
+    values = {"owner": "host:1:Main", "fence": 7, "since": now, "held_for": 1.0, "lease_left": 2.0, "waiters": 0}
+    return LockInfo(name=name, token_hint="abcd…", **{**values, **changes})
+
+
+# -- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_list_says_so_when_no_locks_are_held() -> None:
+    assert redislocks("list") == "No locks are held.\n"
+
+
+def test_list_says_so_when_no_held_lock_matches() -> None:
+    hold("order:1")
+    assert redislocks("list", "seat:*") == "No lock is held that matches seat:*.\n"
+
+
+def test_list_shows_name_owner_durations_fence_and_waiters(wait_for: Callable[[str], threading.Event]) -> None:
+    with Lock("order:42", ttl=600) as lock:
+        wait_for("order:42")
+        fence, (head, row) = lock.fence, redislocks("list").splitlines()
+    assert head.split("  ")[0] == "NAME"
+    assert re.split(r" {2,}", head) == ["NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS"]
+    name, owner, held_for, left, shown_fence, waiters = re.split(r" {2,}", row)
+    assert name == "order:42"
+    assert f":{os.getpid()}:" in owner
+    assert re.fullmatch(r"\d+(\.\d)? s", held_for)
+    assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
+    assert (shown_fence, waiters) == (str(fence), "1")
+
+
+def test_list_shows_only_what_matches_sorted_by_name() -> None:
+    for name in ("order:2", "order:1", "seat:1"):
+        hold(name)
+    assert [line.split()[0] for line in redislocks("list", "order:*").splitlines()] == ["NAME", "order:1", "order:2"]
+
+
+def test_json_is_for_programs() -> None:
+    token = hold("order:42", ttl=100)
+    text = redislocks("list", format="json")
+    (lock,) = json.loads(text)
+    assert list(lock) == ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
+    since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
+    assert since.utcoffset() == timedelta()
+    assert expires - since == pytest.approx(timedelta(seconds=100), abs=timedelta(seconds=0.01))
+    assert isinstance(lock["held_for"], float)
+    assert 0 < lock["lease_left"] <= 100
+    assert (lock["name"], lock["waiters"]) == ("order:42", 0)
+    assert token[:8] not in text
+
+
+def test_json_of_no_locks_is_an_empty_list() -> None:
+    assert json.loads(redislocks("list", "--format", "json")) == []
+
+
+def test_tokens_are_never_printed(answer: Callable[[str | None], None]) -> None:
+    token = hold("order:42")
+    answer("yes")
+    printed = redislocks("list") + redislocks("list", "--format=json") + redislocks("clear", "order:42")
+    assert token[:8] not in printed
+
+
+def test_what_would_steer_the_terminal_is_escaped(client: redis.Redis) -> None:
+    hold("order:\u202e42")
+    value = f"{'t' * 22} channel c 5 1700000000000000 \x1b]0;owned\x07host"
+    client.set(f"{PREFIX}lock:order:43", value, px=60_000)
+    client.zadd(f"{PREFIX}index", {"order:43": 4e15})
+    for arguments in (["list"], ["list", "--format=json"], ["clear", "--all", "--dry-run"], ["clear", "--all"]):
+        printed = redislocks(*arguments, interactive=False) if arguments[0] == "clear" else redislocks(*arguments)
+        assert printed.replace("\n", "").isprintable()
+        assert "\\u202e42" in printed
+        assert "]0;owned" in printed
+
+
+def test_a_printable_name_stands_as_it_is() -> None:
+    assert printable("größe:ключ:鍵:C:\\x") == "größe:ключ:鍵:C:\\x"
+
+
+def test_columns_stay_aligned_with_wide_and_combining_characters() -> None:
+    lines = table([info("鍵"), info("e\u0301e"), info("plain")]).splitlines()
+    assert lines[0].startswith("NAME   OWNER")
+    assert lines[1].startswith("鍵     host")
+    assert lines[2].startswith("e\u0301e     host")
+    assert lines[3].startswith("plain  host")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3599.7, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+        (86400 * 4 + 3600 * 3 + 59, "4 d 3 h"),
+    ],
+)
+def test_durations_are_short_and_say_their_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_terminal_of_another_encoding_gets_escapes() -> None:
+    hold("größe:鍵")
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding="latin-1", write_through=True) as out:
+        call_command("redislocks", "list", stdout=out)
+        assert "größe:\\u9375  ".encode("latin-1") in raw.getvalue()
+
+
+# -- clear ------------------------------------------------------------------------------------------------------------
+
+
+def test_clear_sets_the_named_locks_free_and_says_whose_they_were() -> None:
+    for name in ("a", "b", "c"):
+        hold(name)
+    printed = redislocks("clear", "a", "b", "--noinput")
+    assert [line.split(",")[0] for line in printed.splitlines()] == ["Cleared a", "Cleared b"]
+    assert f":{os.getpid()}:" in printed
+    assert not Lock("a").locked()
+    assert not Lock("b").locked()
+    assert Lock("c").locked()
+
+
+def test_clear_wakes_the_next_waiter(wait_for: Callable[[str], threading.Event]) -> None:
+    hold("a", ttl=600)
+    got = wait_for("a")
+    redislocks("clear", "a", "--noinput")
+    assert got.wait(20)
+
+
+def test_clear_tells_the_old_holder(eventually: Callable[..., Any]) -> None:
+    told: list[LockLost] = []
+    lock = Lock("a", ttl=600, on_lost=told.append)
+    lock.acquire()
+    redislocks("clear", "a", "--noinput")
+    eventually(lambda: told)
+    assert "force" in told[0].reason
+    assert lock.lost
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+def test_clear_tells_the_site_who_did_it() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def receiver(*, name: str, by: str, **facts: Any) -> None:
+        heard.append((name, by))
+
+    hold("a")
+    lock_force_released.connect(receiver)
+    try:
+        redislocks("clear", "a", "--noinput")
+    finally:
+        lock_force_released.disconnect(receiver)
+    assert heard == [("a", "manage.py redislocks clear")]
+
+
+@pytest.mark.parametrize("yes", ["y", "yes", "Y", " YES "])
+def test_clear_asks_first_and_shows_what_it_would_clear(yes: str, answer: Callable[[str | None], None]) -> None:
+    hold("a")
+    hold("b")
+    answer(yes)
+    printed = redislocks("clear", "a", "b")
+    question = printed.index("Clear 2 locks? [y/N] ")
+    assert f":{os.getpid()}:" in printed[:question]
+    assert "Cleared" not in printed[:question]
+    assert printed.count("Cleared ") == 2
+
+
+@pytest.mark.parametrize("no", ["", "n", "no", "yeah", "a"])
+def test_clear_leaves_everything_alone_when_the_answer_is_not_yes(
+    no: str, answer: Callable[[str | None], None]
+) -> None:
+    hold("a")
+    answer(no)
+    with pytest.raises(CommandError, match=r"^Nothing was cleared\.$"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+def test_clear_does_nothing_when_nobody_can_be_asked(answer: Callable[[str | None], None]) -> None:
+    hold("a")
+    answer(None)
+    with pytest.raises(CommandError, match="--noinput"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+def test_clear_by_pattern_leaves_the_others() -> None:
+    for name in ("order:1", "order:2", "seat:1"):
+        hold(name)
+    assert redislocks("clear", "--match", "order:*", "--noinput").count("Cleared order:") == 2
+    assert re.findall(r"^\S+:\d", redislocks("list"), re.M) == ["seat:1"]
+
+
+def test_clear_all_clears_everything() -> None:
+    hold("order:1")
+    hold("seat:1")
+    assert redislocks("clear", "--all", "--noinput").count("Cleared ") == 2
+    assert redislocks("list") == "No locks are held.\n"
+
+
+def test_dry_run_only_says_what_would_be_cleared() -> None:
+    hold("order:1")
+    hold("seat:1")
+    printed = redislocks("clear", "--match", "order:*", "--dry-run")
+    assert printed.startswith("Would be cleared:\n")
+    assert "order:1" in printed
+    assert "seat:1" not in printed
+    assert Lock("order:1").locked()
+
+
+def test_clear_fails_when_a_named_lock_is_not_held_and_clears_the_others() -> None:
+    hold("a")
+    with pytest.raises(CommandError, match=r"^Not held: b, c$") as caught:
+        redislocks("clear", "b", "a", "c", "--noinput")
+    assert caught.value.returncode == 1
+    assert not Lock("a").locked()
+
+
+def test_dry_run_fails_too_when_a_named_lock_is_not_held() -> None:
+    with pytest.raises(CommandError, match=r"^Not held: b$"):
+        redislocks("clear", "b", "--dry-run")
+
+
+def test_a_lock_that_came_free_before_the_answer_counts_as_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = hold("a")
+
+    def type_yes_late() -> str:
+        Lock("a", token=token).release()
+        return "yes"
+
+    monkeypatch.setattr("builtins.input", type_yes_late)
+    with pytest.raises(CommandError, match=r"^Not held: a$"):
+        redislocks("clear", "a")
+
+
+def test_a_name_given_twice_is_cleared_once() -> None:
+    hold("a")
+    assert redislocks("clear", "a", "a", "--noinput").count("Cleared a") == 1
+
+
+def test_nothing_to_clear_by_pattern_is_no_failure() -> None:
+    assert redislocks("clear", "--all", "--noinput") == "No locks are held.\n"
+    assert redislocks("clear", "--match=x*", "--noinput") == "No lock is held that matches x*.\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--match=a"], ["--all", "--match=a"]])
+def test_clear_wants_exactly_one_way_to_say_what(arguments: list[str]) -> None:
+    hold("a")
+    with pytest.raises(CommandError, match="either names, or --match PATTERN, or --all"):
+        redislocks("clear", *arguments, "--noinput")
+    assert Lock("a").locked()
+
+
+def test_clear_refuses_a_name_that_cannot_be_one() -> None:
+    with pytest.raises(CommandError, match=r"contains '\\x1b'"):
+        redislocks("clear", "a\x1b[2J", "--noinput")
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def test_using_names_the_alias(server: RedisServer) -> None:
+    backend = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    with override_settings(CACHES={"default": backend, "other": {**backend, "KEY_PREFIX": "other"}}):
+        hold("here")
+        hold("there", using="other")
+        assert "there" not in redislocks("list")
+        assert "here" not in redislocks("list", "--using", "other").replace("there", "")
+        assert redislocks("clear", "there", "--using=other", "--noinput").startswith("Cleared there")
+        assert Lock("here").locked()
+
+
+def test_an_unknown_alias_is_a_clear_error() -> None:
+    with pytest.raises(CommandError, match=r"no cache alias 'nowhere'.*There are: default, memory"):
+        redislocks("list", "--using", "nowhere")
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["clear", "a", "--noinput"], ["clear", "--all", "--noinput"]])
+def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
+    nowhere = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    problem = r"Redis cannot be reached for .*cache alias 'default'"
+    with override_settings(CACHES={"default": nowhere}), pytest.raises(CommandError, match=problem):
+        redislocks(*arguments)
+
+
+def test_a_subcommand_must_be_given() -> None:
+    with pytest.raises(CommandError, match="SUBCOMMAND"):
+        redislocks()
+
+
+def manage(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a site would, in a process of its own, without DJANGO_SETTINGS_MODULE."""
+    known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    return subprocess.run(
+        [sys.executable, "-m", "django", "redislocks", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        env={**known, "PYTHONPATH": str(ROOT), **environment},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_djangos_own_options_stand_behind_the_subcommand_too() -> None:
+    hold("order:42")
+    shown = manage("list", "--settings=tests.settings", "--no-color")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "order:42" in shown.stdout
+    cleared = manage("clear", "order:42", "order:43", "--noinput", "-v0", "--settings", "tests.settings")
+    assert cleared.returncode == 1
+    assert cleared.stdout.startswith("Cleared order:42")
+    assert cleared.stderr.endswith("CommandError: Not held: order:43\n")
+    assert "Traceback" not in cleared.stderr
+
+
+def test_redis_out_of_reach_prints_no_traceback() -> None:
+    shown = manage("--settings=tests.settings", "list", REDISLOCK_TEST_URL="redis://127.0.0.1:1/0")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.stderr.startswith("CommandError: Redis cannot be reached")
+    assert "Traceback" not in shown.stderr
+
+
+def test_options_before_the_subcommand_survive_it() -> None:
+    options = (
+        load_command_class("django_redislock", "redislocks")
+        .create_parser("manage.py", "redislocks")
+        .parse_args(["--traceback", "-v2", "list"])
+    )
+    assert options.traceback
+    assert options.verbosity == 2

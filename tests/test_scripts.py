@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import pytest
+import redis
+
+import django_redislock
+from django_redislock import scripts
+from django_redislock.connection import get_backend
+from django_redislock.names import make_keys
+from django_redislock.scripts import Script
+from django_redislock.steps import run
+from redisserver import RedisServer, redis_server
+
+FOLDER = Path(django_redislock.__file__).parent / "scripts"
+SOURCES = {path.stem: path.read_text() for path in FOLDER.glob("*.lua")}
+PIECES = {name: text for name, text in SOURCES.items() if text.startswith("-- (shared piece)")}
+SCRIPTS = {name: text for name, text in SOURCES.items() if name not in PIECES}
+
+# fakeredis has these, and no cmsgpack, bit or struct
+PROVIDED = "KEYS ARGV redis string table math cjson tonumber tostring unpack pairs ipairs"
+KEYWORDS = "and break do else elseif end false for function if in local nil not or repeat return then true until while"
+
+
+def code_of(source: str) -> str:
+    """The script without comments and texts."""
+    return re.sub(r"'[^'\n]*'", "''", re.sub(r"--.*", "", source))
+
+
+def test_there_are_scripts_and_shared_pieces() -> None:
+    assert set(SCRIPTS) == {"acquire", "release", "renew", "force", "info"}
+    assert set(PIECES) == {"grant", "pass_on"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_opens_with_its_keys_arguments_and_answer(name: str) -> None:
+    head = re.match(r"(--.*\n)+", SCRIPTS[name])
+    assert head is not None
+    lines = head.group().splitlines()
+    assert lines[0].startswith(f"-- {name}: ")
+    opening = [line.split()[1] for line in lines[1:] if not line.startswith("--  ")]
+    assert opening == ["KEYS", "ARGV", "answer"]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_uses_the_keys_that_it_names(name: str) -> None:
+    named = re.search(r"^-- KEYS +(.*)$", SCRIPTS[name], re.M)
+    assert named is not None
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", Script(name).source)}
+    assert max(used) == len(named[1].split(", "))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_key_is_declared(name: str) -> None:
+    source = re.sub(r"--.*", "", Script(name).source)
+    calls = re.findall(r"\bp?call(?:\('|, ')([A-Z]+)'(?:, ([^,)]+))?", source)
+    assert len(calls) >= 5
+    for command, first in calls:
+        assert first.startswith("KEYS[") or command in {"TIME", "PUBLISH", "PUBSUB"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_shared_pieces_are_resolved(name: str) -> None:
+    source = Script(name).source
+    assert "#include" not in source
+    for piece in re.findall(r"--#include (\w+)", SCRIPTS[name]):
+        assert PIECES[piece].rstrip() in source
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_every_shared_piece_is_shared(piece: str) -> None:
+    assert sum(f"--#include {piece}\n" in source for source in SCRIPTS.values()) > 1
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_includes_what_it_calls(name: str) -> None:
+    code = code_of(Script(name).source)
+    for piece in PIECES:
+        called = re.search(rf"\b{piece}\(", re.sub(rf"local function {piece}\(", "", code)) is not None
+        assert called == (f"--#include {piece}\n" in SCRIPTS[name])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_knows_no_globals_but_those_that_every_server_provides(name: str) -> None:
+    code = code_of(Script(name).source)
+    known = {*KEYWORDS.split(), *PROVIDED.split()}
+    for pattern in (r"local function (\w+)", r"local ((?!function)\w+(?:, *\w+)*)", r"for (\w+(?:, *\w+)*)"):
+        for names in re.findall(pattern, code):
+            known.update(re.split(r", *", names))
+    for names in re.findall(r"function \w+\(([^)]*)\)", code):
+        known.update(re.split(r", *", names))
+    used = set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", code))
+    assert used <= known
+
+
+def servers(client: redis.Redis) -> dict[str, Any]:
+    return {"default": client, "memory": fakeredis.FakeRedis(server=fakeredis.FakeServer())}
+
+
+@pytest.mark.parametrize("using", ["default", "memory"])
+def test_a_server_refuses_a_script_that_sets_a_global(using: str, client: redis.Redis) -> None:
+    with pytest.raises(redis.ResponseError, match=r"global|readonly"):
+        servers(client)[using].eval("leaked = 1", 0)
+
+
+@pytest.mark.parametrize("using", ["default", "memory"])
+def test_no_script_sets_a_global(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = get_backend(using)
+    monkeypatch.setattr(backend, "channel", "nobody-listens")
+    keys = make_keys(backend.prefix, "a")
+
+    def acquire(token: str, mode: str, wait: str = "1") -> scripts.Taken:
+        options: dict[str, Any] = {"ttl": 30_000, "mode": mode, "wait": wait, "ticket": None, "owner": "somebody"}
+        return run(scripts.acquire(backend, keys, "a", token * 22, **options))
+
+    assert acquire("a", "L").state == scripts.GRANTED
+    assert acquire("a", "L").state == scripts.ALREADY
+    assert acquire("b", "F", "p").state == scripts.BUSY
+    assert acquire("c", "L").state == scripts.BUSY
+    assert run(scripts.info(backend, keys, "a", 100))[3] == 2
+    for how in ("keep", "confirm", "add", "set"):
+        assert run(scripts.renew(backend, keys, "a", "a" * 22, 30_000, how, 30_000)).state == scripts.HELD
+    # the first waits by itself, the second's process is dead
+    assert run(scripts.release(backend, keys, "a", "a" * 22)) == (True, False)
+    assert acquire("b", "F").state == scripts.GRANTED
+    assert run(scripts.force(backend, keys, "a"))
+    assert run(scripts.renew(backend, keys, "a", "b" * 22, 30_000, "keep", 30_000)).state == scripts.LOST
+    assert run(scripts.release(backend, keys, "a", "d" * 22, unknown=True)) == (False, False)
+    assert acquire("d", "L").state == scripts.GONE
+    assert run(scripts.info(backend, keys, "a", 100))[3] == 0
+
+
+def test_an_unknown_script_is_sent_in_full_once(client: redis.Redis) -> None:
+    backend = get_backend()
+    keys = make_keys(backend.prefix, "a")
+    client.script_flush()
+    client.config_resetstat()
+    for _ in range(3):
+        run(scripts.info(backend, keys, "a", 0))
+    stats = client.info("commandstats")
+    assert stats["cmdstat_eval"]["calls"] == 1
+    assert stats["cmdstat_evalsha"]["calls"] == 3
+    assert client.script_exists(Script("info").sha) == [True]
+
+
+def test_every_script_has_an_identity_of_its_own() -> None:
+    loaded = [Script(name) for name in SCRIPTS]
+    assert len({script.sha for script in loaded}) == len(SCRIPTS)
+    for script in loaded:
+        command = script.by_sha(("k1", "k2"), (1, "b"))
+        assert command == ("EVALSHA", script.sha, 2, "k1", "k2", 1, "b")
+        assert script.by_source(command) == ("EVAL", script.source, 2, "k1", "k2", 1, "b")
+
+
+def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
+    client: redis.Redis, server: RedisServer, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PUBLISH counts the subscribers of this node alone, yet replicas (and a cluster's other nodes) pass messages on. A
+    # process that still listens at a demoted master would believe a grant that was taken back: two holders.
+    backend = get_backend()
+    keys = make_keys(backend.prefix, "a")
+    options: dict[str, Any] = {"ttl": 30_000, "mode": "F", "wait": "1", "ticket": None, "owner": "somebody"}
+    with redis_server() as second, second.client() as replica, replica.pubsub() as elsewhere:
+        client.config_set("repl-diskless-sync-delay", 0)
+        replica.replicaof("127.0.0.1", str(server.port))
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        elsewhere.subscribe("elsewhere")
+        assert (elsewhere.get_message(timeout=20) or {})["type"] == "subscribe"
+
+        assert run(scripts.acquire(backend, keys, "a", "a" * 22, **options)).state == scripts.GRANTED
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "channel", "elsewhere")
+            assert run(scripts.acquire(backend, keys, "a", "b" * 22, **options)).state == scripts.BUSY
+        assert run(scripts.release(backend, keys, "a", "a" * 22)) == (True, False)
+        assert not client.exists(keys.lock)
+        client.publish("elsewhere", "end")
+        heard: list[bytes] = []
+        while b"end" not in heard:
+            heard.append((elsewhere.get_message(timeout=20) or {})["data"])
+    assert [message for message in heard if message.startswith(b"g ")] == []
