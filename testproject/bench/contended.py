@@ -1,0 +1,160 @@
+"""Processes that all want one lock, again and again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from statistics import median
+from time import monotonic, process_time
+from typing import NamedTuple
+
+from redisserver import RedisServer
+
+from .contenders import CONTENDERS, TTL
+from .crew import Crew
+from .figures import (
+    Figures,
+    Section,
+    handovers,
+    jain,
+    kept,
+    median_ratio,
+    order,
+    percentile,
+    scatter,
+    shares,
+    violations,
+)
+from .report import Row
+from .serverstats import Observer
+from .worker import Worker
+
+WARM_UP = 0.2  # seconds: connections, scripts, listeners
+CALIBRATION = 0.3  # seconds
+
+ROWS = (
+    Row("sections_per_second", "sections/s", "{:.0f}"),
+    Row("x_python_redis_lock", "sections/s / python-redis-lock", "{:.2f}"),
+    Row("round_trips", "round trips per section", "{:.2f}"),
+    Row("server_us", "server time per section, us", "{:.1f}"),
+    Row("cpu_us", "client CPU per section, us", "{:.1f}"),
+    Row("handover_p50_ms", "hand-over p50, ms", "{:.2f}"),
+    Row("handover_p99_ms", "hand-over p99, ms", "{:.2f}"),
+    Row("wait_p50_ms", "wait p50, ms", "{:.2f}"),
+    Row("wait_p99_ms", "wait p99, ms", "{:.2f}"),
+    Row("wait_max_ms", "longest wait, ms", "{:.1f}"),
+    Row("jain", "fairness between processes (Jain)", "{:.3f}"),
+    Row("min_by_max", "fewest / most sections of a process", "{:.2f}"),
+    Row("kept_percent", "same process again, %", "{:.1f}"),
+    Row("inversions_percent", "overtook somebody, by time of request, %", "{:.2f}"),
+    Row("overtaken_percent", "were overtaken, by time of request, %", "{:.2f}"),
+    Row("inversions_in_server_order_percent", "overtook somebody, in server order, %", "{:.2f}"),
+    Row("inversions_in_server_order", "the same, number of sections", "{:d}"),
+    Row("violations", "violations of exclusion", "{:d}"),
+)
+
+
+class Competed(NamedTuple):
+    log: list[Section]
+    cpu: float  # seconds of all threads of the process
+    troubles: list[str]
+
+
+def compete(worker: Worker, key: str, hold: float, seconds: float) -> Competed:
+    """Enter as often as possible for ``seconds``."""
+    contender = worker.contender(key, TTL)
+    worker.note_tickets()
+    end = monotonic() + min(WARM_UP, seconds)
+    while monotonic() < end:
+        worker.section(contender, worker.number, 0)
+    worker.ready()
+    log: list[Section] = []
+    cpu, end = process_time(), monotonic() + seconds
+    while monotonic() < end:
+        log.append(worker.section(contender, worker.number, hold))
+    competed = Competed(log, process_time() - cpu, worker.troubles.copy())
+    worker.troubles.clear()
+    return competed
+
+
+def clocks(worker: Worker, seconds: float) -> list[float]:
+    """The server's clock minus ours at the sending, under the load of all asking for it."""
+    client = worker.contender("floor", TTL).client
+    client.ping()
+    worker.ready()
+    offsets: list[float] = []
+    end = monotonic() + seconds
+    while (asked := monotonic()) < end:
+        seconds_, us = client.time()
+        offsets.append(seconds_ + us / 1e6 - asked)
+    return offsets
+
+
+def measure(
+    server: RedisServer,
+    observer: Observer,
+    keys: list[str],
+    *,
+    procs: int,
+    hold_ms: float,
+    seconds: float,
+    rounds: int,
+    tell: Callable[[str], None],
+) -> dict[str, Figures]:
+    """``rounds`` of ``seconds / rounds`` for each contender."""
+    sections: dict[str, list[list[Section]]] = defaultdict(list)
+    speeds: dict[str, list[float]] = defaultdict(list)
+    requests: dict[str, int] = defaultdict(int)
+    server_us: dict[str, float] = defaultdict(float)
+    cpu: dict[str, float] = defaultdict(float)
+    troubles: dict[str, Counter[str]] = defaultdict(Counter)
+    scatters: list[float] = []
+    span = seconds / rounds
+    with Crew(server.url, procs) as crew:
+        for number in range(1, rounds + 1):
+            tell(f"round {number} of {rounds}: the clocks")
+            offsets = crew.call(clocks, min(CALIBRATION, span))
+            scatters.append(scatter([offset for answer in offsets for offset in answer]))
+            for key in keys:
+                tell(f"round {number} of {rounds}: {key}")
+                answers = crew.call(compete, key, hold_ms / 1000, span, seconds=span, when_ready=observer.reset)
+                statistics = observer.read()
+                log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
+                sections[key].append(log)
+                # not those that were still waiting at the end: nobody competes with them any more
+                end = min(section.asked for section in log) + span
+                speeds[key].append(sum(section.got <= end for section in log) / span)
+                requests[key] += statistics.requests
+                server_us[key] += statistics.server_us(CONTENDERS[key])
+                for answer in answers:
+                    cpu[key] += answer.cpu
+                    troubles[key].update(answer.troubles)
+    tolerance = median(scatters)
+    figures: dict[str, Figures] = {}
+    for key in keys:
+        every = [section for log in sections[key] for section in log]
+        waits = [(section.got - section.asked) * 1000 for section in every]
+        gaps = [gap * 1000 for log in sections[key] for gap in handovers(log)]
+        part = shares(every, procs)
+        figures[key] = {
+            "sections": len(every),
+            "sections_per_second": median(speeds[key]),
+            "x_python_redis_lock": median_ratio(speeds[key], speeds.get("python-redis-lock")),
+            "round_trips": requests[key] / len(every),
+            "server_us": server_us[key] / len(every),
+            "cpu_us": cpu[key] / len(every) * 1e6,
+            "handover_p50_ms": percentile(gaps, 50),
+            "handover_p99_ms": percentile(gaps, 99),
+            "wait_p50_ms": percentile(waits, 50),
+            "wait_p99_ms": percentile(waits, 99),
+            "wait_max_ms": max(waits),
+            "jain": jain(part),
+            "min_by_max": min(part) / max(part),
+            "sections_per_process": part,
+            "kept_percent": 100 * (median(kept(log) or 0.0 for log in sections[key])),
+            **order(every, tolerance),
+            "order_tolerance_ms": tolerance * 1000,
+            "violations": sum(violations(log) for log in sections[key]),
+            "troubles": dict(troubles[key]),
+        }
+    return figures

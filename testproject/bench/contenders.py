@@ -1,0 +1,178 @@
+"""The locks that are compared, each used as its users would: a new lock object for each acquisition."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar, Protocol
+
+import redis
+
+from django_redislock import FairLock, Lock
+
+TTL = 30  # seconds
+
+
+class Held(Protocol):
+    """An acquisition."""
+
+    def release(self) -> object: ...
+
+
+class _Usual(Held, Protocol):
+    """A lock object of the usual kind."""
+
+    def acquire(self) -> object: ...
+
+
+class Contender(ABC):
+    """One kind of lock on one name; made once per process, shared by its threads.
+
+    ``commands``: what it sends to Redis. ``in_script``: those among them that each of its scripts calls once as well.
+    """
+
+    key: ClassVar[str]
+    package: ClassVar[str | None] = None  # that must be importable
+    ours: ClassVar[bool] = False
+    threads: ClassVar[bool] = True  # may be used by many threads
+    commands: ClassVar[tuple[str, ...]]
+    in_script: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, url: str, name: str, ttl: int) -> None:
+        self.name = name
+        self.ttl = ttl  # seconds
+        self.client = redis.Redis.from_url(url, **self.options)
+
+    @abstractmethod
+    def acquire(self) -> Held:
+        """Wait for the lock, without end."""
+
+
+class Floor(Contender):
+    """The least that a lock can do: what everything else is measured by."""
+
+    key = "floor"
+    threads = False  # hundreds that spin would measure the spinning
+    commands = ("set", "evalsha")
+    script = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+    spin = 0.001  # seconds
+
+    def __init__(self, url: str, name: str, ttl: int) -> None:
+        super().__init__(url, name, ttl)
+        self.sha = self.client.script_load(self.script)
+
+    def acquire(self) -> Held:
+        token = secrets.token_urlsafe(16)
+        while not self.client.set(self.name, token, nx=True, px=self.ttl * 1000):
+            time.sleep(self.spin)
+        return _FloorHeld(self, token)
+
+
+class _FloorHeld:
+    __slots__ = ("floor", "token")
+
+    def __init__(self, floor: Floor, token: str) -> None:
+        self.floor = floor
+        self.token = token
+
+    def release(self) -> None:
+        self.floor.client.evalsha(self.floor.sha, 1, self.floor.name, self.token)
+
+
+class RedisPy(Contender):
+    """redis-py's own, which is what django-redis gives as ``cache.lock``."""
+
+    key = "redis-py"
+    commands = ("set", "evalsha")
+
+    def acquire(self) -> Held:
+        lock: redis.lock.Lock = self.client.lock(self.name, timeout=self.ttl)
+        lock.acquire()
+        return lock
+
+
+class PythonRedisLock(Contender):
+    """python-redis-lock."""
+
+    key = "python-redis-lock"
+    package = "redis_lock"
+    commands = ("get", "set", "blpop", "evalsha")
+    in_script = ("get",)
+    options = {"socket_timeout": None}  # redis-py's own 5 seconds would end its BLPOP with an error
+
+    def __init__(self, url: str, name: str, ttl: int) -> None:
+        super().__init__(url, name, ttl)
+        self.kind: Callable[..., _Usual] = import_module("redis_lock").Lock
+
+    def acquire(self) -> Held:
+        lock = self.kind(self.client, self.name, expire=self.ttl)
+        lock.acquire()
+        return lock
+
+
+class RedisFifoLock(Contender):
+    """redis-fifo-lock, the other one with a queue and a fence. It is for asyncio: each process drives a loop."""
+
+    key = "redis-fifo-lock"
+    package = "redis_fifo_lock"
+    threads = False
+    commands = ("blpop", "evalsha")
+
+    def __init__(self, url: str, name: str, ttl: int) -> None:
+        super().__init__(url, name, ttl)
+        self.loop = asyncio.new_event_loop()
+        # kept, not made anew: each new object asks Redis for its eviction policy, an extra round trip
+        self.lock = import_module("redis_fifo_lock").FifoLock(import_module("redis.asyncio").from_url(url), name)
+
+    def acquire(self) -> Held:
+        return _FifoHeld(self, self.loop.run_until_complete(self.lock.acquire()))
+
+
+class _FifoHeld:
+    __slots__ = ("fifo", "lease")
+
+    def __init__(self, fifo: RedisFifoLock, lease: Any) -> None:
+        self.fifo = fifo
+        self.lease = lease
+
+    def release(self) -> None:
+        self.fifo.loop.run_until_complete(self.fifo.lock.release(self.lease))
+
+
+class OurLock(Contender):
+    """Ours, through the cache alias of the worker's settings."""
+
+    key = "Lock"
+    ours = True
+    commands = ("evalsha",)
+    kind: ClassVar[type[Lock]] = Lock
+
+    def acquire(self) -> Held:
+        lock = self.kind(self.name, ttl=self.ttl)
+        lock.acquire()
+        return lock
+
+
+class OurFairLock(OurLock):
+    """The same, first come, first served."""
+
+    key = "FairLock"
+    kind = FairLock
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    kind.key: kind for kind in (Floor, RedisPy, PythonRedisLock, RedisFifoLock, OurLock, OurFairLock)
+}
+
+
+@lru_cache
+def installed() -> tuple[str, ...]:
+    """The keys of the contenders whose package is there."""
+    return tuple(key for key, kind in CONTENDERS.items() if kind.package is None or find_spec(kind.package) is not None)

@@ -1,0 +1,105 @@
+"""The worker processes, as the parent sees them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any
+
+from . import worker
+
+PATIENCE = 60.0  # seconds, beyond what a job takes by itself
+HEAD_START = 0.02  # seconds for the starting time to reach all workers
+
+
+class BenchError(RuntimeError):
+    """A worker failed."""
+
+
+@contextmanager
+def unreached_by_interrupts() -> Iterator[None]:
+    """What is started inside does not get the terminal's Ctrl-C: it is for the parent, which then ends the others."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Crew:
+    """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self.url = url
+        self.size = size
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection] = []
+
+    def __enter__(self) -> Crew:
+        context = get_context("spawn")
+        resource_tracker.ensure_running()  # its start unblocks SIGINT
+        inside = context.RawArray("l", 1)
+        try:
+            with unreached_by_interrupts():
+                for number in range(self.size):
+                    pipe, theirs = context.Pipe()
+                    process = context.Process(target=worker.main, args=(number, theirs, inside, self.url), daemon=True)
+                    self._pipes.append(pipe)
+                    process.start()
+                    self._processes.append(process)
+                    theirs.close()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(
+        self, job: worker.Job, *args: Any, seconds: float = 0.0, when_ready: Callable[[], object] | None = None
+    ) -> list[Any]:
+        """Have all do ``job`` at once; answers what it returned in each. ``seconds``: how long it may well take.
+
+        ``when_ready`` is called when all are warmed up, just before they start.
+        """
+        for pipe in self._pipes:
+            pipe.send((job, args))
+        for number in range(self.size):
+            if self._hear(number, PATIENCE) != worker.READY:
+                raise BenchError(f"{job.__module__}.{job.__name__} did not say that it is ready.")
+        if when_ready is not None:
+            when_ready()
+        start = time.monotonic() + (HEAD_START if self.size > 1 else 0.0)
+        for pipe in self._pipes:
+            pipe.send(start)
+        return [self._hear(number, seconds + PATIENCE) for number in range(self.size)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _hear(self, number: int, patience: float) -> Any:
+        pipe = self._pipes[number]
+        try:
+            if not pipe.poll(patience):
+                raise BenchError(f"Worker {number} gave no answer for {patience:.0f} seconds.")
+            answer = pipe.recv()
+        except EOFError:
+            self._processes[number].join()
+            raise BenchError(f"Worker {number} has died ({self._processes[number].exitcode}).") from None
+        if isinstance(answer, worker.Failure):
+            raise BenchError(f"Worker {number} failed:\n{answer}")
+        return answer

@@ -1,0 +1,113 @@
+"""Figures out of what was logged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+Figures = dict[str, Any]
+"""One contender's figures by name; None where a figure does not apply."""
+
+
+class Section(NamedTuple):
+    """One acquisition. Times are of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    who: int
+    asked: float  # just before the lock object was made
+    got: float
+    leaving: float  # just before the release
+    clash: bool  # somebody else's mark stood in the shared memory
+    ticket: int | None = None  # ours only: the place in the queue, in the server's order
+    fence: int | None = None
+
+
+def percentile(values: Sequence[float], percent: int) -> float | None:
+    if len(values) < 2:
+        return values[0] if values else None
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def jain(shares: Sequence[float]) -> float | None:
+    """Jain's index of fairness: 1 when all have the same, 1/n when one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else None
+
+
+def median_ratio(values: Sequence[float], base: Sequence[float] | None) -> float | None:
+    """The median of the rounds' own ratios: a slow moment of the machine hits both sides of a ratio."""
+    return median(one / other for one, other in zip(values, base, strict=True)) if base else None
+
+
+def overtaken(asked: Sequence[float], tolerance: float = 0) -> int:
+    """How many were served after somebody who had asked later by more than ``tolerance``. In order of grant."""
+    latest, count = float("-inf"), 0
+    for one in asked:
+        if latest - one > tolerance:
+            count += 1
+        latest = max(latest, one)
+    return count
+
+
+def overtaking(asked: Sequence[float], tolerance: float = 0) -> int:
+    """How many were served before somebody who had asked earlier by more than ``tolerance``. In order of grant."""
+    return overtaken([-one for one in reversed(asked)], tolerance)
+
+
+def violations(sections: Sequence[Section]) -> int:
+    """How many entered while somebody else was inside, by the clock or by the mark. Sorted by ``got``."""
+    count, left = 0, float("-inf")
+    for section in sections:
+        if section.clash or section.got < left:
+            count += 1
+        left = max(left, section.leaving)
+    return count
+
+
+def handovers(sections: Sequence[Section]) -> list[float]:
+    """Seconds from a release to the next one's entry, where that was another one who had waited. Sorted by ``got``."""
+    return [
+        after.got - before.leaving
+        for before, after in pairwise(sections)
+        if after.who != before.who and after.asked < before.leaving
+    ]
+
+
+def kept(sections: Sequence[Section]) -> float | None:
+    """The share of sections that the one before had already: a lock that is hogged has many. Sorted by ``got``."""
+    same = [after.who == before.who for before, after in pairwise(sections)]
+    return sum(same) / len(same) if same else None
+
+
+def order(sections: Sequence[Section], tolerance: float) -> Figures:
+    """Who jumped the queue: by when the requests were made (all alike), and exactly, in the server's order (ours).
+
+    A lock that one process hogs has many that overtake and few that are overtaken; in order means none of either.
+    """
+    asked = [section.asked for section in sorted(sections, key=lambda section: section.got)]
+    drawn = sorted((s.fence, s.ticket) for s in sections if s.fence is not None and s.ticket is not None)
+    tickets = [ticket for _, ticket in drawn]
+    return {
+        "inversions_percent": _percent(overtaking(asked, tolerance), len(asked)),
+        "overtaken_percent": _percent(overtaken(asked, tolerance), len(asked)),
+        "inversions_in_server_order_percent": _percent(overtaking(tickets), len(tickets)),
+        "inversions_in_server_order": overtaking(tickets) if tickets else None,
+        "numbered": len(tickets),
+    }
+
+
+def shares(sections: Sequence[Section], processes: int) -> list[int]:
+    """How many sections each process had."""
+    counts: Mapping[int, int] = Counter(section.who for section in sections)
+    return [counts.get(who, 0) for who in range(processes)]
+
+
+def scatter(offsets: Sequence[float]) -> float:
+    """By how many seconds the way from a clock read here to the server may differ: p99 over the quickest."""
+    return (percentile(offsets, 99) or 0.0) - min(offsets, default=0.0)
+
+
+def _percent(count: int, of: int) -> float | None:
+    return 100 * count / of if of else None

@@ -1,0 +1,83 @@
+"""One process that acquires and releases a lock that nobody else wants."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+
+from redisserver import RedisServer
+
+from .contenders import CONTENDERS, TTL
+from .crew import Crew
+from .figures import Figures, median_ratio
+from .report import Row
+from .serverstats import Observer
+from .worker import Worker
+
+PAIRS = 100  # in a block: about 20 ms
+WARM_UP = 10
+LEAST_ROUNDS = 3
+
+ROWS = (
+    Row("us", "time per acquire + release, us", "{:.1f}"),
+    Row("x_floor", "time / floor", "{:.3f}"),
+    Row("x_redis_py", "time / redis-py", "{:.3f}"),
+    Row("cpu_us", "client CPU per pair, us", "{:.1f}"),
+    Row("cpu_x_floor", "client CPU / floor", "{:.3f}"),
+    Row("server_us", "server time per pair, us", "{:.1f}"),
+    Row("round_trips", "round trips per pair", "{:.2f}"),
+)
+
+
+def block(worker: Worker, key: str) -> tuple[float, float]:
+    """Seconds per pair: time, and CPU time of all threads of the process."""
+    contender = worker.contender(key, TTL)
+    for _ in range(WARM_UP):
+        contender.acquire().release()
+    worker.ready()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(PAIRS):
+        contender.acquire().release()
+    return (time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS
+
+
+def measure(
+    server: RedisServer, observer: Observer, keys: list[str], *, seconds: float, tell: Callable[[str], None]
+) -> dict[str, Figures]:
+    """Rounds of one block each, shuffled, until ``seconds`` are over."""
+    wall: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[str, list[float]] = defaultdict(list)
+    requests: dict[str, int] = defaultdict(int)
+    server_us: dict[str, float] = defaultdict(float)
+    dice = random.Random(0)
+    with Crew(server.url, 1) as crew:
+        rounds, end = 0, time.monotonic() + seconds
+        while rounds < LEAST_ROUNDS or time.monotonic() < end:
+            rounds += 1
+            tell(f"round {rounds}")
+            for key in dice.sample(keys, len(keys)):
+                ((one_wall, one_cpu),) = crew.call(block, key, when_ready=observer.reset)
+                statistics = observer.read()
+                if rounds == 1:
+                    continue  # connections, scripts and caches get warm
+                wall[key].append(one_wall)
+                cpu[key].append(one_cpu)
+                requests[key] += statistics.requests
+                server_us[key] += statistics.server_us(CONTENDERS[key])
+    pairs = (rounds - 1) * PAIRS
+    return {
+        key: {
+            "pairs": pairs,
+            "us": median(wall[key]) * 1e6,
+            "x_floor": median_ratio(wall[key], wall.get("floor")),
+            "x_redis_py": median_ratio(wall[key], wall.get("redis-py")),
+            "cpu_us": median(cpu[key]) * 1e6,
+            "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
+            "server_us": server_us[key] / pairs,
+            "round_trips": requests[key] / pairs,
+        }
+        for key in keys
+    }

@@ -1,0 +1,71 @@
+"""``manage.py lockbench``: our locks against others, on a private redis-server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import IO, Any, cast
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from rich.console import Console
+
+from bench.crew import BenchError
+from bench.report import show
+from bench.run import MODES, run
+from redisserver import NoServerError
+
+WIDTH = 132  # where the output is no terminal
+OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "rounds")
+
+
+class Command(BaseCommand):
+    help = (
+        "Measures our locks against redis-py's, python-redis-lock and a bare floor, interleaved in one run, on a "
+        "private redis-server that it starts itself."
+    )
+    requires_system_checks = []
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "mode",
+            choices=MODES,
+            help="uncontended: one process alone. contended: many processes on one lock. idle: what waiting costs. "
+            "drain: many threads of one process get the lock one after the other.",
+        )
+        parser.add_argument("--procs", type=int, metavar="N", help=f"Processes. {_defaults('procs')}")
+        parser.add_argument("--hold-ms", type=float, metavar="X", help=f"Work inside. {_defaults('hold_ms')}")
+        parser.add_argument("--seconds", type=float, metavar="S", help=f"For each contender. {_defaults('seconds')}")
+        parser.add_argument("--waiters", type=int, metavar="N", help=f"Threads in a process. {_defaults('waiters')}")
+        parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")
+        parser.add_argument("--only", default="", metavar="NAME,...", help="The contenders; without it: all.")
+        parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        only = [name for name in options["only"].split(",") if name]
+        chosen = {name: options[name] for name in OPTIONS}
+        # timeout(1) and CI end us by SIGTERM: clean up then, too
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        try:
+            with Console(stderr=True).status("lockbench: starting") as status:
+                result = run(
+                    options["mode"], chosen, only, lambda text: status.update(f"lockbench {options['mode']}: {text}")
+                )
+        except (BenchError, NoServerError) as error:
+            raise CommandError(str(error)) from error
+        except KeyboardInterrupt:
+            raise CommandError("Interrupted.", returncode=130) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        if options["json"]:
+            self.stdout.write(json.dumps(result, indent=2))
+            return
+        console = Console(file=cast("IO[str]", self.stdout), width=None if self.stdout.isatty() else WIDTH)
+        with console.capture() as capture:
+            show(console, result, MODES[options["mode"]].rows)
+        self.stdout.write(capture.get())
+
+
+def _defaults(name: str) -> str:
+    have = [f"{mode.options[name]:g} for {key}" for key, mode in MODES.items() if name in mode.options]
+    return f"Default: {', '.join(have)}."

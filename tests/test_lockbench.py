@@ -1,0 +1,118 @@
+"""Each mode of ``manage.py lockbench`` once, with tiny settings: what it reports, and that our locks did not fail."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from bench.figures import Section, handovers, jain, kept, overtaken, overtaking, percentile, violations
+from bench.run import MODES
+from bench.serverstats import Command, Statistics
+from shop.management.commands.lockbench import Command as Lockbench
+
+
+def lockbench(*args: str, **options: Any) -> str:
+    out = StringIO()
+    call_command(Lockbench(stdout=out), *args, **options)
+    return out.getvalue()
+
+
+def figures(*args: str, **options: Any) -> dict[str, Any]:
+    """The contenders' figures; the frame around them is checked here."""
+    result = json.loads(lockbench(*args, json=True, **options))
+    assert set(result) == {"mode", "options", "machine", "contenders", "notes"}
+    assert result["mode"] == args[0]
+    assert set(result["options"]) == set(MODES[args[0]].options)
+    assert {"CPUs", "Python", "redis", "hiredis", "server"} <= set(result["machine"])
+    for contender in result["contenders"].values():
+        assert {row.key for row in MODES[args[0]].rows} <= set(contender)
+    return result["contenders"]  # type: ignore[no-any-return]
+
+
+def test_uncontended_pairs_take_two_round_trips() -> None:
+    found = figures("uncontended", seconds=0.1)
+    assert {"floor", "redis-py", "python-redis-lock", "Lock", "FairLock"} <= set(found)
+    assert found["python-redis-lock"]["round_trips"] == 3
+    for key in ("floor", "redis-py", "Lock", "FairLock"):
+        assert found[key]["round_trips"] == 2
+    assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
+    assert all(contender["server_us"] > 0 for contender in found.values())
+
+
+def test_contended_locks_exclude_and_fair_locks_keep_the_order() -> None:
+    found = figures("contended", procs=3, seconds=0.3, rounds=1)
+    for key in ("Lock", "FairLock"):
+        assert found[key]["violations"] == 0
+        assert found[key]["troubles"] == {}
+        assert found[key]["numbered"] == found[key]["sections"] > 0
+        assert sum(found[key]["sections_per_process"]) == found[key]["sections"]
+    assert found["FairLock"]["inversions_in_server_order"] == 0
+    assert found["floor"]["inversions_in_server_order"] is None
+
+
+def test_idle_waiters_all_wait() -> None:
+    found = figures("idle", procs=1, waiters=3, seconds=0.2, only="redis-py,FairLock")
+    assert list(found) == ["redis-py", "FairLock"]
+    assert all(contender["waiting"] == 3 and contender["connections"] > 0 for contender in found.values())
+
+
+def test_drain_serves_all_in_order() -> None:
+    found = figures("drain", waiters=20, rounds=1)
+    assert set(found) == {"redis-py", "python-redis-lock", "Lock", "FairLock"}
+    for key in ("Lock", "FairLock"):
+        assert (found[key]["got"], found[key]["release_failed"], found[key]["violations"]) == (20, 0, 0)
+    assert found["FairLock"]["inversions_in_server_order"] == 0
+
+
+def test_without_json_there_is_a_table() -> None:
+    text = lockbench("uncontended", seconds=0.1, only="floor,Lock")
+    assert "lockbench uncontended (seconds 0.1)" in text
+    assert "round trips per pair" in text
+    assert "time / redis-py" not in text
+    assert "CPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (["fast"], {}, "'fast'.*uncontended.*contended.*idle.*drain"),
+        (["idle"], {"procs": 0}, "--procs must be from 1 to 256, not 0"),
+        (["uncontended"], {"waiters": 5}, "--waiters 5 means nothing to 'uncontended'. It has: --seconds"),
+        (["drain"], {"only": "Lock,floor"}, "no contender 'floor' for 'drain'. There are: redis-py"),
+    ],
+)
+def test_bad_arguments_are_named_with_the_choices(args: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        lockbench(*args, **options)
+
+
+def test_overtaken_and_overtaking_count_sections_not_pairs() -> None:
+    assert (overtaken([1, 2, 3]), overtaking([1, 2, 3])) == (0, 0)
+    assert (overtaken([2, 3, 1]), overtaking([2, 3, 1])) == (1, 2)
+    assert (overtaken([2, 3, 1], tolerance=1), overtaking([2, 3, 1], tolerance=1)) == (1, 1)
+
+
+def test_sections_that_overlap_are_violations() -> None:
+    apart = [Section(0, 0, 1, 2, False), Section(1, 0, 3, 4, False)]
+    assert violations(apart) == 0
+    assert violations([*apart, Section(0, 0, 3.5, 5, False)]) == 1
+    assert violations([*apart, Section(0, 0, 5, 6, True)]) == 1
+
+
+def test_a_handover_goes_to_another_one_who_waited() -> None:
+    sections = [Section(0, 0, 1, 2, False), Section(1, 0, 2.5, 3, False), Section(1, 3.5, 4, 5, False)]
+    assert handovers(sections) == [0.5]
+    assert kept(sections) == 0.5
+    assert jain([4, 0]) == 0.5
+    assert percentile(range(101), 99) == 99
+
+
+def test_commands_inside_scripts_are_not_counted_twice() -> None:
+    from bench.contenders import PythonRedisLock
+
+    commands = {"evalsha": Command(10, 100), "get": Command(20, 40), "set": Command(10, 50), "del": Command(10, 9)}
+    assert Statistics(0, commands).server_us(PythonRedisLock) == 100 + 20 + 50
