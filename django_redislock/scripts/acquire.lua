@@ -12,7 +12,7 @@ local held, gone, last = have[1], have[2], have[3]
 --#include grant
 
 if not held and not gone and call('EXISTS', KEYS[2]) == 0 then
-  local fence = tonumber(grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last))
+  local fence = tonumber((grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last)))
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
     local past = call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
@@ -21,8 +21,8 @@ if not held and not gone and call('EXISTS', KEYS[2]) == 0 then
   return {1, us, fence, tonumber(ARGV[5])}
 end
 
-local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], tonumber(ARGV[5]), ARGV[6], ARGV[9]
-local ticket = tonumber(ARGV[8])
+local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
+local ticket = ARGV[8]
 
 if held then
   if string.sub(held, 1, #token + 1) == token .. ' ' then
@@ -30,7 +30,7 @@ if held then
     local left = call('PTTL', KEYS[1])
     if at ~= channel then
       -- adopted by another process: renewals follow the channel
-      left = math.max(left, ttl)
+      left = math.max(left, tonumber(ttl))
       if flag == 'h' then call('HDEL', KEYS[3], '!') end
       call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
       call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
@@ -41,23 +41,23 @@ if held then
 else
   if gone then return {3, us, 0, 0} end
   --#include pass_on
-  local verdict = pass_on(token, mode)
+  local verdict = pass_on(token, mode, last)
   if verdict == 'take' then
     call('ZREM', KEYS[2], token)
     call('HDEL', KEYS[3], token)
-    return {1, us, tonumber(grant(token, channel, 'c', ARGV[5], owner)), ttl}
+    return {1, us, tonumber((grant(token, channel, 'c', ttl, owner, last))), tonumber(ttl)}
   elseif verdict == 'more' then
-    return {2, us, ticket or 0, 0}
+    return {2, us, tonumber(ticket) or 0, 0}
   end
   last = nil
 end
 
 local state = 0
 if ARGV[7] ~= '0' and not gone then
-  local returns = ticket
-  ticket = ticket or next_fence(last)
+  local seen = '0'
+  if ticket == '' then ticket = next_fence(last) end
   -- a waiter that was dropped, and lives: the others of its process may have been as well
-  if call('ZADD', KEYS[2], ticket, token) == 1 and returns then state = 5 end
+  if call('ZADD', KEYS[2], ticket, token) == 1 and ARGV[8] ~= '' then state = 5 end
   -- whoever asks from this channel is alive, whatever an old handoff says
   local marks = call('HGET', KEYS[3], '!')
   if marks then
@@ -66,9 +66,9 @@ if ARGV[7] ~= '0' and not gone then
       call('HSET', KEYS[3], '!', string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1))
     end
   end
-  local reach = ARGV[7] == 'p' and '-' or channel
-  call('HSET', KEYS[3], token, table.concat({mode, reach, ARGV[5], string.format('%.0f', us), owner}, ' '))
+  if ARGV[7] == 'p' then channel, seen = '-', string.format('%.0f', us) end
+  call('HSET', KEYS[3], token, mode .. ' ' .. channel .. ' ' .. ttl .. ' ' .. seen .. ' ' .. owner)
   call('PEXPIRE', KEYS[2], 60000)
   call('PEXPIRE', KEYS[3], 60000)
 end
-return {state, us, ticket or 0, call('PTTL', KEYS[1])}
+return {state, us, tonumber(ticket) or 0, call('PTTL', KEYS[1])}

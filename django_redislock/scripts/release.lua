@@ -3,7 +3,8 @@
 -- ARGV    name, token, channel, highest fence known, 1 = an acquire of unknown outcome may still arrive
 -- answer  {1 = it was held by this token, 1 = dead waiters remain: call again}
 local call = redis.call
-local held = call('GET', KEYS[1])
+local have = call('MGET', KEYS[1], KEYS[5])
+local held, last = have[1], have[2]
 local mine = ARGV[2] .. ' ' .. ARGV[3] .. ' '
 local flag = held and string.sub(held, 1, #mine) == mine and string.sub(held, #mine + 1, #mine + 1)
 if flag then call('DEL', KEYS[1]) end
@@ -37,4 +38,4 @@ local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
 --#include pass_on
-return {was_held, pass_on(nil, nil, heads, alive) == 'more' and 1 or 0}
+return {was_held, pass_on(nil, nil, last, heads, alive) == 'more' and 1 or 0}
