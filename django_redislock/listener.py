@@ -17,6 +17,7 @@ from redis.connection import Connection
 from redis.exceptions import ResponseError
 
 from .connection import Backend
+from .exceptions import LockError
 from .reader import Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
@@ -73,7 +74,7 @@ class Waiter:
     def park(self, timeout: float | None) -> None:
         """Wait in this thread until told, at most ``timeout`` seconds. The oldest of a name may read by itself."""
         reader = self._listener.reader
-        if reader is not None and self.group.oldest() is self and reader.lead(self, timeout):
+        if reader is not None and self.group.oldest is self and reader.lead(self, timeout):
             self._gate.acquire(blocking=False)
         else:
             self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
@@ -83,15 +84,13 @@ class Waiter:
 class Group:
     """The waiters of one name in this process, oldest first; the oldest looks when ``due`` (monotonic)."""
 
-    __slots__ = ("due", "name", "waiters")
+    __slots__ = ("due", "name", "oldest", "waiters")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiters: dict[str, Waiter] = {}
+        self.waiters: dict[str, Waiter] = {}  # changed under the listener's mutex, like
+        self.oldest: Waiter | None = None  # its first; read by waiters at any time
         self.due = 0.0
-
-    def oldest(self) -> Waiter | None:
-        return next(iter(self.waiters.values()), None)
 
 
 def _nothing(*args: object) -> None:
@@ -125,26 +124,26 @@ class Listener:
     def register(self, name: str, token: str) -> Waiter:
         """Make a waiter that wakes can reach. Must come before its request is sent."""
         with self._mutex:
+            if token in self.waiters:
+                raise LockError(f"This process waits for the lock {name!r} with the same token already.", name)
             group = self._groups.get(name)
             if group is None:
                 group = self._groups[name] = Group(name)
             waiter = Waiter(token, group, self)
             self.waiters[token] = group.waiters[token] = waiter
+            group.oldest = group.oldest or waiter
         return waiter
 
     def unregister(self, waiter: Waiter) -> None:
         """The waiter has its lock or leaves; the next one inherits its looks."""
         group = waiter.group
+        heir = None
         with self._mutex:
-            heir = None
-            if self.waiters.pop(waiter.token, None) is not None:
-                was_oldest = group.oldest() is waiter
-                del group.waiters[waiter.token]
-                heir = group.oldest()
-                if heir is None:
-                    del self._groups[group.name]
-                elif not was_oldest:
-                    heir = None
+            del self.waiters[waiter.token], group.waiters[waiter.token]
+            if group.oldest is waiter:
+                group.oldest = heir = next(iter(group.waiters.values()), None)
+            if not group.waiters:
+                del self._groups[group.name]
         if heir is not None:
             heir.wake()
 
@@ -155,13 +154,13 @@ class Listener:
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group
         # a newcomer's look may bring the next one forward, not put it off: it does not look for the others' sake
-        group.due = due if group.oldest() is waiter else min(group.due, due)
+        group.due = due if group.oldest is waiter else min(group.due, due)
 
     def next_look(self, waiter: Waiter) -> float | None:
         """The monotonic time at which this waiter must look unasked, if it is the one who does."""
         if self.polled:
             return waiter.due
-        if waiter.group.oldest() is not waiter:
+        if waiter.group.oldest is not waiter:
             return None
         return waiter.group.due if self.ready else waiter.due
 

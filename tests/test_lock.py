@@ -1173,6 +1173,17 @@ def test_a_waiter_gives_up_after_a_long_outage(
     assert caught.value.name == NAME
 
 
+def test_one_token_cannot_wait_twice_in_a_process(
+    kind: type[Lock], client: redis.Redis, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    with kind(NAME):
+        waiting = other().start(lambda: kind(NAME, token=TOKEN).acquire(blocking_timeout=GENEROUS))
+        eventually(lambda: queued(client))
+        with pytest.raises(LockError, match="with the same token already"):
+            other()(lambda: kind(NAME, token=TOKEN).acquire(blocking_timeout=GENEROUS))
+    assert waiting.result(GENEROUS) is True
+
+
 def test_a_waiter_outlives_a_restart_of_redis_and_gets_its_lock(
     kind: type[Lock], own: RedisServer, other: Callable[[], Other], eventually: Eventually
 ) -> None:
