@@ -10,16 +10,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
-if TYPE_CHECKING:
-    from .listener import Waiter
-
 SWEEP_EVERY = 0.02  # seconds between looks of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
+
+
+class Told(Protocol):
+    """One that waits for a message."""
+
+    told: bool
 
 
 class Reader:
@@ -33,7 +36,7 @@ class Reader:
         self._hot_until = 0.0
         self._trouble: Exception | None = None
 
-    def lead(self, waiter: Waiter, timeout: float | None) -> bool:
+    def lead(self, waiter: Told, timeout: float | None) -> bool:
         """Read in the waiting thread until it was told something, at most ``timeout`` seconds. False: others read."""
         now = monotonic()
         self._hot_until = now + HOT_FOR

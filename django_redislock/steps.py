@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from .connection import Backend, Command
-    from .listener import Waiter
+from .connection import Backend, Command
 
 T = TypeVar("T")
 
@@ -21,6 +19,12 @@ class Request(Protocol):
     """Something a step waits for."""
 
     def run(self) -> Any: ...
+
+
+class Parkable(Protocol):
+    """Something that a thread can wait at."""
+
+    def park(self, timeout: float | None) -> None: ...
 
 
 Steps = Generator[Request, Any, T]
@@ -69,7 +73,7 @@ class Park:
 
     __slots__ = ("timeout", "waiter")
 
-    def __init__(self, waiter: Waiter, timeout: float | None) -> None:
+    def __init__(self, waiter: Parkable, timeout: float | None) -> None:
         self.waiter = waiter
         self.timeout = timeout
 
