@@ -289,7 +289,7 @@ def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
             backend.close()
 
 
-def _after_fork_in_child() -> None:
+def _after_fork_in_child() -> None:  # pragma: no cover (runs in forked children only)
     # sockets and locks of the parent are not ours; the listener closes its own socket itself
     global _mutex
     _mutex = threading.Lock()

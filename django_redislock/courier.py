@@ -60,7 +60,12 @@ class Couriers:
                     return
             courier = _Courier(timeout, errands)
             self._away[backend].append(courier)
-        threading.Thread(target=self._run, args=(backend, courier), name="redislock-courier", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(backend, courier), name="redislock-courier", daemon=True).start()
+        except RuntimeError as error:  # the system gives no more threads: nobody must wait for this one
+            with self._mutex:
+                self._away[backend].remove(courier)
+            self._failed(backend, courier.errands, error)
 
     def _run(self, backend: Backend, courier: _Courier) -> None:
         connection: Connection | None = None
@@ -75,7 +80,10 @@ class Couriers:
                     break
                 if connection is None:
                     timeout, spare = self._spare.pop(backend, (0.0, None))
-                    connection = spare if timeout == courier.timeout else None
+                    if timeout == courier.timeout:
+                        connection = spare
+                    elif spare is not None:
+                        spare.disconnect()
             try:
                 connection = connection or backend.connect(courier.timeout)
                 answers, sent = _exchange(connection, errands)

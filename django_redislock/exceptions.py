@@ -12,6 +12,7 @@ class LockError(redis.exceptions.LockError):
         super().__init__(message, name)
         self.args = (message,)
         self.name = name
+        self.lock_name = name  # as newer redis-py does; 5.0.1 has no such attribute
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

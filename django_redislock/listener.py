@@ -93,17 +93,13 @@ class Group:
         self.due = 0.0
 
 
-def _nothing(*args: object) -> None:
-    pass
-
-
 class Listener:
     """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive."""
 
     # Set by the watchdog, which knows the leases: a message for a token that nobody here waits for (kind, token,
     # name), and a connection that stands again.
-    on_stray: Callable[[Backend, str, str, str], None] = staticmethod(_nothing)
-    on_connected: Callable[[Backend], None] = staticmethod(_nothing)
+    on_stray: Callable[[Backend, str, str, str], None]
+    on_connected: Callable[[Backend], None]
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -179,8 +175,8 @@ class Listener:
             with self._mutex:
                 if self._thread is None and not self._closed.is_set():
                     thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
-                    self._thread = thread
                     thread.start()
+                    self._thread = thread
 
     def close(self) -> None:
         """End the thread (settings have changed)."""
@@ -281,7 +277,7 @@ def get_listener(backend: Backend) -> Listener:
     return found
 
 
-def _after_fork_in_child() -> None:
+def _after_fork_in_child() -> None:  # pragma: no cover (runs in forked children only)
     # Close the inherited socket without a shutdown (redis-py looks at the pid): as long as it is open here, Redis
     # would count the parent as alive after its death.
     global _mutex

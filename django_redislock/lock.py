@@ -354,6 +354,8 @@ class Lock:
             watchdog.lose(lease, TAKEN if answer.taken else GONE)
             raise lease.lost_error()
         watchdog.extended(lease, answer.ends)
+        if lease.lost_reason:  # the answer came after the end: the loss has been told
+            raise lease.lost_error()
         return True
 
     def _detach(self) -> Steps[str]:

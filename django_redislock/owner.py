@@ -28,7 +28,7 @@ def describe_owner(purpose: str) -> str:
     return text
 
 
-def _after_fork_in_child() -> None:
+def _after_fork_in_child() -> None:  # pragma: no cover (runs in forked children only)
     global _process
     _process = None
 

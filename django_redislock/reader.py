@@ -81,6 +81,5 @@ class Reader:
         self._connection.disconnect()
 
     def _read(self) -> None:
-        message = self._connection.read_response()
-        if message[0] == b"message":
-            self._handle(message[2])
+        _, _, data = self._connection.read_response()
+        self._handle(data)

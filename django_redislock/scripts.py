@@ -80,17 +80,17 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             assert isinstance(request, Execute)
             request = Execute(backend, in_full(request.command))
             continue
-        except ReadOnlyError as error:
-            # a demoted master: connect again, to the new one
-            backend.drop_connections()
-            trouble: Exception = error
         except CONNECTION_ERRORS as error:
             if not isinstance(error, TimeoutError):
                 backend.drop_connections()  # the others are probably stale as well
-            trouble = error
+            trouble: Exception = error
             repeated = True
         except ResponseError as error:
-            raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+            # a demoted master (Redis 6 wraps what a script meets): connect again, to the new one
+            if "READONLY" not in str(error) and not isinstance(error, ReadOnlyError):
+                raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+            backend.drop_connections()
+            trouble = error
         now = monotonic()
         give_up = give_up or min(sent + RETRY_FOR, until or sent + RETRY_FOR)
         # the first try may just have met a connection that had gone stale in the pool

@@ -104,8 +104,9 @@ class Watchdog:
         if due < self._sleeps_until:
             self._alarm.notify()
         elif self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
+            thread.start()
+            self._thread = thread
 
     # -- what the listener hears ------------------------------------------------------------------------------------
 
@@ -137,7 +138,14 @@ class Watchdog:
             try:
                 self._work(leases, farewells)
             except Exception:
+                # no more threads, say; nothing may be dropped for that
                 logger.exception("event=watchdog-failed")
+                with self._mutex:
+                    now = monotonic()
+                    for lease in leases:
+                        self._plan(min(now + LAST_RETRY, lease.ends), lease)
+                    for farewell in farewells:
+                        self._plan(now + LAST_RETRY, farewell)
 
     def _sleep(self) -> tuple[list[Lease], list[Farewell]]:
         """Wait until something is due, and take it off the agenda."""

@@ -67,6 +67,10 @@ def test_every_setting_can_be_set() -> None:
     assert {key: getattr(got, key) for key in SETTINGS} == {**values, "MAX_HOLD": 3600.0}
 
 
+def test_none_stands_for_the_default_where_the_default_is_none() -> None:
+    assert read({"BLOCKING_TIMEOUT": None, "MAX_HOLD": None, "VIEW_ON_CONFLICT": None}) == Conf()
+
+
 def test_override_settings_works() -> None:
     lock = Lock("a")
     with override_settings(REDISLOCK={"TTL": 7}):

@@ -232,6 +232,7 @@ def test_a_late_answer_is_given_to_nobody_else(server: RedisServer, client: redi
         assert backend.execute(("ECHO", "first")) == b"first"
         with _stopped(server), pytest.raises(redis.TimeoutError):
             backend.execute(("ECHO", "late"))
+        _retry(lambda: backend.execute(("ECHO", "between")), b"between")
         with _stopped(server), pytest.raises(redis.TimeoutError):
             backend.execute_many([("ECHO", "late"), ("ECHO", "later")])
         _retry(lambda: backend.execute(("ECHO", "next")), b"next")
@@ -513,6 +514,12 @@ class Sentinels:
             return False
         return slave["master-link-status"] == "ok" and not slave["is_sdown"]
 
+    def replicate(self) -> None:
+        """Wait until the replica has all that was written so far. WAIT waits for what its own connection wrote, and
+        right after a full sync nothing may be streamed for a second, though the link is "up"."""
+        self.clients[0].set("mark", 1)
+        assert self.clients[0].wait(1, 10_000) == 1
+
     def master(self) -> int:
         return int(self.client.sentinel_get_master_addr_by_name("tickets")[1])
 
@@ -553,7 +560,7 @@ def test_a_held_lock_survives_a_failover_by_sentinel(sentinels: Sentinels, event
             waiter = threading.Thread(target=wait)
             waiter.start()
             eventually(lambda: (info := lock.info()) and info.waiters == 1)
-            old.wait(1, 10_000)
+            sentinels.replicate()
             sentinels.client.sentinel_failover("tickets")  # the old master lives on as a replica
             eventually(lambda: sentinels.master() == sentinels.servers[1].port)
             eventually(lambda: old.info("replication")["role"] == "slave")
@@ -569,6 +576,7 @@ def test_locks_work_again_after_the_master_died(sentinels: Sentinels, eventually
     with caches(sentinels.alias()):
         with Lock("a") as lock:
             fence = lock.fence or 0
+        sentinels.replicate()
         sentinels.servers[0].stop()
         with pytest.raises(LockUnavailable, match="alias 'default'"):
             Lock("a").acquire()
@@ -616,6 +624,13 @@ def test_an_alias_without_redis_is_a_clear_error(backend: str, location: str) ->
         Lock("a").acquire()
 
 
+@BOTH
+def test_a_location_that_is_no_url_of_redis_is_a_clear_error(backend: str) -> None:
+    problem = r"'default' cannot be used for locks: Redis URL must specify"
+    with caches(alias(backend, "localhost:6379")), pytest.raises(ImproperlyConfigured, match=problem):
+        Lock("a").acquire()
+
+
 @pytest.mark.parametrize("prefix", ["{site}", "a{", "}"])
 def test_a_key_prefix_with_braces_is_a_clear_error(prefix: str, server: RedisServer) -> None:
     problem = r"KEY_PREFIX of the cache alias 'default' contains braces"
@@ -646,6 +661,14 @@ def test_two_aliases_in_memory_have_locks_of_their_own() -> None:
     memory = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
     with caches(memory, other=memory), Lock("a"), Lock("a", using="other"):
         assert not Lock("a").acquire(blocking=False)
+
+
+def test_two_key_prefixes_in_memory_are_on_one_server() -> None:
+    memory = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    with caches(memory), Lock("a"):
+        with override_settings(REDISLOCK={"KEY_PREFIX": "other"}), Lock("a"):
+            assert get_backend().execute(("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a")) == 2
+        assert Lock("a").locked()
 
 
 # -- connections that break -----------------------------------------------------------------------------------------

@@ -179,6 +179,10 @@ def test_without_any_timeout_a_waiter_waits_until_its_turn_comes(
     assert waiting.result(GENEROUS) is True
 
 
+def test_a_lock_shows_its_name_and_not_its_token(kind: type[Lock]) -> None:
+    assert repr(kind(NAME, token=TOKEN)) == f"<{kind.__name__} {NAME!r}>"
+
+
 def test_what_cannot_be_an_option_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(TypeError, match="on_lost must be callable or None, not 'beep'"):
         Lock(NAME, on_lost="beep")  # type: ignore[arg-type]
@@ -762,8 +766,9 @@ def test_acquire_and_release_send_signals(
         waiting = other().start(lambda: kind(NAME).acquire(blocking_timeout=GENEROUS))
         eventually(lambda: client.zcard(KEYS.queue) and monotonic() - begin > 0.05)
     assert waiting.result(GENEROUS)
-    (one, got), (two, left), (three, next_got) = heard
-    assert (one, two, three) == ("acquired", "released", "acquired")
+    # two threads: the next holder's signal may come before the one of the release that made it so
+    ((_, left),) = [entry for entry in heard if entry[0] == "released"]
+    (_, got), (_, next_got) = [entry for entry in heard if entry[0] == "acquired"]
     assert (got["name"], got["fence"], left["name"], left["fence"]) == (NAME, first, NAME, first)
     assert 0 <= got["waited"] < GENEROUS
     assert left["held"] >= 0.05

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import redis
 
 import django_redislock
-from django_redislock import scripts
+from django_redislock import Lock, LockUnavailable, force_release, scripts
 from django_redislock.connection import get_backend
 from django_redislock.names import make_keys
 from django_redislock.scripts import Script
@@ -183,3 +184,73 @@ def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
         while b"end" not in heard:
             heard.append((elsewhere.get_message(timeout=20) or {})["data"])
     assert [message for message in heard if message.startswith(b"g ")] == []
+
+
+# -- how they are called --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd(client: redis.Redis) -> Callable[[], None]:
+    """Put more dead waiters into the queue of the lock ``a`` than one call drops."""
+
+    def crowd() -> None:
+        client.zadd(make_keys("redislock{0}:", "a").queue, {f"dead-{number}": number + 1 for number in range(6000)})
+
+    return crowd
+
+
+def test_an_acquire_that_meets_more_dead_waiters_than_one_call_drops_calls_again(
+    client: redis.Redis, crowd: Callable[[], None]
+) -> None:
+    crowd()
+    assert Lock("a").acquire(blocking=False)
+    assert not client.exists(make_keys("redislock{0}:", "a").queue)
+
+
+def test_a_release_that_meets_more_dead_waiters_than_one_call_drops_calls_again(
+    client: redis.Redis, crowd: Callable[[], None]
+) -> None:
+    lock = Lock("a")
+    lock.acquire()
+    crowd()
+    lock.release()
+    keys = make_keys("redislock{0}:", "a")
+    assert not client.exists(keys.queue, keys.lock)
+
+
+def test_a_release_by_force_that_meets_more_dead_waiters_than_one_call_drops_calls_again(
+    client: redis.Redis, crowd: Callable[[], None]
+) -> None:
+    Lock("a").acquire()
+    crowd()
+    assert force_release("a")
+    keys = make_keys("redislock{0}:", "a")
+    assert not client.exists(keys.queue, keys.lock)
+
+
+@pytest.fixture
+def replica(server: RedisServer, settings: Any, eventually: Callable[..., Any]) -> Iterator[redis.Redis]:
+    """A replica of the server, and the alias ``replica`` for it."""
+    with redis_server() as second, second.client() as client:
+        client.replicaof("127.0.0.1", str(server.port))
+        eventually(lambda: client.info("replication")["master_link_status"] == "up")
+        cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": second.url}
+        settings.CACHES = {**settings.CACHES, "replica": cache}
+        yield client
+
+
+def test_a_server_that_stays_read_only_is_lock_unavailable(replica: redis.Redis) -> None:
+    with pytest.raises(LockUnavailable, match=r"Redis cannot be reached for the lock 'a'.*read only replica"):
+        Lock("a", using="replica").acquire()
+
+
+def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
+    replica: redis.Redis, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "RETRY_FOR", 60.0)
+    lock = Lock("a", using="replica")
+    with ThreadPoolExecutor(1) as pool:
+        acquired = pool.submit(lock.acquire)
+        eventually(lambda: replica.info("errorstats").get("errorstat_READONLY", {}).get("count", 0) > 1)
+        replica.replicaof("NO", "ONE")
+        assert acquired.result(30) is True

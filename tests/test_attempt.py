@@ -1,0 +1,161 @@
+"""Attempts at a lock whose answers and wakes come late, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import FairLock, Lock, LockError, LockUnavailable, listener, scripts
+from django_redislock.connection import get_backend
+from redisserver import RedisServer
+
+from .actors import GENEROUS, KEYS, NAME, TOKEN, Other, holder
+from .proxy import Proxy, proxy
+
+Eventually = Callable[..., Any]
+Settings = Any
+
+ACQUIRE = scripts._ACQUIRE.sha
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[[], Other]]:
+    """Make threads that take orders."""
+    made: list[Other] = []
+
+    def other() -> Other:
+        made.append(Other())
+        return made[-1]
+
+    yield other
+    for thread in made:
+        thread.end()
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Settings) -> Iterator[Proxy]:
+    """A proxy before the server; the alias ``far`` goes through it."""
+    with proxy(server.port) as running:
+        options = {"SOCKET_TIMEOUT": 1}
+        far = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": running.url, "OPTIONS": options}
+        settings.CACHES = {**settings.CACHES, "far": far}
+        with Lock("warm-up", using="far"):
+            pass
+        yield running
+
+
+@pytest.fixture
+def listening(network: Proxy, eventually: Eventually) -> None:
+    """Messages are heard through the proxy before anything else happens."""
+    ears = listener.get_listener(get_backend("far"))
+    ears.start()
+    eventually(lambda: ears.ready)
+
+
+def queue_of(client: redis.Redis) -> Any:
+    """Tokens and tickets, first come first."""
+    return client.zrange(KEYS.queue, 0, -1, withscores=True)
+
+
+def test_three_grants_that_come_after_their_own_lease_are_reported(
+    network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = network.delay_answer(ACQUIRE, 0.1, times=3)
+    with pytest.raises(LockUnavailable, match=r"more slowly than the TTL of the lock 'order:42' \(50 ms\)") as caught:
+        Lock(NAME, ttl=0.05, using="far").acquire(blocking=False)
+    assert (caught.value.name, late.met) == (NAME, 3)
+    eventually(lambda: not client.exists(KEYS.lock))
+
+
+def test_a_grant_that_comes_after_its_own_lease_is_asked_for_again(network: Proxy) -> None:
+    late = network.delay_answer(ACQUIRE, 0.4, times=2)
+    lock = Lock(NAME, ttl=0.35, using="far")
+    assert lock.acquire(blocking=False)
+    assert (late.met, lock.lost) == (2, False)
+
+
+def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", 0.2)
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+
+    def take() -> bool:
+        with FairLock(NAME, blocking_timeout=10 * GENEROUS) as mine:
+            return mine.owned()
+
+    waiting = []
+    for number in range(3):
+        waiting.append(other().start(take))
+        eventually(lambda number=number: client.zcard(KEYS.queue) == number + 1)
+    before = queue_of(client)
+    client.delete(KEYS.queue, KEYS.waiters)
+    eventually(lambda: client.zcard(KEYS.queue) == 3)
+    assert queue_of(client) == before
+    assert not any(one.done() for one in waiting)
+    lock.release()
+    assert [one.result(GENEROUS) for one in waiting] == [True, True, True]
+
+
+def test_a_wake_that_comes_after_the_lease_that_it_tells_of_is_not_believed(
+    network: Proxy,
+    listening: None,
+    other: Callable[[], Other],
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", 10.0 * GENEROUS)
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+    waiter = FairLock(NAME, ttl=0.5, using="far")
+    late = network.delay_message(f"g {TOKEN}", 0.7)
+    waiting = other().start(lambda: (waiter.acquire(token=TOKEN), waiter.fence))
+    eventually(lambda: client.zcard(KEYS.queue))
+    lock.release()
+    value = client.get(KEYS.lock)
+    assert isinstance(value, bytes)
+    handed = int(value.split()[3])
+    got, fence = waiting.result(GENEROUS)
+    assert late.over.is_set()
+    assert got is True
+    assert fence is not None
+    assert fence > handed
+
+
+def test_an_adoption_that_fails_leaves_the_acquisition_as_it_was(
+    network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    first = Lock(NAME, ttl=600)
+    first.acquire()
+    token = first.detach()
+    mark = Lock("mark", ttl=600, using="far")
+    mark.acquire()
+    lost = network.lose_answer(ACQUIRE, times=1000)
+    with pytest.raises(LockUnavailable):
+        Lock(NAME, token=token, using="far").acquire()
+    assert lost.met
+    mark._release_later()  # farewells go out one after the other
+    eventually(lambda: not holder(client, "mark"))
+    assert holder(client) == token
+
+
+def test_a_second_waiter_with_the_same_token_is_refused_and_disturbs_nobody(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+    waiting = other().start(partial(FairLock(NAME, token=TOKEN).acquire, blocking_timeout=10 * GENEROUS))
+    eventually(lambda: client.zcard(KEYS.queue))
+    before = queue_of(client)
+    second = other()
+    with pytest.raises(LockError, match="with the same token already"):
+        second(partial(FairLock(NAME, token=TOKEN).acquire, blocking_timeout=GENEROUS))
+    assert queue_of(client) == before
+    lock.release()
+    assert waiting.result(GENEROUS) is True

@@ -1,0 +1,92 @@
+"""The listener's thread: when it starts, and how many of it there are."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from linecache import getline
+from typing import Any
+
+from django_redislock import connection, listener
+from django_redislock.connection import Backend, get_backend
+
+from .actors import GENEROUS
+
+Eventually = Callable[..., Any]
+
+
+def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
+    """Whether a thread is in ``function``, at a line with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return (
+        frame is not None
+        and frame.f_code.co_name == function
+        and code in getline(frame.f_code.co_filename, frame.f_lineno)
+    )
+
+
+def together(ask: Callable[[], Any], mutex: threading.Lock, eventually: Eventually) -> list[Any]:
+    """What several threads get that all come while nobody has been there before them."""
+    got: list[Any] = []
+    threads = [threading.Thread(target=lambda: got.append(ask()), daemon=True) for _ in range(3)]
+    with mutex:
+        for thread in threads:
+            thread.start()
+        eventually(lambda: all(stands_at(thread, ask.__name__, "with _mutex") for thread in threads))
+    for thread in threads:
+        thread.join(GENEROUS)
+    return got
+
+
+def test_threads_that_need_a_listener_together_share_one(eventually: Eventually) -> None:
+    backend = Backend("default", "together")
+
+    def get_listener() -> listener.Listener:
+        return listener.get_listener(backend)
+
+    first, second, third = together(get_listener, listener._mutex, eventually)
+    assert first is second is third is listener.get_listener(backend)
+    backend.close()
+
+
+def test_threads_that_need_a_backend_together_share_one(eventually: Eventually, settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES}  # nobody has been there yet
+
+    def get_backend() -> Backend:
+        return connection.get_backend()
+
+    first, second, third = together(get_backend, connection._mutex, eventually)
+    assert first is second is third is connection.get_backend()
+
+
+def test_a_listener_that_was_closed_does_not_start_any_more() -> None:
+    backend = Backend("default", "closed")
+    ears = listener.get_listener(backend)
+    backend.close()
+    ears.start()
+    assert ears._thread is None
+    assert not ears.ready
+
+
+def test_a_listener_that_is_started_twice_has_one_thread(eventually: Eventually) -> None:
+    backend = Backend("default", "twice")
+    ears = listener.get_listener(backend)
+    ears.start()
+    thread = ears._thread
+    eventually(lambda: ears.ready)
+    ears.start()
+    assert ears._thread is thread
+    backend.close()
+    assert thread is not None
+    thread.join(GENEROUS)
+    assert not thread.is_alive()
+
+
+def test_a_changed_setting_gives_a_listener_of_its_own() -> None:
+    backend = get_backend()
+    ears = listener.get_listener(backend)
+    assert listener.get_listener(backend) is ears
+    other = Backend("default", "redislock")
+    assert listener.get_listener(other) is not ears
+    other.close()

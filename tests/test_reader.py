@@ -1,0 +1,248 @@
+"""Who reads the subscribed connection: a thread that waits, or the listener's."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from linecache import getline
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError
+
+from django_redislock import FairLock, Lock, force_release
+from django_redislock import reader as module
+from django_redislock.connection import Backend, get_backend
+from django_redislock.listener import Listener, Waiter, get_listener
+from django_redislock.reader import Reader
+
+from .actors import GENEROUS, KEYS, NAME, Other
+
+Eventually = Callable[..., Any]
+
+
+class Desk:
+    """A reader with a connection of its own; each message is the token of a waiter. ``heard``: (message, thread)."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.backend = Backend("default", "desk")
+        self.connection = self.backend.connect(None)
+        self.connection.connect()
+        self.connection.send_command("SUBSCRIBE", self.backend.channel)
+        self.connection.read_response()
+        self.heard: list[tuple[str, threading.Thread]] = []
+        self.listener = Listener(self.backend)
+        self.reader = self.listener.reader = Reader(self.connection, self._handle, may_lead=True)
+        self.closed = threading.Event()
+        self.trouble: list[Exception] = []
+        self.sweeper = threading.Thread(target=self._serve, daemon=True)
+        self.leaders: list[Other] = []
+
+    def _handle(self, data: bytes) -> None:
+        self.heard.append((data.decode(), threading.current_thread()))
+        waiter = self.listener.waiters.get(data.decode())
+        if waiter is not None:
+            waiter.tell()
+
+    def _serve(self) -> None:
+        try:
+            self.reader.serve(self.closed)
+        except Exception as error:
+            self.trouble.append(error)
+
+    def waiter(self, token: str) -> Waiter:
+        return self.listener.register(token, token)
+
+    def other(self) -> Other:
+        self.leaders.append(Other())
+        return self.leaders[-1]
+
+    def say(self, token: str) -> None:
+        assert self.client.publish(self.backend.channel, token) == 1
+
+    def stands_in(self, function: str, code: str = "") -> bool:
+        """Whether the sweeper is in ``function``, at a line with ``code``."""
+        frame = sys._current_frames().get(self.sweeper.ident or 0)
+        while frame is not None:
+            line = getline(frame.f_code.co_filename, frame.f_lineno)
+            if frame.f_code.co_name == function and code in line:
+                return True
+            frame = frame.f_back
+        return False
+
+    def close(self) -> None:
+        self.closed.set()
+        self.reader.end()
+        for leader in self.leaders:
+            leader.end()
+        if self.sweeper.ident is not None:
+            self.sweeper.join(GENEROUS)
+        assert not self.sweeper.is_alive()
+        self.backend.close()
+
+
+@pytest.fixture
+def desk(client: redis.Redis) -> Iterator[Desk]:
+    made = Desk(client)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[[], Other]]:
+    """Make threads that take orders."""
+    made: list[Other] = []
+
+    def other() -> Other:
+        made.append(Other())
+        return made[-1]
+
+    yield other
+    for thread in made:
+        thread.end()
+
+
+def leads(desk: Desk) -> bool:
+    return desk.reader._role.locked()
+
+
+def test_a_waiting_thread_reads_its_own_wake(desk: Desk, eventually: Eventually) -> None:
+    leader = desk.other()
+    waiting = leader.start(lambda: desk.reader.lead(desk.waiter("one"), GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.say("one")
+    assert waiting.result(GENEROUS) is True
+    assert desk.heard == [("one", leader._thread)]
+
+
+def test_a_second_waiter_is_woken_by_the_reading_of_the_first(desk: Desk, eventually: Eventually) -> None:
+    leader, follower = desk.other(), desk.other()
+    leading = leader.start(lambda: desk.waiter("one").park(GENEROUS))
+    eventually(lambda: leads(desk))
+    second = desk.waiter("two")
+    following = follower.start(lambda: second.park(GENEROUS))
+    desk.say("two")
+    following.result(GENEROUS)
+    assert second.look
+    assert not leading.done()
+    assert desk.heard == [("two", leader._thread)]
+
+
+def test_a_waiter_whose_time_is_up_reads_no_longer(desk: Desk) -> None:
+    assert desk.reader.lead(desk.waiter("one"), 0.01) is True
+    assert desk.reader.lead(desk.waiter("two"), 0) is True
+    assert not leads(desk)
+
+
+def test_messages_arrive_after_the_leader_has_left(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOT_FOR", float(10 * GENEROUS))
+    assert desk.reader.lead(desk.waiter("one"), 0) is True
+    desk.sweeper.start()
+    desk.say("one")
+    desk.say("two")
+    eventually(lambda: len(desk.heard) == 2)
+    assert desk.heard == [("one", desk.sweeper), ("two", desk.sweeper)]
+
+
+def test_a_waiter_leads_while_the_listener_sweeps(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOT_FOR", float(10 * GENEROUS))
+    assert desk.reader.lead(desk.waiter("one"), 0) is True
+    desk.sweeper.start()
+    waiter = desk.waiter("two")
+    eventually(lambda: desk.reader.lead(waiter, 0))
+
+
+def test_where_nobody_has_waited_for_a_while_the_listener_blocks_in_the_read(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOT_FOR", 0.0)
+    desk.reader.lead(desk.waiter("one"), 0)
+    desk.sweeper.start()
+    eventually(lambda: desk.stands_in("_read"))
+    assert desk.reader.lead(desk.waiter("two"), GENEROUS) is False
+    desk.say("two")
+    eventually(lambda: desk.heard)
+    assert desk.heard == [("two", desk.sweeper)]
+
+
+def test_the_listener_does_not_block_in_the_read_when_others_have_waited_meanwhile(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOT_FOR", 0.0)
+    leading = desk.other().start(lambda: desk.reader.lead(desk.waiter("one"), GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.sweeper.start()
+    eventually(lambda: desk.stands_in("serve", "_role.acquire"))
+    monkeypatch.setattr(module, "HOT_FOR", float(10 * GENEROUS))
+    second = desk.waiter("two")
+    assert desk.reader.lead(second, GENEROUS) is False
+    desk.say("one")
+    assert leading.result(GENEROUS) is True
+    eventually(lambda: desk.reader.lead(second, 0))
+
+
+def test_the_trouble_that_a_leader_meets_is_raised_by_the_listener(desk: Desk, eventually: Eventually) -> None:
+    leading = desk.other().start(lambda: desk.reader.lead(desk.waiter("one"), GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.client.client_kill_filter(_type="pubsub", skipme=True)
+    assert leading.result(GENEROUS) is True
+    desk.sweeper.start()
+    desk.sweeper.join(GENEROUS)
+    assert [type(error) for error in desk.trouble] == [ConnectionError]
+
+
+def test_a_reader_that_has_ended_reads_nothing_more(desk: Desk) -> None:
+    desk.reader.end()
+    assert desk.reader.lead(desk.waiter("one"), GENEROUS) is True
+    desk.sweeper.start()
+    desk.sweeper.join(GENEROUS)
+    assert str(desk.trouble[0]) == "wakes do not arrive any more"
+    assert desk.heard == []
+
+
+# -- the same with locks --------------------------------------------------------------------------------------------
+
+
+def leading_waiter(other: Callable[[], Other], client: redis.Redis, eventually: Eventually) -> Any:
+    """A thread that waits for the lock NAME and reads; the future of its acquire."""
+    waiting = other().start(lambda: FairLock(NAME).acquire(blocking_timeout=10 * GENEROUS))
+    eventually(lambda: client.zcard(KEYS.queue))
+    listener = get_listener(get_backend())
+    eventually(lambda: (reader := listener.reader) and reader._role.locked() and listener.ready)
+    return waiting
+
+
+def test_a_release_by_force_is_heard_while_others_lead(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    FairLock(NAME, ttl=600).acquire()
+    forced = Lock("forced", ttl=600)
+    forced.acquire()
+    waiting = leading_waiter(other, client, eventually)
+    assert force_release("forced")
+    eventually(lambda: forced.lost)
+    assert not waiting.done()
+    assert force_release(NAME)
+    assert waiting.result(GENEROUS) is True
+
+
+def test_an_error_that_the_leader_meets_makes_the_listener_subscribe_again(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+    waiting = leading_waiter(other, client, eventually)
+    listener = get_listener(get_backend())
+    before = listener.generation
+    client.client_kill_filter(_type="pubsub", skipme=True)
+    eventually(lambda: listener.ready and listener.generation > before)
+    assert not waiting.done()
+    lock.release()
+    assert waiting.result(GENEROUS) is True

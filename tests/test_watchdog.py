@@ -1,0 +1,159 @@
+"""The watchdog when what it does in the background is overtaken, or cannot be done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost
+from django_redislock.connection import get_backend
+from django_redislock.listener import get_listener
+from django_redislock.lock import _holdings
+from django_redislock.watchdog import watchdog
+from redisserver import RedisServer
+
+from .actors import GENEROUS, KEYS, NAME, Other
+from .proxy import Proxy, proxy
+
+Eventually = Callable[..., Any]
+Settings = Any
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Settings) -> Iterator[Proxy]:
+    """A proxy before the server; the alias ``far`` goes through it."""
+    with proxy(server.port) as running:
+        far = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": running.url}
+        settings.CACHES = {**settings.CACHES, "far": far}
+        yield running
+
+
+def seen(lock: Lock, eventually: Eventually) -> Any:
+    """The lease of a lock, when the watchdog knows it for a long section."""
+    lease = lock._lease()
+    eventually(lambda: lease.seen)
+    return lease
+
+
+def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(network: Proxy, eventually: Eventually) -> None:
+    ears = get_listener(get_backend("far"))
+    ears.start()
+    eventually(
+        lambda: ears.ready
+    )  # a listener that subscribes later lets the lease be asked for, which sees more of it
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=0.4, auto_renew=False, on_lost=losses.append, using="far")
+    lock.acquire()
+    held = network.hold_answer("add")
+    other = Other()
+
+    def answer() -> None:
+        eventually(lambda: losses)
+        held.let_go()
+
+    answered = other.start(answer)
+    with pytest.raises(LockLost):
+        lock.extend(600)
+    answered.result(GENEROUS)
+    other.end()
+    assert lock.lost
+    assert len(losses) == 1
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
+    network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = Lock(NAME, ttl=3, using="far")
+    lock.acquire()
+    lease = seen(lock, eventually)
+    backend = get_backend("far")
+    held = network.hold_request("keep")
+    watchdog.renew_all(backend)
+    assert held.caught.wait(GENEROUS)
+    lock.release()
+    due = lease.due
+    eventually(lambda: "event=renewal-failed" in caplog.text)
+    eventually(lambda: not watchdog._couriers._away[backend])
+    assert lease.due == due
+    held.let_go()
+
+
+def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
+    client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    client.zadd(KEYS.queue, {f"dead-{number}": number + 1 for number in range(6000)})
+    lock._release_later()
+    eventually(lambda: not client.exists(KEYS.lock, KEYS.queue))
+
+
+@pytest.fixture
+def no_threads() -> Iterator[Callable[[bool], object]]:
+    """Let the process be unable to start threads: no stack is that large."""
+
+    def no_threads(really: bool) -> None:
+        threading.stack_size(1 << 48 if really else 0)
+
+    yield no_threads
+    no_threads(False)
+
+
+def test_the_watchdog_survives_that_no_thread_can_be_started(
+    server: RedisServer,
+    settings: Settings,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    no_threads: Callable[[bool], object],
+) -> None:
+    near = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    settings.CACHES = {**settings.CACHES, "near": near}
+    backend = get_backend("near")
+    ears = get_listener(backend)
+    ears.start()
+    eventually(lambda: ears.ready)
+    lock = Lock(NAME, ttl=600, using="near")
+    lock.acquire()
+    seen(lock, eventually)
+    no_threads(True)
+
+    def failed() -> bool:
+        watchdog.renew_all(backend)  # as often as there is still a courier on its way
+        return "can't start new thread" in caplog.text
+
+    eventually(failed)
+    no_threads(False)
+    after = Lock("after", ttl=60, using="near")  # as patient as the courier that could not start
+    after.acquire()
+    watchdog.renew_all(backend)
+    lease = seen(after, eventually)
+    ends = lease.ends
+    eventually(lambda: lease.ends > ends)
+    after.release()
+
+
+def test_a_lease_whose_listener_could_not_be_started_is_renewed_all_the_same(
+    server: RedisServer,
+    settings: Settings,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    no_threads: Callable[[bool], object],
+) -> None:
+    with Lock("first"):
+        pass  # the watchdog's own thread runs
+    settings.CACHES = {**settings.CACHES, "near": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}}
+    no_threads(True)
+    lock = Lock(NAME, ttl=6, using="near")
+    lock.acquire()
+    lease = _holdings()[lock].lease
+    ends = lease.ends
+    eventually(lambda: "event=watchdog-failed" in caplog.text)
+    no_threads(False)
+    eventually(lambda: lease.ends > ends)
+    lock.release()
