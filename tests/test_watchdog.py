@@ -131,10 +131,14 @@ def test_the_watchdog_survives_that_no_thread_can_be_started(
     no_threads(False)
     after = Lock("after", ttl=60, using="near")  # as patient as the courier that could not start
     after.acquire()
-    watchdog.renew_all(backend)
     lease = seen(after, eventually)
     ends = lease.ends
-    eventually(lambda: lease.ends > ends)
+
+    def renewed() -> bool:
+        watchdog.renew_all(backend)
+        return bool(lease.ends > ends)
+
+    eventually(renewed)
     after.release()
 
 
