@@ -136,7 +136,7 @@ class Backend:
         self.closed = True
         for callback in self.on_close:
             callback()
-        self._connections.drop_idle()
+        self._connections.close()
 
 
 class _Connections:
@@ -150,6 +150,7 @@ class _Connections:
         self._make = make
         self._idle: deque[tuple[Connection, float]] = deque()
         self._permits: SimpleQueue[None] = SimpleQueue()
+        self._closed = False
         for _ in range(bound):
             self._permits.put(None)
 
@@ -175,11 +176,16 @@ class _Connections:
 
     def give_back(self, connection: Connection, *, broken: bool = False) -> None:
         """``broken``: an answer may still come, which nobody else must read."""
-        if broken:
+        if broken or self._closed:
             connection.disconnect()
         else:
             self._idle.append((connection, monotonic()))
         self._permits.put(None)
+
+    def close(self) -> None:
+        """Keep no connection from now on; commands still work, each with its own."""
+        self._closed = True
+        self.drop_idle()
 
     def drop_idle(self) -> None:
         try:

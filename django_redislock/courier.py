@@ -97,7 +97,8 @@ class Couriers:
             connection.disconnect()
 
     def _forget(self, backend: Backend) -> None:
-        _, spare = self._spare.pop(backend, (0.0, None))
+        with self._mutex:
+            _, spare = self._spare.pop(backend, (0.0, None))
         if spare is not None:
             spare.disconnect()
 
