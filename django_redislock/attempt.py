@@ -149,6 +149,8 @@ class Attempt:
         while True:
             if waiter.grant is not None:
                 grant, waiter.grant = waiter.grant, None
+                if grant.fence <= (self.ticket or 0):
+                    return None, False  # of an earlier attempt with this token, which has withdrawn
                 ends = listener.deadline_of(grant)
                 if monotonic() < ends:
                     return Granted(grant.fence, ends, True), False

@@ -21,6 +21,16 @@ ENDED = "its lease ended before it could be renewed"
 OnLost = Callable[[LockLost], object]
 
 
+class Bond:
+    """Kept by what a thread or task knows that it holds. When that is forgotten, nobody can release the lease."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _unbound() -> None:
+    return None
+
+
 class Lease:
     """What one acquisition holds: token, fence, and until when by the local monotonic clock.
 
@@ -29,6 +39,7 @@ class Lease:
     """
 
     __slots__ = (
+        "_bond",
         "backend",
         "closed",
         "depth",
@@ -84,6 +95,7 @@ class Lease:
         self.on_lost = on_lost
         self.unknown = unknown  # an acquire with this token may still arrive
         self.owner = weakref.ref(threading.current_thread())
+        self._bond: Callable[[], Bond | None] = _unbound
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
         self.lost_reason = ""
@@ -110,9 +122,18 @@ class Lease:
     def remaining(self) -> float:
         return 0.0 if self.lost_reason else max(0.0, self.ends - monotonic())
 
+    def bond(self) -> Bond:
+        """What those who hold the lease must keep; new when nobody does."""
+        bond = self._bond()
+        if bond is None:
+            bond = Bond()
+            self._bond = weakref.ref(bond)
+        return bond
+
     def owner_alive(self) -> bool:
+        """Whether the thread lives that acquired it, and whoever could still release it."""
         owner = self.owner()
-        return owner is not None and owner.is_alive()
+        return owner is not None and owner.is_alive() and self._bond() is not None
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or ENDED

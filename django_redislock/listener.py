@@ -6,6 +6,7 @@ A message is a hint; the key is the truth. Every (re)subscription tells all wait
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -90,7 +91,7 @@ class Group:
         self.name = name
         self.waiters: dict[str, Waiter] = {}  # changed under the listener's mutex, like
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
-        self.due = 0.0
+        self.due = math.inf  # until one of them has looked
 
 
 class Listener:
@@ -203,8 +204,9 @@ class Listener:
                 connection.send_command("SUBSCRIBE", self.backend.channel)
                 connection.read_response()
                 # fakeredis has nothing that two threads could take turns to wait for
-                self.reader = reader = Reader(connection, self._dispatch, may_lead=not self.backend.memory)
+                reader = Reader(connection, self._dispatch, may_lead=not self.backend.memory)
                 self._subscribed(polled=not self._messages_count())
+                self.reader = reader  # not before all were told: nobody can wake one who reads
                 failing_since, delay = 0.0, 0.05
                 reader.serve(self._closed)
             except ResponseError as error:

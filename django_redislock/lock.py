@@ -15,7 +15,7 @@ from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import GONE, TAKEN, Lease, OnLost
+from .lease import GONE, TAKEN, Bond, Lease, OnLost
 from .names import check_name, check_token, make_keys
 from .owner import describe_owner
 from .registry import LockInfo
@@ -33,6 +33,7 @@ class _Holding(NamedTuple):
 
     lease: Lease
     times: int  # acquired through this object
+    bond: Bond  # lives as long as any share does
 
 
 # What this thread or task holds: an immutable mapping, replaced as a whole. One Local for all: one per lock would
@@ -64,7 +65,8 @@ class Lock:
     ``reentrant``
         A thread that holds the name may acquire it again; the last release sets it free.
     ``on_lost``
-        Called once, from the watchdog's thread, with a :class:`LockLost` when the lock is lost while held.
+        Called once, from a background thread, with a :class:`LockLost` when the lock is lost while held (from
+        ``release()`` itself when that is what finds it out). Its exceptions are logged.
     ``using``
         Alias in ``CACHES``; None: by the settings.
 
@@ -242,7 +244,7 @@ class Lock:
         if mine is not None:
             if self._reentrant:
                 mine.depth += 1
-                self._hold(mine)
+                self._hold(mine, mine.bond())
                 return True
             if waits and not until:
                 raise LockError(
@@ -286,8 +288,9 @@ class Lock:
                 on_lost=self._on_lost,
                 unknown=attempt.unknown,
             )
+            bond = lease.bond()
             watchdog.watch(lease)
-            self._hold(lease)
+            self._hold(lease, bond)
         except BaseException:
             # interrupted, or Redis went away: what it may still do for us must not stay
             attempt.abandon()
@@ -324,8 +327,9 @@ class Lock:
         done = held or ((twice or lease.tried_release) and not lease.lost)
         lease.closed = True
         self._let_go()
-        if not done:
-            watchdog.tell_lost(lease, GONE)
+        if not done and not lease.lost_reason:
+            lease.lost_reason = GONE
+            watchdog.tell_lost(lease)
         if lease.lost_reason:
             raise lease.lost_error()
         send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
@@ -402,18 +406,18 @@ class Lock:
         holdings = _holdings()
         if holdings:
             backend = self._backend()
-            for lease, _ in holdings.values():
+            for lease in [holding.lease for holding in holdings.values()]:
                 if lease.name == self.name and lease.backend is backend and lease.ours and not lease.lost:
                     return lease
         return None
 
-    def _hold(self, lease: Lease) -> None:
+    def _hold(self, lease: Lease, bond: Bond) -> None:
         holdings = _holdings()
         if len(holdings) > MANY:  # locks that were lost and never released
             holdings = {lock: holding for lock, holding in holdings.items() if not holding.lease.lost}
         known = holdings.get(self)
         times = known.times + 1 if known is not None and known.lease is lease else 1
-        _local.holdings = {**holdings, self: _Holding(lease, times)}
+        _local.holdings = {**holdings, self: _Holding(lease, times, bond)}
 
     def _let_go(self) -> None:
         rest = dict(_holdings())

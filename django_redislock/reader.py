@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Protocol
 
 from redis.connection import Connection
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, TimeoutError
 
 SWEEP_EVERY = 0.02  # seconds between looks of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
@@ -38,9 +38,11 @@ class Reader:
 
     def lead(self, waiter: Told, timeout: float | None) -> bool:
         """Read in the waiting thread until it was told something, at most ``timeout`` seconds. False: others read."""
+        if not self._may_lead or self._trouble is not None:
+            return False
         now = monotonic()
         self._hot_until = now + HOT_FOR
-        if not self._may_lead or not self._role.acquire(blocking=False):
+        if not self._role.acquire(blocking=False):
             return False
         try:
             while not waiter.told and self._trouble is None:
@@ -49,11 +51,15 @@ class Reader:
                     break
                 if self._connection.can_read(left):  # type: ignore[arg-type]  # None: without end
                     self._read()
-        except Exception as error:
+        except (ConnectionError, TimeoutError) as error:
             self._trouble = error
+        except BaseException:
+            # of a signal's handler, say: it is the thread's own, and may have left half a message unread
+            self._trouble = ConnectionError("reading was interrupted")
+            raise
         finally:
             self._role.release()
-        return True
+        return waiter.told or self._trouble is None
 
     def serve(self, closed: threading.Event) -> None:
         """Read in the listener's thread until ``closed`` is set. Raises whatever trouble any reader met."""
@@ -71,6 +77,9 @@ class Reader:
                         self._read()
                 elif monotonic() >= self._hot_until:
                     self._read()
+            except Exception as error:
+                self._trouble = error  # nobody may read on: redis-py would connect again, but not subscribe
+                raise
             finally:
                 self._role.release()
 

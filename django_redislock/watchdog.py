@@ -281,21 +281,28 @@ class Watchdog:
                 return  # released in the meantime
             lease.watched = False
             self._leases.pop(lease.token, None)
-        self.tell_lost(lease, reason)
+            lease.lost_reason = reason
+        if lease.on_lost is None and not lock_lost.receivers:
+            self.tell_lost(lease)
+            return
+        # What the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
+        # renews, or that keeps the time. Without a thread for it, better late than never.
+        news = threading.Thread(target=self.tell_lost, args=(lease,), name="redislock-lost", daemon=True)
+        try:
+            news.start()
+        except RuntimeError:
+            self.tell_lost(lease)
 
     @staticmethod
-    def tell_lost(lease: Lease, reason: str) -> None:
-        """Mark the lease first, then tell, once."""
-        if lease.lost_reason:
-            return
-        lease.lost_reason = reason
-        logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, reason)
-        send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=reason)
-        if lease.on_lost is not None:
-            try:
+    def tell_lost(lease: Lease) -> None:
+        """Tell the site's code of a lease that is marked as lost."""
+        logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, lease.lost_reason)
+        try:
+            send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=lease.lost_reason)
+            if lease.on_lost is not None:
                 lease.on_lost(lease.lost_error())
-            except Exception:
-                logger.exception("event=on-lost-failed name=%s", lease.name)
+        except BaseException:
+            logger.exception("event=on-lost-failed name=%s", lease.name)
 
 
 def _is_error(answer: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import os
 import re
@@ -25,12 +26,14 @@ from django_redislock import (
     LockNotOwned,
     LockUnavailable,
     force_release,
+    get_lock,
     lock_acquired,
     lock_force_released,
     lock_lost,
     lock_released,
 )
 from django_redislock.connection import get_backend
+from django_redislock.listener import get_listener
 from redisserver import RedisServer, redis_server
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
@@ -1266,3 +1269,88 @@ def test_the_lock_of_a_killed_process_goes_to_the_next_one(
         worker.kill()
     assert waiting.result(GENEROUS) is True
     assert holder(client) == TOKEN
+
+
+def test_an_exception_of_a_signal_handler_ends_a_wait(start: Start) -> None:
+    worker = start(
+        """
+import signal
+from django_redislock import listener
+class TooLong(Exception): ...
+def late(*args): raise TooLong
+with Lock("a"):
+    pass
+signal.signal(signal.SIGALRM, late)
+thread = threading.Thread(target=lambda: (Lock("a").acquire(), say("held"), hear()), daemon=True)
+thread.start()
+hear()
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    FairLock("a").acquire()
+except TooLong:
+    say("raised")
+hear()
+"""
+    )
+    worker.expect("held")
+    worker.tell()
+    worker.expect("raised")
+
+
+def test_what_a_site_does_about_a_loss_holds_up_nobody_who_waits(
+    kind: type[Lock], other: Callable[[], Other], eventually: Eventually
+) -> None:
+    mutex = threading.Lock()
+    told = threading.Event()
+
+    def on_lost(error: LockLost) -> None:
+        with mutex:
+            told.set()
+
+    lost = kind("lost", on_lost=on_lost)
+    lost.acquire()
+    busy = other()
+    busy(lambda: kind(NAME).acquire())
+    with mutex:  # what on_lost wants is held by the thread that waits, and that may be the one that reads
+        helper = other().start(lambda: (eventually(lambda: (i := get_lock(NAME)) and i.waiters), force_release("lost")))
+        assert not kind(NAME).acquire(blocking_timeout=1)
+        helper.result(GENEROUS)
+    assert told.wait(GENEROUS)
+
+
+def test_exiting_in_on_lost_ends_no_renewal_of_others(kind: type[Lock], eventually: Eventually) -> None:
+    def on_lost(error: LockLost) -> None:
+        raise SystemExit
+
+    other, lost = kind("other", ttl=0.9), kind("lost", on_lost=on_lost)
+    other.acquire()
+    lost.acquire()
+    force_release("lost")
+    eventually(lambda: lost.lost)
+    for _ in range(3):
+        left = other.remaining()
+        eventually(lambda left=left: other.remaining() > left)
+    other.release()
+
+
+def test_a_lock_that_nobody_can_release_any_more_is_not_renewed(kind: type[Lock], eventually: Eventually) -> None:
+    contextvars.copy_context().run(lambda: kind(NAME, ttl=0.6).acquire())
+    eventually(lambda: get_lock(NAME) is None)
+
+
+def test_the_looks_of_a_name_are_planned_once_one_of_its_waiters_has_looked(
+    kind: type[Lock], client: redis.Redis, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    # R5: the first of a name got its lock at once; who was busy meanwhile inherits a time to look, not "never"
+    holder, ears = other(), get_listener(get_backend())
+    holder(lambda: kind(NAME).acquire())
+    waiting = other().start(lambda: kind(NAME).acquire(blocking_timeout=GENEROUS))
+    eventually(lambda: queued(client))
+    first = ears.register("second", "x" * 22)
+    second = ears.register("second", "y" * 22)
+    ears.schedule(second, 300)
+    ears.unregister(first)
+    assert (ears.next_look(second) or 0) > monotonic() - GENEROUS
+    ears.unregister(second)
+    force_release(NAME)
+    assert waiting.result(GENEROUS)
