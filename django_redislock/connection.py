@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -46,7 +46,13 @@ _LEFT_BEHIND = (
     "event_dispatcher",
 )
 
-Command = Sequence[Any]
+Command = tuple[Any, ...]
+
+pack_command: Callable[..., bytes] | None
+try:
+    from hiredis import pack_command
+except ImportError:  # pragma: no cover (the tests have hiredis)
+    pack_command = None
 
 
 class Backend:
@@ -106,7 +112,11 @@ class Backend:
         """One command, one answer."""
         connection = self._connections.borrow()
         try:
-            connection.send_command(*command)
+            if pack_command is None:
+                connection.send_command(*command)
+            else:
+                # what redis-py does as well, without a look at the type of each argument: 2 % of an uncontended lock
+                connection.send_packed_command([pack_command(command)])
             answer = connection.read_response()
         except ResponseError:
             self._connections.give_back(connection)

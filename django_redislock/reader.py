@@ -15,7 +15,7 @@ from typing import Protocol
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, TimeoutError
 
-SWEEP_EVERY = 0.02  # seconds between looks of the listener's thread while threads wait in quick succession
+SWEEP_EVERY = 0.03  # seconds between looks of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
 
 
