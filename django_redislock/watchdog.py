@@ -141,11 +141,10 @@ class Watchdog:
                 # no more threads, say; nothing may be dropped for that
                 logger.exception("event=watchdog-failed")
                 with self._mutex:
-                    now = monotonic()
-                    for lease in leases:
-                        self._plan(min(now + LAST_RETRY, lease.ends), lease)
-                    for farewell in farewells:
-                        self._plan(now + LAST_RETRY, farewell)
+                    again = monotonic() + LAST_RETRY
+                    tasks: list[Lease | Farewell] = [*leases, *farewells]
+                    for task in tasks:
+                        self._plan(again, task)
 
     def _sleep(self) -> tuple[list[Lease], list[Farewell]]:
         """Wait until something is due, and take it off the agenda."""

@@ -34,6 +34,7 @@ from django_redislock import (
 )
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
+from django_redislock.lock import _holdings
 from redisserver import RedisServer, redis_server
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
@@ -1327,9 +1328,10 @@ def test_exiting_in_on_lost_ends_no_renewal_of_others(kind: type[Lock], eventual
     lost.acquire()
     force_release("lost")
     eventually(lambda: lost.lost)
+    lease = _holdings()[other].lease
     for _ in range(3):
-        left = other.remaining()
-        eventually(lambda left=left: other.remaining() > left)
+        ends = lease.ends
+        eventually(lambda ends=ends: lease.ends > ends)
     other.release()
 
 
@@ -1354,3 +1356,23 @@ def test_the_looks_of_a_name_are_planned_once_one_of_its_waiters_has_looked(
     ears.unregister(second)
     force_release(NAME)
     assert waiting.result(GENEROUS)
+
+
+def test_a_wake_of_an_earlier_attempt_with_the_same_token_is_no_grant(
+    client: redis.Redis, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    with FairLock(NAME) as lock:
+        adopter = FairLock(NAME, token=TOKEN)
+        waiting = other().start(lambda: adopter.acquire(blocking_timeout=GENEROUS) and adopter.fence)
+        eventually(lambda: queued(client))
+        looks = calls(client)
+        old = f"g {TOKEN} {lock.fence} {server_time(client)} 30000 {NAME}"
+        assert client.publish(get_backend().channel, old) == 1
+        eventually(lambda: calls(client) > looks)  # it looks for itself instead
+        assert not waiting.done()
+        assert holder(client) == lock.token
+    assert (waiting.result(GENEROUS) or 0) > (lock.fence or 0)
+
+
+def calls(client: redis.Redis) -> int:
+    return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])

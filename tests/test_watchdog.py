@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost
+from django_redislock import Lock, LockLost, force_release
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
@@ -161,3 +161,19 @@ def test_a_lease_whose_listener_could_not_be_started_is_renewed_all_the_same(
     no_threads(False)
     eventually(lambda: lease.ends > ends)
     lock.release()
+
+
+def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
+    eventually: Eventually, no_threads: Callable[[bool], object]
+) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=600, on_lost=losses.append)
+    lock.acquire()
+    seen(lock, eventually)
+    eventually(lambda: get_listener(get_backend()).ready)
+    no_threads(True)
+    force_release(NAME)
+    eventually(lambda: losses)
+    no_threads(False)
+    with pytest.raises(LockLost, match="released by force"):
+        lock.release()
