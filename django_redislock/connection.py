@@ -112,7 +112,7 @@ class Backend:
         """One command, one answer."""
         connection = self._connections.borrow()
         try:
-            if pack_command is None:
+            if pack_command is None:  # pragma: no cover (the tests have hiredis)
                 connection.send_command(*command)
             else:
                 # what redis-py does as well, without a look at the type of each argument: 2 % of an uncontended lock
