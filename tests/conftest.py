@@ -15,6 +15,7 @@ from django_redislock.lock import _holdings
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
+from .actors import Ghost, Other
 from .processes import Worker
 
 
@@ -59,6 +60,34 @@ def start() -> Iterator[Callable[..., Worker]]:
     yield start
     for worker in workers:
         worker.kill()
+
+
+@pytest.fixture
+def other() -> Iterator[Callable[[], Other]]:
+    """Make threads that take orders."""
+    made: list[Other] = []
+
+    def other() -> Other:
+        made.append(Other())
+        return made[-1]
+
+    yield other
+    for thread in made:
+        thread.end()
+
+
+@pytest.fixture
+def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
+    """Make processes that queue and do nothing else."""
+    made: list[Ghost] = []
+
+    def ghost(*, alive: bool = True) -> Ghost:
+        made.append(Ghost(client, alive=alive))
+        return made[-1]
+
+    yield ghost
+    for one in made:
+        one.close()
 
 
 @pytest.fixture

@@ -23,20 +23,6 @@ ACQUIRE = scripts._ACQUIRE.sha
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that take orders."""
-    made: list[Other] = []
-
-    def other() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield other
-    for thread in made:
-        thread.end()
-
-
-@pytest.fixture
 def network(server: RedisServer, settings: Settings) -> Iterator[Proxy]:
     """A proxy before the server; the alias ``far`` goes through it."""
     with proxy(server.port) as running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -45,20 +45,6 @@ def _memory(request: pytest.FixtureRequest, settings: Settings) -> None:
 @pytest.fixture(params=[Lock, FairLock])
 def kind(request: pytest.FixtureRequest) -> type[Lock]:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that take orders."""
-    made: list[Other] = []
-
-    def other() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield other
-    for thread in made:
-        thread.end()
 
 
 def waiters(name: str = NAME) -> int:

@@ -91,20 +91,6 @@ def desk(client: redis.Redis) -> Iterator[Desk]:
     made.close()
 
 
-@pytest.fixture
-def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that take orders."""
-    made: list[Other] = []
-
-    def other() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield other
-    for thread in made:
-        thread.end()
-
-
 def leads(desk: Desk) -> bool:
     return desk.reader._role.locked()
 

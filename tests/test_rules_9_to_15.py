@@ -41,34 +41,6 @@ Settings = Any
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that take orders."""
-    made: list[Other] = []
-
-    def other() -> Other:
-        made.append(Other())
-        return made[-1]
-
-    yield other
-    for thread in made:
-        thread.end()
-
-
-@pytest.fixture
-def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
-    """Make processes that queue and do nothing else."""
-    made: list[Ghost] = []
-
-    def ghost(*, alive: bool = True) -> Ghost:
-        made.append(Ghost(client, alive=alive))
-        return made[-1]
-
-    yield ghost
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
 def move(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Point the default alias, and that of workers, to another server; ``more`` aliases beside it."""
 
