@@ -713,6 +713,9 @@ def test_a_force_released_holder_hears_of_it_by_message(
     assert isinstance(value, bytes)
     channel = value.decode().split(" ")[1]
     eventually(lambda: client.pubsub_numsub(channel)[0][1])  # its process listens, as it holds for long
+    lease = _holdings()[lock].lease
+    # and has had its answer to the question that it asks Redis when it begins to listen
+    eventually(lambda: get_listener(get_backend()).reader and not lease.urgent and monotonic() < lease.due < lease.ends)
     assert force_release(NAME, by="the test") is not None
     eventually(lambda: losses, within=5)
     assert lock.lost
