@@ -74,11 +74,13 @@ class Waiter:
 
     def park(self, timeout: float | None) -> None:
         """Wait in this thread until told, at most ``timeout`` seconds. The oldest of a name may read by itself."""
-        reader = self._listener.reader
-        if reader is not None and self.group.oldest is self and reader.lead(self, timeout):
+        reader = self._listener.reader if self.group.oldest is self else None
+        if reader is not None and reader.lead(self, timeout):
             self._gate.acquire(blocking=False)
         else:
             self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+            if reader is not None:
+                reader.unfollow(self)
         self.told = False
 
 

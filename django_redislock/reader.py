@@ -1,8 +1,8 @@
 """The subscribed connection, and who reads it: one thread at a time.
 
 While threads wait, one of them reads by itself (leader and followers: Schmidt et al., "Leader/Followers", 2000): a wake
-then needs no change of threads, a sixth of the time of a contended section. The listener's thread only sweeps up behind
-them, and reads when nobody waits.
+then needs no change of threads, a sixth of the time of a contended section. Who stops reading promotes one who would
+have read. The listener's thread only sweeps up behind them, and reads when nobody waits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class Told(Protocol):
 
     told: bool
 
+    def wake(self) -> None: ...
+
 
 class Reader:
     """Reads ``connection`` and gives the data of each message to ``handle``. Any trouble ends it for good."""
@@ -33,17 +35,25 @@ class Reader:
         self._handle = handle
         self._may_lead = may_lead
         self._role = threading.Lock()  # whoever has it may read
+        self._followers: dict[Told, None] = {}  # would have read, but another did
         self._hot_until = 0.0
         self._trouble: Exception | None = None
 
     def lead(self, waiter: Told, timeout: float | None) -> bool:
-        """Read in the waiting thread until it was told something, at most ``timeout`` seconds. False: others read."""
+        """Read in the waiting thread until it was told something, at most ``timeout`` seconds.
+
+        False: another reads. When that one stops, this waiter is woken to try again, until it calls :meth:`unfollow`.
+        """
         if not self._may_lead or self._trouble is not None:
             return False
         now = monotonic()
         self._hot_until = now + HOT_FOR
         if not self._role.acquire(blocking=False):
-            return False
+            self._followers[waiter] = None
+            # once more: whoever gave up the role just before that has not seen us
+            if not self._role.acquire(blocking=False):
+                return False
+            self.unfollow(waiter)
         try:
             while not waiter.told and self._trouble is None:
                 left = None if timeout is None else now + timeout - monotonic()
@@ -58,7 +68,7 @@ class Reader:
             self._trouble = ConnectionError("reading was interrupted")
             raise
         finally:
-            self._role.release()
+            self._give_up_role()
         return waiter.told or self._trouble is None
 
     def serve(self, closed: threading.Event) -> None:
@@ -81,13 +91,25 @@ class Reader:
                 self._trouble = error  # nobody may read on: redis-py would connect again, but not subscribe
                 raise
             finally:
-                self._role.release()
+                self._give_up_role()
+
+    def unfollow(self, waiter: Told) -> None:
+        """The waiter does not wait any more."""
+        self._followers.pop(waiter, None)
 
     def end(self) -> None:
         """Cut the connection under whoever reads it."""
         # first of all: redis-py would connect again, but not subscribe
         self._trouble = ConnectionError("wakes do not arrive any more")
         self._connection.disconnect()
+
+    def _give_up_role(self) -> None:
+        self._role.release()
+        if self._followers:
+            for follower in list(self._followers):
+                if not follower.told:
+                    follower.wake()
+                    return
 
     def _read(self) -> None:
         _, _, data = self._connection.read_response()

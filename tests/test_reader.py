@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from linecache import getline
 from typing import Any
 
@@ -106,15 +107,91 @@ def test_a_waiting_thread_reads_its_own_wake(desk: Desk, eventually: Eventually)
 
 def test_a_second_waiter_is_woken_by_the_reading_of_the_first(desk: Desk, eventually: Eventually) -> None:
     leader, follower = desk.other(), desk.other()
-    leading = leader.start(lambda: desk.waiter("one").park(GENEROUS))
+    leading = leader.start(lambda: desk.waiter("one").park(10.0 * GENEROUS))
     eventually(lambda: leads(desk))
     second = desk.waiter("two")
-    following = follower.start(lambda: second.park(GENEROUS))
+    following = follower.start(lambda: second.park(10.0 * GENEROUS))
     desk.say("two")
     following.result(GENEROUS)
     assert second.look
     assert not leading.done()
     assert desk.heard == [("two", leader._thread)]
+
+
+def follows(desk: Desk, waiter: Waiter) -> bool:
+    return waiter in desk.reader._followers
+
+
+def test_who_stops_reading_wakes_one_who_would_have_read(desk: Desk, eventually: Eventually) -> None:
+    # each waits for a lock of its own, so nobody else would wake it
+    first, second, third = (desk.waiter(token) for token in ("one", "two", "three"))
+    leading = desk.other().start(lambda: first.park(10.0 * GENEROUS))
+    eventually(lambda: leads(desk))
+    follower = desk.other()
+    for waiter in (second, third):
+        desk.other().start(partial(waiter.park, 10.0 * GENEROUS))
+        eventually(partial(follows, desk, waiter))
+    desk.say("one")
+    leading.result(GENEROUS)
+    eventually(lambda: not desk.reader._followers.keys() & {second})
+    waiting = follower.start(lambda: second.park(10.0 * GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.say("three")
+    eventually(lambda: not desk.reader._followers)
+    assert not waiting.done()
+    desk.say("two")
+    waiting.result(GENEROUS)
+    assert desk.heard[1:] == [("three", follower._thread), ("two", follower._thread)]
+
+
+def test_a_waiter_that_was_told_is_not_woken_to_read(desk: Desk, eventually: Eventually) -> None:
+    told, second = desk.waiter("told"), desk.waiter("two")
+    told.told = True
+    leading = desk.other().start(lambda: desk.waiter("one").park(10.0 * GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.reader._followers[told] = None  # as it stands for the moment between its wake and its next step
+    waiting = desk.other().start(lambda: second.park(10.0 * GENEROUS))
+    eventually(lambda: follows(desk, second))
+    desk.say("one")
+    leading.result(GENEROUS)
+    waiting.result(GENEROUS)
+
+
+def test_a_role_that_is_given_up_while_a_waiter_lines_up_is_taken_by_it(desk: Desk) -> None:
+    class Role:
+        """Taken until somebody lines up."""
+
+        def acquire(self, *, blocking: bool) -> bool:
+            return bool(desk.reader._followers)
+
+        def release(self) -> None:
+            pass
+
+    desk.reader._role = Role()  # type: ignore[assignment]
+    waiter = desk.waiter("one")
+    assert desk.reader.lead(waiter, 0) is True
+    assert not follows(desk, waiter)
+
+
+def test_who_would_read_does_so_when_the_listener_has_read_a_message(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SWEEP_EVERY", float(10 * GENEROUS))
+    desk.sweeper.start()
+    eventually(lambda: desk.stands_in("_read"))
+    waiter, reading = desk.waiter("one"), desk.other()
+
+    def wait() -> None:
+        while not desk.heard[1:]:
+            waiter.park(10.0 * GENEROUS)
+
+    waiting = reading.start(wait)
+    eventually(lambda: follows(desk, waiter))
+    desk.say("somebody else")
+    eventually(lambda: desk.heard and leads(desk))
+    desk.say("one")
+    waiting.result(GENEROUS)
+    assert len(desk.heard) == 2
 
 
 def test_a_waiter_whose_time_is_up_reads_no_longer(desk: Desk) -> None:
@@ -143,6 +220,36 @@ def test_a_waiter_leads_while_the_listener_sweeps(
     desk.sweeper.start()
     waiter = desk.waiter("two")
     eventually(lambda: desk.reader.lead(waiter, 0))
+
+
+def test_the_listener_leaves_the_reading_to_a_waiter_that_leads(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOT_FOR", float(10 * GENEROUS))
+    role = desk.reader._role
+    refused: list[threading.Thread] = []
+
+    class Role:
+        def acquire(self, *, blocking: bool) -> bool:
+            got = role.acquire(blocking)
+            if not got:
+                refused.append(threading.current_thread())
+            return got
+
+        def release(self) -> None:
+            role.release()
+
+        locked = role.locked
+
+    desk.reader._role = Role()  # type: ignore[assignment]
+    leader = desk.other()
+    leading = leader.start(lambda: desk.waiter("one").park(10.0 * GENEROUS))
+    eventually(lambda: leads(desk))
+    desk.sweeper.start()
+    eventually(lambda: len(refused) >= 3)
+    desk.say("one")
+    leading.result(GENEROUS)
+    assert desk.heard == [("one", leader._thread)]
 
 
 def test_where_nobody_has_waited_for_a_while_the_listener_blocks_in_the_read(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,17 @@ def replica(server: RedisServer, settings: Any, eventually: Callable[..., Any]) 
 def test_a_server_that_stays_read_only_is_lock_unavailable(replica: redis.Redis) -> None:
     with pytest.raises(LockUnavailable, match=r"Redis cannot be reached for the lock 'a'.*read only replica"):
         Lock("a", using="replica").acquire()
+
+
+def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
+    replica: redis.Redis, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "RETRY_FOR", 60.0)
+    lock = Lock("a", using="replica")
+    with ThreadPoolExecutor(1) as pool:
+        acquired = pool.submit(lock.acquire)
+        eventually(
+            lambda: acquired.done() or replica.info("errorstats").get("errorstat_READONLY", {}).get("count", 0) > 1
+        )
+        replica.replicaof("NO", "ONE")
+        assert acquired.result(30) is True

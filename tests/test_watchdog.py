@@ -42,11 +42,10 @@ def seen(lock: Lock, eventually: Eventually) -> Any:
 def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(network: Proxy, eventually: Eventually) -> None:
     ears = get_listener(get_backend("far"))
     ears.start()
-    eventually(
-        lambda: ears.ready
-    )  # a listener that subscribes later lets the lease be asked for, which sees more of it
+    # a listener that subscribes later lets the lease be asked for, which sees more of it
+    eventually(lambda: ears.ready)
     losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=0.4, auto_renew=False, on_lost=losses.append, using="far")
+    lock = Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append, using="far")
     lock.acquire()
     held = network.hold_answer("add")
     other = Other()
