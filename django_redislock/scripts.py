@@ -160,10 +160,10 @@ def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: boo
             return held, twice
 
 
-def release_command(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool) -> Command:
-    return _RELEASE.by_sha(
-        (*keys, f"{backend.prefix}gone:{token}"), (name, token, backend.channel, backend.known, int(unknown))
-    )
+def release_command(backend: Backend, keys: tuple[str, ...], name: str, token: str, *, unknown: bool) -> Command:
+    if unknown:
+        keys = (*keys, f"{backend.prefix}gone:{token}")
+    return _RELEASE.by_sha(keys, (name, token, backend.channel, backend.known))
 
 
 class Renewed(NamedTuple):

@@ -6,13 +6,10 @@
 local call = redis.call
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
-local have = call('MGET', KEYS[1], KEYS[6], KEYS[5])
-local held, gone, last = have[1], have[2], have[3]
-
 --#include grant
 
-if not held and not gone and call('EXISTS', KEYS[2]) == 0 then
-  local fence = tonumber((grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9], last)))
+if call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
+  local fence = tonumber((grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9])))
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
     local past = call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
@@ -23,6 +20,8 @@ end
 
 local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
 local ticket = ARGV[8]
+local have = call('MGET', KEYS[1], KEYS[6])
+local held, gone = have[1], have[2]
 
 if held then
   if string.sub(held, 1, #token + 1) == token .. ' ' then
@@ -41,21 +40,20 @@ if held then
 else
   if gone then return {3, us, 0, 0} end
   --#include pass_on
-  local verdict = pass_on(token, mode, last)
+  local verdict = pass_on(token, mode)
   if verdict == 'take' then
     call('ZREM', KEYS[2], token)
     call('HDEL', KEYS[3], token)
-    return {1, us, tonumber((grant(token, channel, 'c', ttl, owner, last))), tonumber(ttl)}
+    return {1, us, tonumber((grant(token, channel, 'c', ttl, owner))), tonumber(ttl)}
   elseif verdict == 'more' then
     return {2, us, tonumber(ticket) or 0, 0}
   end
-  last = nil
 end
 
 local state = 0
 if ARGV[7] ~= '0' and not gone then
   local seen = '0'
-  if ticket == '' then ticket = next_fence(last) end
+  if ticket == '' then ticket = next_fence() end
   -- a waiter that was dropped, and lives: the others of its process may have been as well
   if call('ZADD', KEYS[2], ticket, token) == 1 and ARGV[8] ~= '' then state = 5 end
   -- whoever asks from this channel is alive, whatever an old handoff says

@@ -19,4 +19,4 @@ local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
 --#include pass_on
-return {held, pass_on(nil, nil, nil, nil, alive) == 'more' and 1 or 0}
+return {held, pass_on(nil, nil, alive) == 'more' and 1 or 0}

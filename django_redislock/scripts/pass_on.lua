@@ -1,6 +1,5 @@
 -- (shared piece) decides who may have a free lock, and tells them; needs `call`, `us` and `grant`
--- me, my_mode: the token that asks for itself, or nil. last: the last fence, heads: the head of the queue, where they
--- were read already.
+-- me, my_mode: the token that asks for itself, or nil.
 -- alive: the channel of a former holder that is not to be suspected; who calls lives anyway. Answers
 --   'take'    the lock is for whoever asks: the queue is empty, or the head is me, or I may overtake it
 --   'passed'  handed over, or somebody who is alive was told to come
@@ -9,7 +8,7 @@
 -- Field '!' of the waiters hash: the channel to which the last handoff was made ('-': it is confirmed), then those whose
 -- handoffs ended without a sign of life. Where the lock is free, all of them are suspect, and their waiters are dropped;
 -- the living come back with their tickets, which clears them.
-local function pass_on(me, my_mode, last, heads, alive)
+local function pass_on(me, my_mode, alive)
   local dead, reaped, batch, marks = {}, 0, 1, nil
 
   local function mark(current)
@@ -23,7 +22,7 @@ local function pass_on(me, my_mode, last, heads, alive)
   end
 
   while reaped < 5000 do
-    heads = heads or call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
+    local heads = call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
       call('DEL', KEYS[3])
       return 'take'
@@ -72,7 +71,7 @@ local function pass_on(me, my_mode, last, heads, alive)
           call('ZREM', KEYS[2], token)
           mark(channel)
           call('HDEL', KEYS[3], token)
-          local fence, since = grant(token, channel, 'h', lease, owner, last)
+          local fence, since = grant(token, channel, 'h', lease, owner)
           local message = 'g ' .. token .. ' ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. ARGV[1]
           redis.pcall('PUBLISH', channel, message)
           verdict = 'passed' break
@@ -91,7 +90,7 @@ local function pass_on(me, my_mode, last, heads, alive)
       reaped = reaped + #drop
     end
     if verdict then return verdict end
-    heads, batch = nil, 100
+    batch = 100
   end
   return 'more'
 end
