@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextvars import ContextVar
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple, TypeVar
-
-from asgiref.local import Local
 
 from . import registry, scripts
 from .attempt import Attempt
@@ -36,14 +35,10 @@ class _Holding(NamedTuple):
     bond: Bond  # lives as long as any share does
 
 
-# What this thread or task holds: an immutable mapping, replaced as a whole. One Local for all: one per lock would
-# leak its context variable.
-_local = Local()
-_NOTHING: Mapping[Lock, _Holding] = {}
-
-
-def _holdings() -> Mapping[Lock, _Holding]:
-    return getattr(_local, "holdings", _NOTHING)
+# What this thread or task holds: an immutable mapping, replaced as a whole. asgiref carries context variables through
+# sync_to_async and async_to_sync; its Local does no more for us, takes longer, and used to change its contents in
+# place, so that a child task's lock took its parent's away.
+_holdings: ContextVar[Mapping[Lock, _Holding]] = ContextVar("django_redislock.holdings", default={})  # noqa: B039
 
 
 class Lock:
@@ -302,7 +297,7 @@ class Lock:
         return True
 
     def _release(self) -> Steps[None]:
-        holding = _holdings().get(self)
+        holding = _holdings.get().get(self)
         if holding is None or not holding.lease.ours:
             if self._token is None:
                 raise self._not_owned("release")
@@ -393,7 +388,7 @@ class Lock:
 
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
-        holding = _holdings().get(self)
+        holding = _holdings.get().get(self)
         return holding.lease if holding is not None and holding.lease.ours else None
 
     def _lease(self) -> Lease:
@@ -403,7 +398,7 @@ class Lock:
         return lease
 
     def _own_lease_on_name(self) -> Lease | None:
-        holdings = _holdings()
+        holdings = _holdings.get()
         if holdings:
             backend = self._backend()
             for lease in [holding.lease for holding in holdings.values()]:
@@ -412,19 +407,19 @@ class Lock:
         return None
 
     def _hold(self, lease: Lease, bond: Bond) -> None:
-        holdings = _holdings()
+        holdings = _holdings.get()
         if len(holdings) > MANY:  # locks that were lost and never released
             holdings = {lock: holding for lock, holding in holdings.items() if not holding.lease.lost}
         known = holdings.get(self)
         times = known.times + 1 if known is not None and known.lease is lease else 1
-        _local.holdings = {**holdings, self: _Holding(lease, times, bond)}
+        _holdings.set({**holdings, self: _Holding(lease, times, bond)})
 
     def _let_go(self) -> None:
-        rest = dict(_holdings())
+        rest = dict(_holdings.get())
         holding = rest.pop(self)
         if holding.times > 1 and not holding.lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)
-        _local.holdings = rest
+        _holdings.set(rest)
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         return LockNotOwned(f"Cannot {verb} the lock {self.name!r}: this thread or task does not hold it.", self.name)

@@ -43,7 +43,7 @@ def _let_go() -> Iterator[None]:
     for lease in list(watchdog._leases.values()):
         watchdog.forget(lease)
         lease.closed = True
-    for holding in _holdings().values():
+    for holding in _holdings.get().values():
         holding.lease.closed = True
 
 

@@ -154,7 +154,7 @@ def test_a_lease_whose_listener_could_not_be_started_is_renewed_all_the_same(
     no_threads(True)
     lock = Lock(NAME, ttl=6, using="near")
     lock.acquire()
-    lease = _holdings()[lock].lease
+    lease = _holdings.get()[lock].lease
     ends = lease.ends
     eventually(lambda: "event=watchdog-failed" in caplog.text)
     no_threads(False)
