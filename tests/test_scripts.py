@@ -250,13 +250,13 @@ def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
     monkeypatch.setattr(scripts, "RETRY_FOR", 60.0)
     lock = Lock("a", using="replica")
 
-    def refusals() -> int:
-        # redis-py 5 leaves what it says as text
-        found = re.search(r"READONLY\W+count\W+(\d+)", str(replica.info("errorstats")))
-        return int(found[1]) if found else 0
+    def tries() -> int:
+        # the refusals are counted by some servers only, and some replicas know the scripts of their master
+        stats = replica.info("commandstats")
+        return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
 
     with ThreadPoolExecutor(1) as pool:
         acquired = pool.submit(lock.acquire)
-        eventually(lambda: acquired.done() or refusals() > 1)
+        eventually(lambda: acquired.done() or tries() > 2)
         replica.replicaof("NO", "ONE")
         assert acquired.result(30) is True
