@@ -6,7 +6,16 @@ from .decorators import locked, locked_view
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lock import FairLock, Lock
 from .names import lock_name
-from .registry import LockInfo, WaiterInfo, force_release, get_lock, list_locks
+from .registry import (
+    LockInfo,
+    WaiterInfo,
+    aforce_release,
+    aget_lock,
+    alist_locks,
+    force_release,
+    get_lock,
+    list_locks,
+)
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
 
 __version__ = "0.1.0"
@@ -21,6 +30,9 @@ __all__ = [
     "LockNotOwned",
     "LockUnavailable",
     "WaiterInfo",
+    "aforce_release",
+    "aget_lock",
+    "alist_locks",
     "force_release",
     "get_lock",
     "list_locks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import NamedTuple
 
@@ -29,11 +30,14 @@ class Attempt:
 
     __slots__ = (
         "adopts",
+        "asked",
+        "asking",
         "backend",
         "busy_for",
         "deadline",
         "keys",
         "listener",
+        "loop",
         "mode",
         "name",
         "owner",
@@ -55,6 +59,7 @@ class Attempt:
         deadline: float | None,
         owner: str,
         adopts: bool,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.backend = backend
         self.name = name
@@ -69,6 +74,9 @@ class Attempt:
         self.ticket: int | None = None
         self.busy_for = 0.0
         self.adopts = adopts  # an acquisition made elsewhere: if that fails, it is not ours to end
+        self.loop = loop  # of the coroutine that tries; None: a thread
+        self.asked = False  # anything at all
+        self.asking = False  # a request is on its way
         self.unknown = False  # a request may still arrive whose answer we never saw
 
     def obtain(self) -> Steps[Granted | None]:
@@ -78,7 +86,7 @@ class Attempt:
         unasked = False  # this look was made by the clock alone
         while True:
             if self.deadline is not None and self.waiter is None and listener.ready:
-                self.waiter = listener.register(self.name, self.token)
+                self.waiter = listener.register(self.name, self.token, self.loop)
             queued = self.waiter is not None and listener.ready
             generation = listener.generation
             taken = yield from self._ask(("p" if listener.polled else "1") if queued else "0")
@@ -101,7 +109,7 @@ class Attempt:
                 return None
             self.ticket = taken.number or self.ticket
             if self.waiter is None:
-                self.waiter = listener.register(self.name, self.token)
+                self.waiter = listener.register(self.name, self.token, self.loop)
                 listener.start()
             if listener.ready and not (queued and generation == listener.generation):
                 continue  # asked under no subscription, or an older one
@@ -118,6 +126,7 @@ class Attempt:
         """Ask Redis. One who already waits sits out an outage of OUTAGE seconds."""
         failing_since = 0.0
         while True:
+            self.asked = self.asking = True
             try:
                 taken = yield from scripts.acquire(
                     self.backend,
@@ -132,7 +141,7 @@ class Attempt:
                     until=self.deadline or 0.0,
                 )
             except LockUnavailable:
-                self.unknown = True
+                self.asking, self.unknown = False, True
                 now = monotonic()
                 failing_since = failing_since or now
                 patience = min(failing_since + OUTAGE, self.deadline or now + OUTAGE)
@@ -140,7 +149,7 @@ class Attempt:
                     raise
                 yield Pause(min(0.5, patience - now))
             else:
-                self.unknown = self.unknown or taken.repeated
+                self.asking, self.unknown = False, self.unknown or taken.repeated
                 return taken
 
     def _wait(self, waiter: Waiter) -> Steps[tuple[Granted | None, bool]]:
@@ -171,10 +180,10 @@ class Attempt:
             yield from scripts.release(self.backend, self.keys, self.name, self.token, unknown=self.unknown)
 
     def abandon(self) -> None:
-        """The same in the background."""
-        if self.ticket is None and self.adopts:
-            return
-        watchdog.send_farewell(self.backend, self.name, self.token, unknown=True)
+        """The same in the background, wherever the attempt was interrupted."""
+        if self.asked and (self.ticket is not None or not self.adopts):
+            unknown = self.unknown or self.asking
+            watchdog.send_farewell(self.backend, self.name, self.token, unknown=unknown)
 
     def leave(self) -> None:
         if self.waiter is not None:

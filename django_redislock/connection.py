@@ -7,6 +7,7 @@ and redis-py's hidden retries must not repeat a command behind our back.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -25,6 +26,7 @@ from django.core.signals import setting_changed
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from .aconnection import LoopConnections, Maker
 from .conf import conf
 
 MAX_CONNECTIONS = 16
@@ -48,11 +50,13 @@ _LEFT_BEHIND = (
 
 Command = tuple[Any, ...]
 
-pack_command: Callable[..., bytes] | None
+pack_command: Callable[[Command], bytes]
 try:
+    # what redis-py does as well, without a look at the type of each argument: 2 % of an uncontended lock
     from hiredis import pack_command
 except ImportError:  # pragma: no cover (the tests have hiredis)
-    pack_command = None
+    _packer = Connection()
+    pack_command = lambda command: b"".join(_packer.pack_command(*command))  # noqa: E731
 
 
 class Backend:
@@ -91,9 +95,11 @@ class Backend:
         self.anchor: tuple[int, float] | None = None
         self.closed = False
         self.on_close: list[Callable[[], object]] = []
-        self._connections = _Connections(
-            lambda: self._class(**self._keywords), bound=min(pool.max_connections, MAX_CONNECTIONS)
-        )
+        self._bound = min(pool.max_connections, MAX_CONNECTIONS)
+        self._connections = _Connections(lambda: self._class(**self._keywords), self._bound)
+        self._pool = pool
+        self._maker: Maker | None = None
+        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     def connect(self, timeout: float | None) -> Connection:
         """A connection outside the pool, with a socket timeout of its own (None: reads wait without end)."""
@@ -112,11 +118,7 @@ class Backend:
         """One command, one answer."""
         connection = self._connections.borrow()
         try:
-            if pack_command is None:  # pragma: no cover (the tests have hiredis)
-                connection.send_command(*command)
-            else:
-                # what redis-py does as well, without a look at the type of each argument: 2 % of an uncontended lock
-                connection.send_packed_command([pack_command(command)])
+            connection.send_packed_command([pack_command(command)])
             answer = connection.read_response()
         except ResponseError:
             self._connections.give_back(connection)
@@ -138,15 +140,67 @@ class Backend:
         self._connections.give_back(connection)
         return answers
 
+    async def aexecute(self, command: Command, *, urgent: bool = False) -> Any:
+        """See execute(). ``urgent``: before other coroutines that wait for a connection."""
+        if self.memory:  # in this process: there is nothing to wait for
+            return self.execute(command)
+        connections = await self._of_loop()
+        (answer,) = await connections.exchange([pack_command(command)], 1, urgent=urgent)
+        if isinstance(answer, ResponseError):
+            raise answer
+        return answer
+
+    async def aexecute_many(self, commands: Iterable[Command]) -> list[Any]:
+        """See execute_many()."""
+        commands = list(commands)
+        if self.memory:
+            return self.execute_many(commands)
+        connections = await self._of_loop()
+        packed = [pack_command(command) for command in commands]
+        return await connections.exchange(packed, len(commands), urgent=False)
+
+    async def _of_loop(self) -> LoopConnections:
+        """The connections of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._loops.get(loop)
+        if found is None or (found.closed and not self.closed):
+            for other in [known for known in list(self._loops) if known.is_closed()]:
+                self._loops.pop(other, None)
+            if self._maker is None:
+                self._maker = Maker(self._pool, self._keywords)
+            found = LoopConnections(self._maker, bound=self._bound, idle=IDLE, patience=WAIT_FOR_CONNECTION)
+            found.closed = self.closed
+            self._loops[loop] = found
+            await found.open()
+        return found
+
     def drop_connections(self) -> None:
         """Close what idles, so that the next command connects (and asks Sentinel) anew."""
         self._connections.drop_idle()
+        for loop, connections in list(self._loops.items()):
+            try:
+                loop.call_soon_threadsafe(_drop_idle, connections)
+            except RuntimeError:
+                pass  # the loop was closed, and its connections with it
 
     def close(self) -> None:
         self.closed = True
         for callback in self.on_close:
             callback()
         self._connections.close()
+        for connections in list(self._loops.values()):
+            connections.closed = True
+        self.drop_connections()
+
+
+_tasks: set[asyncio.Task[None]] = set()  # an event loop alone keeps none alive
+
+
+def _drop_idle(connections: LoopConnections) -> None:
+    """In the event loop of these connections."""
+    task = asyncio.get_running_loop().create_task(connections.drop_idle())
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
 
 
 class _Connections:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from math import ceil
@@ -19,11 +19,14 @@ from django.utils.cache import patch_vary_headers
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext, ngettext
 
+from . import registry
 from .conf import Seconds, conf
+from .connection import get_backend
 from .exceptions import LockUnavailable
-from .lock import FairLock, Lock
+from .lock import FairLock, Lock, Task
 from .names import NameTemplate
-from .registry import LockInfo, get_lock
+from .registry import LockInfo
+from .steps import Call, Steps, Work, arun, run_blocking
 
 logger = logging.getLogger("django_redislock")
 
@@ -61,12 +64,19 @@ def locked(
             f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
         )
 
-        @wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            with kind(find_name(signature, args, kwargs), **options):
-                return function(*args, **kwargs)
+        def guarded(args: Any, kwargs: Any, task: Task | None) -> Steps[Any]:
+            lock = kind(find_name(signature, args, kwargs), **options)
+            return lock._around(Call(function, args, kwargs), task)
 
-        return wrapper
+        @wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return run_blocking(guarded(args, kwargs, None), "a coroutine function")
+
+        @wraps(function)
+        async def awrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await arun(guarded(args, kwargs, asyncio.current_task()))
+
+        return awrapper if iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
 
     return decorate
 
@@ -112,43 +122,66 @@ def locked_view(
     def decorate(view: Callable[..., R]) -> Callable[..., R]:
         _refuse(view, "locked_view")
 
-        @wraps(view)
-        def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if not hasattr(request, "META"):
-                raise TypeError(
-                    f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
-                    f"@method_decorator(locked_view(...))."
-                )
-            if request.method not in locking:
-                return view(request, *args, **kwargs)
+        def guarded(request: HttpRequest, args: Any, kwargs: Any, task: Task | None) -> Steps[Any]:
             signature = inspect.signature(view) if args else None
-            lock = kind(name_of(signature, (request, *args), {**kwargs}, request=request), **options)
+            name = yield Work(lambda: name_of(signature, (request, *args), {**kwargs}, request=request))
+            lock = kind(name, **options)
             lock.purpose = f"{request.method} {request.path}"
             try:
-                if not lock.acquire():
-                    return _conflict(request, lock, on_conflict)
+                if not (yield from lock._acquire(None, None, None, task)):
+                    return (yield from _conflict(request, lock, on_conflict))
             except LockUnavailable as error:
                 status = conf().VIEW_UNAVAILABLE_STATUS
                 if status is None:
                     raise
                 logger.error("event=unavailable name=%s path=%s error=%r", lock.name, request.path, str(error))
-                return _refusal(request, status, gettext("This cannot be served at the moment. Please try again."), 1)
+                text = gettext("This cannot be served at the moment. Please try again.")
+                return (yield Work(lambda: _refusal(request, status, text, 1)))
+            lease = lock._lease()
             try:
-                response = view(request, *args, **kwargs)
-            except BaseException:
-                lock.__exit__(*sys.exc_info())
+                response = yield Call(view, (request, *args), kwargs)
+            except BaseException as error:
+                yield from lock._exit(error)
                 raise
             try:
-                lock.release()
+                yield from lock._release()
             except LockUnavailable as error:
                 # the work is done: an error now would invite the client to do it again
                 logger.error("event=not-released name=%s path=%s error=%r", lock.name, request.path, str(error))
-                lock._release_later()
+                lock._release_later(lease)
             return response
 
-        return wrapper
+        def locks(request: HttpRequest) -> bool:
+            if not hasattr(request, "META"):
+                raise TypeError(
+                    f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
+                    f"@method_decorator(locked_view(...))."
+                )
+            return request.method in locking
+
+        @wraps(view)
+        def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not locks(request):
+                return view(request, *args, **kwargs)
+            if _of_async_class(view):  # dispatch() answers a coroutine
+                return awrapper(request, *args, **kwargs)
+            return run_blocking(guarded(request, args, kwargs, None), "an async view")
+
+        @wraps(view)
+        async def awrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not locks(request):
+                return await view(request, *args, **kwargs)  # type: ignore[misc]
+            return await arun(guarded(request, args, kwargs, asyncio.current_task()))
+
+        return awrapper if iscoroutinefunction(view) else wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _of_async_class(view: Callable[..., Any]) -> bool:
+    """Whether this is a method of a class-based view with coroutine methods, as ``method_decorator`` hands it over."""
+    method = getattr(view, "func", view)
+    return bool(getattr(getattr(method, "__self__", None), "view_is_async", False))
 
 
 def _name_maker(name: Name) -> Callable[..., str]:
@@ -179,11 +212,11 @@ def _arguments(
 
 
 def _refuse(function: Callable[..., Any], decorator: str) -> None:
-    """A lock around the mere making of a coroutine or generator would guard nothing."""
-    if iscoroutinefunction(function) or inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+    """A lock around the mere making of a generator would guard nothing."""
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError(
-            f"{decorator} cannot decorate {function!r}: coroutine functions and generators run after the call has "
-            f"returned, when the lock would be free again."
+            f"{decorator} cannot decorate {function!r}: generators run after the call has returned, when the lock "
+            f"would be free again."
         )
 
 
@@ -199,19 +232,20 @@ def _methods(methods: Iterable[str] | None) -> frozenset[str]:
     return chosen
 
 
-def _conflict(request: HttpRequest, lock: Lock, on_conflict: OnConflict | None) -> HttpResponseBase:
+def _conflict(request: HttpRequest, lock: Lock, on_conflict: OnConflict | None) -> Steps[HttpResponseBase]:
     """The answer to a request that did not get its lock."""
     settings = conf()
     answer = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
     if answer is not None:
-        return answer(request, get_lock(lock.name, using=lock.using))
+        holder = yield from registry.inspect(get_backend(lock.using), lock.name)
+        return (yield Work(lambda: answer(request, holder)))  # type: ignore[no-any-return]
     wait = max(1, ceil(lock.busy_for))
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
     ) % {"wait": wait}
-    return _refusal(request, settings.VIEW_STATUS, text, wait)
+    return (yield Work(lambda: _refusal(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
 
 
 def _import(path: str) -> OnConflict:

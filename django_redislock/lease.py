@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
+
+import asgiref.sync
 
 from .connection import Backend
 from .exceptions import LockLost
@@ -21,6 +25,12 @@ ENDED = "its lease ended before it could be renewed"
 OnLost = Callable[[LockLost], object]
 
 
+def is_bridge(task: asyncio.Task[Any]) -> bool:
+    """Whether the task was made by ``async_to_sync``, in which a sync caller goes on."""
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and code.co_filename == asgiref.sync.__file__
+
+
 class Bond:
     """Kept by what a thread or task knows that it holds. When that is forgotten, nobody can release the lease."""
 
@@ -29,6 +39,40 @@ class Bond:
 
 def _unbound() -> None:
     return None
+
+
+class Canceller:
+    """``on_lost="cancel"``: ends the task that holds a lost lock, the way ``asyncio.timeout`` ends one."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+        # before Python 3.11 a task does not count who wants its end
+        self._before: int = task.cancelling() if hasattr(task, "cancelling") else 0
+        self._sent = self._over = False
+
+    def __call__(self, error: LockLost) -> None:
+        """Called from any thread."""
+        try:
+            self._task.get_loop().call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass  # the loop has ended, and the task with it
+
+    def end(self) -> None:
+        """The lock is released: the task is left alone from now on."""
+        self._over = True
+
+    def _cancel(self) -> None:
+        if not self._over:
+            self._sent = True
+            self._task.cancel()
+
+    def caused(self, error: BaseException | None) -> bool:
+        """The block has ended with ``error``: is that our cancellation, and nobody else's besides?"""
+        if self._over or not self._sent:
+            return False
+        self._over = True
+        others = hasattr(self._task, "uncancel") and self._task.uncancel() > self._before
+        return isinstance(error, asyncio.CancelledError) and not others
 
 
 class Lease:
@@ -41,6 +85,7 @@ class Lease:
     __slots__ = (
         "_bond",
         "backend",
+        "canceller",
         "closed",
         "depth",
         "due",
@@ -80,6 +125,7 @@ class Lease:
         max_hold: float | None,
         on_lost: OnLost | None,
         unknown: bool,
+        task: asyncio.Task[Any] | None,
     ) -> None:
         self.backend = backend
         self.keys = keys
@@ -93,8 +139,10 @@ class Lease:
         self.renewing = renewing
         self.max_hold = max_hold
         self.on_lost = on_lost
+        self.canceller: Canceller | None = None
         self.unknown = unknown  # an acquire with this token may still arrive
-        self.owner = weakref.ref(threading.current_thread())
+        owner = threading.current_thread() if task is None else task
+        self.owner: weakref.ref[threading.Thread | asyncio.Task[Any]] = weakref.ref(owner)
         self._bond: Callable[[], Bond | None] = _unbound
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
@@ -131,9 +179,19 @@ class Lease:
         return bond
 
     def owner_alive(self) -> bool:
-        """Whether the thread lives that acquired it, and whoever could still release it."""
+        """Whether the thread or task lives that acquired it, and whoever could still release it."""
         owner = self.owner()
-        return owner is not None and owner.is_alive() and self._bond() is not None
+        if owner is None or self._bond() is None:
+            return False
+        return owner.is_alive() if isinstance(owner, threading.Thread) else not owner.done()
+
+    def mine(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.
+
+        A task's context was copied from whoever created it, so it shows the leases of others: its creator's are not its
+        own, unless that is the sync caller of ``async_to_sync``.
+        """
+        return self.ours and (task is None or self.owner() is task or is_bridge(task))
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or ENDED

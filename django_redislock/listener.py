@@ -5,6 +5,7 @@ A message is a hint; the key is the truth. Every (re)subscription tells all wait
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -19,7 +20,7 @@ from redis.exceptions import ResponseError
 
 from .connection import Backend
 from .exceptions import LockError
-from .reader import Reader
+from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
 logger = logging.getLogger("django_redislock")
@@ -42,9 +43,9 @@ class Grant(NamedTuple):
 
 
 class Waiter:
-    """One that waits for a lock in this process. Told from the listener's thread, parked in its own."""
+    """One that waits for a lock in this process. Told from whichever thread reads, parked where it waits."""
 
-    __slots__ = ("_gate", "_listener", "due", "grant", "group", "look", "token", "told")
+    __slots__ = ("_listener", "due", "grant", "group", "look", "token", "told")
 
     def __init__(self, token: str, group: Group, listener: Listener) -> None:
         self.token = token
@@ -54,8 +55,6 @@ class Waiter:
         self.look = False  # for itself
         self.due = monotonic() + POLL_EVERY  # when it looks untold, where messages do not come
         self.told = False  # anything, since it parked
-        self._gate = threading.Lock()
-        self._gate.acquire()
 
     def tell(self, grant: Grant | None = None) -> None:
         """The lock was handed over, or there may be something to look for."""
@@ -64,6 +63,19 @@ class Waiter:
         else:
             self.grant = grant
         self.wake()
+
+    def wake(self) -> None: ...
+
+
+class ThreadWaiter(Waiter):
+    """A thread that waits."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, token: str, group: Group, listener: Listener) -> None:
+        super().__init__(token, group, listener)
+        self._gate = threading.Lock()
+        self._gate.acquire()
 
     def wake(self) -> None:
         self.told = True
@@ -81,6 +93,42 @@ class Waiter:
             self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
             if reader is not None:
                 reader.unfollow(self)
+        self.told = False
+
+
+class TaskWaiter(Waiter):
+    """A coroutine that waits in ``loop``."""
+
+    __slots__ = ("_loop", "_parked")
+
+    def __init__(self, token: str, group: Group, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(token, group, listener)
+        self._loop = loop
+        self._parked: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        self.told = True
+        try:
+            self._loop.call_soon_threadsafe(self._unpark)
+        except RuntimeError:
+            pass  # the loop has ended, and whoever waited in it
+
+    def _unpark(self) -> None:
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
+
+    async def apark(self, timeout: float | None) -> None:
+        """Wait until told, at most ``timeout`` seconds."""
+        # who tells us after this look reaches _unpark after we have parked: it runs in this loop
+        if not self.told:
+            self._parked = self._loop.create_future()
+            alarm = None if timeout is None else self._loop.call_later(max(timeout, 0.0), self._unpark)
+            try:
+                await self._parked
+            finally:
+                self._parked = None
+                if alarm is not None:
+                    alarm.cancel()
         self.told = False
 
 
@@ -113,6 +161,8 @@ class Listener:
         self._groups: dict[str, Group] = {}
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._tasks = 0  # coroutines that wait
+        self._tasks_until = 0.0  # when no more of them are expected
         self._closed = threading.Event()
         self.connection: Connection | None = None
         self.reader: Reader | None = None
@@ -120,15 +170,20 @@ class Listener:
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
 
-    def register(self, name: str, token: str) -> Waiter:
-        """Make a waiter that wakes can reach. Must come before its request is sent."""
+    def register(self, name: str, token: str, loop: asyncio.AbstractEventLoop | None = None) -> Waiter:
+        """Make a waiter that wakes can reach (a coroutine in ``loop``). Must come before its request is sent."""
         with self._mutex:
             if token in self.waiters:
                 raise LockError(f"This process waits for the lock {name!r} with the same token already.", name)
             group = self._groups.get(name)
             if group is None:
                 group = self._groups[name] = Group(name)
-            waiter = Waiter(token, group, self)
+            waiter: Waiter
+            if loop is None:
+                waiter = ThreadWaiter(token, group, self)
+            else:
+                waiter = TaskWaiter(token, group, self, loop)
+                self._tasks += 1
             self.waiters[token] = group.waiters[token] = waiter
             group.oldest = group.oldest or waiter
         return waiter
@@ -139,6 +194,9 @@ class Listener:
         heir = None
         with self._mutex:
             del self.waiters[waiter.token], group.waiters[waiter.token]
+            if isinstance(waiter, TaskWaiter):
+                self._tasks -= 1
+                self._tasks_until = monotonic() + HOT_FOR
             if group.oldest is waiter:
                 group.oldest = heir = next(iter(group.waiters.values()), None)
             if not group.waiters:
@@ -205,8 +263,7 @@ class Listener:
                 connection.connect()
                 connection.send_command("SUBSCRIBE", self.backend.channel)
                 connection.read_response()
-                # fakeredis has nothing that two threads could take turns to wait for
-                reader = Reader(connection, self._dispatch, may_lead=not self.backend.memory)
+                reader = Reader(connection, self._dispatch, self._threads_may_read)
                 self._subscribed(polled=not self._messages_count())
                 self.reader = reader  # not before all were told: nobody can wake one who reads
                 failing_since, delay = 0.0, 0.05
@@ -229,6 +286,10 @@ class Listener:
                 self.ready = False
                 self.reader = None
                 connection.disconnect()
+
+    def _threads_may_read(self) -> bool:
+        """Whether waiting threads may; fakeredis has nothing that two threads could take turns to wait for."""
+        return not self._tasks and not self.backend.memory and monotonic() >= self._tasks_until
 
     def _messages_count(self) -> bool:
         """Whether the node that runs the scripts counts this listener as a receiver; where not, we poll."""

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
 from time import monotonic
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from asgiref.sync import iscoroutinefunction
 
 from . import registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import GONE, TAKEN, Bond, Lease, OnLost
+from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
 from .names import check_name, check_token, make_keys
 from .owner import describe_owner
 from .registry import LockInfo
-from .signals import lock_acquired, lock_released, logger, send
-from .steps import Steps, run
+from .signals import lock_acquired, lock_released, logger
+from .steps import Call, Steps, Tell, arun, run_blocking
 from .watchdog import watchdog
 
 MANY = 100
 
+Task = asyncio.Task[Any]
 Self = TypeVar("Self", bound="Lock")
 
 
@@ -45,6 +49,7 @@ class Lock:
     """A lock on ``name`` for all processes that share the Redis of a cache alias.
 
     It belongs to the thread or task that acquires it; one object may be shared by many, each has its own acquisition.
+    Every method that talks to Redis has a twin for coroutines (``aacquire`` ...); ``async with`` works like ``with``.
 
     ``name``
         What is locked, 1 to 512 bytes. Quote parts that come from users with :func:`lock_name`.
@@ -61,7 +66,8 @@ class Lock:
         A thread that holds the name may acquire it again; the last release sets it free.
     ``on_lost``
         Called once, from a background thread, with a :class:`LockLost` when the lock is lost while held (from
-        ``release()`` itself when that is what finds it out). Its exceptions are logged.
+        ``release()`` itself when that is what finds it out). Its exceptions are logged. ``"cancel"``, for coroutines:
+        the task that holds the lock is cancelled, and ``async with`` raises LockLost out of it.
     ``using``
         Alias in ``CACHES``; None: by the settings.
 
@@ -100,7 +106,7 @@ class Lock:
         auto_renew: bool | None = None,
         token: str | None = None,
         reentrant: bool = False,
-        on_lost: OnLost | None = None,
+        on_lost: OnLost | Literal["cancel"] | None = None,
         using: str | None = None,
     ) -> None:
         self.name = check_name(name)
@@ -110,8 +116,8 @@ class Lock:
         self._auto_renew = auto_renew
         self._token = None if token is None else check_token(token)
         self._reentrant = reentrant
-        if on_lost is not None and not callable(on_lost):
-            raise TypeError(f"on_lost must be callable or None, not {on_lost!r}.")
+        if on_lost is not None and on_lost != "cancel" and (not callable(on_lost) or iscoroutinefunction(on_lost)):
+            raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {on_lost!r}.")
         self._on_lost = on_lost
         self.using = using
         self.busy_for = 0.0  # seconds of lease that the holder had left when the last acquire here was refused
@@ -130,7 +136,13 @@ class Lock:
         Arguments override those of the constructor. A busy lock never raises; LockUnavailable says that Redis cannot
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
-        return run(self._acquire(blocking, _timeout(blocking_timeout), token))
+        return run_blocking(self._acquire(blocking, _timeout(blocking_timeout), token, None), "aacquire")
+
+    async def aacquire(
+        self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
+    ) -> bool:
+        """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
+        return await arun(self._acquire(blocking, _timeout(blocking_timeout), token, asyncio.current_task()))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
@@ -138,31 +150,54 @@ class Lock:
         Raises LockNotOwned when this thread never held it, LockLost when it was lost meanwhile, and LockUnavailable
         when Redis cannot be told: then it can be tried again, and the lease ends by itself after ``remaining()``.
         """
-        run(self._release())
+        run_blocking(self._release(), "arelease")
+
+    async def arelease(self) -> None:
+        """See release(). Cancelled, it is finished in the background."""
+        await arun(self._release())
 
     def extend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
         """Add ``additional`` seconds to the lease, or (``replace_ttl``) let it end in so many seconds from now.
 
         Always True. Raises LockNotOwned, LockLost, LockUnavailable.
         """
-        ms = round(seconds(additional, "additional") * 1000)
-        return run(self._renew("set" if replace_ttl else "add", ms))
+        return run_blocking(self._extend(additional, replace_ttl), "aextend")
+
+    async def aextend(self, additional: Seconds, *, replace_ttl: bool = False) -> bool:
+        """See extend()."""
+        return await arun(self._extend(additional, replace_ttl))
 
     def reacquire(self) -> bool:
         """Let the lease end a full TTL from now. Raises like :meth:`extend`."""
-        return run(self._renew("set", None))
+        return run_blocking(self._renew("set", None), "areacquire")
+
+    async def areacquire(self) -> bool:
+        """See reacquire()."""
+        return await arun(self._renew("set", None))
 
     def locked(self) -> bool:
         """Whether anybody holds the lock; asks Redis."""
-        return run(self._value()) is not None
+        return run_blocking(self._locked(), "alocked")
+
+    async def alocked(self) -> bool:
+        """See locked()."""
+        return await arun(self._locked())
 
     def owned(self) -> bool:
         """Whether this thread or task holds the lock, or the token given to the constructor does; asks Redis."""
-        return run(self._owned())
+        return run_blocking(self._owned(), "aowned")
+
+    async def aowned(self) -> bool:
+        """See owned()."""
+        return await arun(self._owned())
 
     def info(self) -> LockInfo | None:
         """What Redis says now: holder, since, lease, fence, waiters in order. None when nobody holds the lock."""
-        return run(registry.inspect(self._backend(), self.name))
+        return run_blocking(registry.inspect(self._backend(), self.name), "ainfo")
+
+    async def ainfo(self) -> LockInfo | None:
+        """See info()."""
+        return await arun(registry.inspect(self._backend(), self.name))
 
     def detach(self) -> str:
         """End renewal and ownership here without a release, and answer the token with which another process goes on.
@@ -170,7 +205,11 @@ class Lock:
         ``Lock(name, token=...)`` adopts it: its ``acquire()`` renews from then on, its ``release()`` sets it free.
         Until then the lease runs, at most for the TTL. Raises LockNotOwned, LockLost.
         """
-        return run(self._detach())
+        return run_blocking(self._detach(), "adetach")
+
+    async def adetach(self) -> str:
+        """See detach()."""
+        return await arun(self._detach())
 
     def check(self) -> None:
         """Raise LockLost when the lock is lost, LockNotOwned when it is not held here. Local; for long loops."""
@@ -210,30 +249,77 @@ class Lock:
         return conf().ttl_of(self.name) if self._ttl is None else self._ttl
 
     def __enter__(self: Self) -> Self:
-        if not self.acquire():
-            raise self._not_acquired()
+        run_blocking(self._enter(None), "aacquire")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        run_blocking(self._exit(error), "arelease")
+
+    async def __aenter__(self: Self) -> Self:
+        await arun(self._enter(asyncio.current_task()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await arun(self._exit(error))
+
+    # -- how it is done, for sync and async alike -------------------------------------------------------------------
+
+    def _enter(self, task: Task | None) -> Steps[None]:
+        if not (yield from self._acquire(None, None, None, task)):
+            raise LockNotAcquired(
+                f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name
+            )
+
+    def _around(self, call: Call, task: Task | None) -> Steps[Any]:
+        """Make the call while the lock is held; what decorators do."""
+        yield from self._enter(task)
         try:
-            self.release()
+            answer = yield call
+        except BaseException as error:
+            yield from self._exit(error)
+            raise
+        yield from self._exit(None)
+        return answer
+
+    def _exit(self, error: BaseException | None) -> Steps[None]:
+        lease = self._find()
+        if lease is not None and isinstance(error, GeneratorExit):
+            self._release_later(lease)  # an event loop that is gone: nothing can be awaited
+            return
+        if lease is not None and lease.canceller is not None and lease.canceller.caused(error):
+            self._release_later(lease)
+            raise lease.lost_error()
+        try:
+            yield from self._release()
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
             # the block's own error matters more
             logger.warning("event=not-released name=%s error=%r", self.name, str(trouble))
 
-    # -- how it is done, for sync and async alike -------------------------------------------------------------------
-
-    def _acquire(self, blocking: bool | None, timeout: float | None, token: str | None) -> Steps[bool]:
+    def _acquire(
+        self, blocking: bool | None, timeout: float | None, token: str | None, task: Task | None
+    ) -> Steps[bool]:
         start = monotonic()
         settings = conf()
         if timeout is None:
             timeout = settings.BLOCKING_TIMEOUT if self._blocking_timeout is None else self._blocking_timeout
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
+
+        canceller = None
+        on_lost = self._on_lost
+        if on_lost == "cancel":
+            if task is None:
+                raise TypeError(
+                    f"on_lost='cancel' cancels the task that holds the lock {self.name!r}, and sync code is no task: "
+                    f"give a function, or use aacquire() or async with."
+                )
+            on_lost = canceller = Canceller(task)
 
         mine = self._own_lease_on_name()
         if mine is not None:
@@ -259,8 +345,9 @@ class Lock:
             mode=self._mode,
             ttl=round(ttl * 1000),
             deadline=until if waits else None,
-            owner=describe_owner(self.purpose),
+            owner=describe_owner(self.purpose, task),
             adopts=given is not None,
+            loop=None if task is None else task.get_loop(),
         )
         granted = None
         try:
@@ -280,9 +367,11 @@ class Lock:
                 handed=granted.handed,
                 renewing=settings.AUTO_RENEW if self._auto_renew is None else self._auto_renew,
                 max_hold=settings.MAX_HOLD,
-                on_lost=self._on_lost,
+                on_lost=on_lost,
                 unknown=attempt.unknown,
+                task=task,
             )
+            lease.canceller = canceller
             bond = lease.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
@@ -293,12 +382,17 @@ class Lock:
         finally:
             # not before the lease is watched: a late wake must find somebody it belongs to
             attempt.leave()
-        send(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=monotonic() - start)
+        if lock_acquired.receivers:
+            try:
+                yield Tell(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=monotonic() - start)
+            except BaseException:  # cancelled
+                self._release_later(lease)
+                raise
         return True
 
     def _release(self) -> Steps[None]:
         holding = _holdings.get().get(self)
-        if holding is None or not holding.lease.ours:
+        if holding is None or not holding.lease.mine(_task()):
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
@@ -309,12 +403,17 @@ class Lock:
             self._let_go()
             return
         watchdog.unwatch(lease)
+        if lease.canceller is not None:
+            lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
                 lease.backend, lease.keys, self.name, lease.token, unknown=lease.unknown
             )
-        except BaseException:
+        except Exception:
             lease.tried_release = True
+            raise
+        except BaseException:  # cancelled or interrupted: it has to end all the same
+            self._release_later(lease)
             raise
         finally:
             watchdog.forget(lease)
@@ -327,7 +426,8 @@ class Lock:
             watchdog.tell_lost(lease)
         if lease.lost_reason:
             raise lease.lost_error()
-        send(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
+        if lock_released.receivers:
+            yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
 
     def _release_adopted(self, token: str) -> Steps[None]:
         backend = self._backend()
@@ -335,13 +435,16 @@ class Lock:
         if not held and not twice:
             raise self._not_owned("release")
 
-    def _release_later(self) -> None:
-        """Release in the background, as often as it takes: for when ``release()`` raised LockUnavailable."""
-        lease = self._lease()
+    def _release_later(self, lease: Lease) -> None:
+        """Release in the background, as often as it takes: for when ``release()`` was not to be had."""
         watchdog.forget(lease)
         watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
         lease.closed = True
         self._let_go()
+
+    def _extend(self, additional: Seconds, replace_ttl: bool) -> Steps[bool]:
+        ms = round(seconds(additional, "additional") * 1000)
+        return self._renew("set" if replace_ttl else "add", ms)
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
         lease = self._lease()
@@ -374,6 +477,9 @@ class Lock:
         reply = yield from scripts.execute(backend, ("GET", make_keys(backend.prefix, self.name).lock), self.name)
         return reply.answer  # type: ignore[no-any-return]
 
+    def _locked(self) -> Steps[bool]:
+        return (yield from self._value()) is not None
+
     def _owned(self) -> Steps[bool]:
         token = self.token
         if token is None:
@@ -389,7 +495,7 @@ class Lock:
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
         holding = _holdings.get().get(self)
-        return holding.lease if holding is not None and holding.lease.ours else None
+        return holding.lease if holding is not None and holding.lease.mine(_task()) else None
 
     def _lease(self) -> Lease:
         lease = self._find()
@@ -400,9 +506,9 @@ class Lock:
     def _own_lease_on_name(self) -> Lease | None:
         holdings = _holdings.get()
         if holdings:
-            backend = self._backend()
+            backend, task = self._backend(), _task()
             for lease in [holding.lease for holding in holdings.values()]:
-                if lease.name == self.name and lease.backend is backend and lease.ours and not lease.lost:
+                if lease.name == self.name and lease.backend is backend and lease.mine(task) and not lease.lost:
                     return lease
         return None
 
@@ -416,16 +522,13 @@ class Lock:
 
     def _let_go(self) -> None:
         rest = dict(_holdings.get())
-        holding = rest.pop(self)
-        if holding.times > 1 and not holding.lease.closed:
+        holding = rest.pop(self, None)
+        if holding is not None and holding.times > 1 and not holding.lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)
         _holdings.set(rest)
 
     def _not_owned(self, verb: str) -> LockNotOwned:
         return LockNotOwned(f"Cannot {verb} the lock {self.name!r}: this thread or task does not hold it.", self.name)
-
-    def _not_acquired(self) -> LockNotAcquired:
-        return LockNotAcquired(f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name)
 
 
 class FairLock(Lock):
@@ -443,3 +546,8 @@ class FairLock(Lock):
 
 def _timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+def _task() -> Task | None:
+    """The task that runs in this thread, if any."""
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()

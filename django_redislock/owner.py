@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
 import threading
+from typing import Any
 
 MAX_BYTES = 200
 
 _process: tuple[str, str] | None = None  # host and pid, command
 
 
-def describe_owner(purpose: str) -> str:
+def describe_owner(purpose: str, task: asyncio.Task[Any] | None = None) -> str:
     """``purpose`` is a request's path, say; without one it is the management command that runs, if any."""
     global _process
     if _process is None:
@@ -21,7 +23,8 @@ def describe_owner(purpose: str) -> str:
         command = arguments[0] if managing and arguments and not arguments[0].startswith("-") else ""
         _process = f"{socket.gethostname()}:{os.getpid()}:", command
     where, command = _process
-    text = f"{where}{threading.current_thread().name} {purpose or command}".rstrip()
+    thread = threading.current_thread().name
+    text = f"{where}{thread if task is None else f'{thread}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
         text = "".join(char if char.isprintable() else "?" for char in text)
         text = text.encode(errors="replace")[:MAX_BYTES].decode(errors="ignore")

@@ -2,7 +2,8 @@
 
 While threads wait, one of them reads by itself (leader and followers: Schmidt et al., "Leader/Followers", 2000): a wake
 then needs no change of threads, a sixth of the time of a contended section. Who stops reading promotes one who would
-have read. The listener's thread only sweeps up behind them, and reads when nobody waits.
+have read. The listener's thread only sweeps up behind them, and reads when nobody waits or when coroutines do, which
+cannot read by themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Told(Protocol):
 class Reader:
     """Reads ``connection`` and gives the data of each message to ``handle``. Any trouble ends it for good."""
 
-    def __init__(self, connection: Connection, handle: Callable[[bytes], None], *, may_lead: bool) -> None:
+    def __init__(self, connection: Connection, handle: Callable[[bytes], None], may_lead: Callable[[], bool]) -> None:
         self._connection = connection
         self._handle = handle
         self._may_lead = may_lead
@@ -44,7 +45,7 @@ class Reader:
 
         False: another reads. When that one stops, this waiter is woken to try again, until it calls :meth:`unfollow`.
         """
-        if not self._may_lead or self._trouble is not None:
+        if self._trouble is not None or not self._may_lead():
             return False
         now = monotonic()
         self._hot_until = now + HOT_FOR
@@ -74,7 +75,7 @@ class Reader:
     def serve(self, closed: threading.Event) -> None:
         """Read in the listener's thread until ``closed`` is set. Raises whatever trouble any reader met."""
         while not closed.is_set():
-            hot = monotonic() < self._hot_until
+            hot = monotonic() < self._hot_until and self._may_lead()
             if hot:
                 closed.wait(SWEEP_EVERY)
             if not self._role.acquire(blocking=not hot):
@@ -85,7 +86,7 @@ class Reader:
                 if hot:
                     while self._connection.can_read(0):
                         self._read()
-                elif monotonic() >= self._hot_until:
+                elif monotonic() >= self._hot_until or not self._may_lead():
                     self._read()
             except Exception as error:
                 self._trouble = error  # nobody may read on: redis-py would connect again, but not subscribe

@@ -14,8 +14,8 @@ from typing import Any
 from . import scripts
 from .connection import Backend, get_backend
 from .names import check_name, make_keys
-from .signals import lock_force_released, send
-from .steps import Steps, run
+from .signals import lock_force_released
+from .steps import Steps, Tell, arun, run_blocking
 
 logger = logging.getLogger("django_redislock")
 
@@ -141,7 +141,7 @@ def _force(name: str, using: str | None, by: str) -> Steps[LockInfo | None]:
     if value is None:
         return None
     logger.warning("event=force-released name=%s by=%s owner=%s", name, by, before.owner if before else "?")
-    send(lock_force_released, LockInfo, name=name, by=by)
+    yield Tell(lock_force_released, LockInfo, name=name, by=by)
     return before or _lock_info(name, value, 0, 0.0, 0)
 
 
@@ -150,12 +150,22 @@ def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run(_list(pattern, using))
+    return run_blocking(_list(pattern, using), "alist_locks")
+
+
+async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """See list_locks()."""
+    return await arun(_list(pattern, using))
 
 
 def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """What Redis says about the lock ``name`` now, with its queue; None when nobody holds it."""
-    return run(inspect(get_backend(using), check_name(name)))
+    return run_blocking(inspect(get_backend(using), check_name(name)), "aget_lock")
+
+
+async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """See get_lock()."""
+    return await arun(inspect(get_backend(using), check_name(name)))
 
 
 def force_release(name: str, *, using: str | None = None, by: str = "") -> LockInfo | None:
@@ -164,4 +174,9 @@ def force_release(name: str, *, using: str | None = None, by: str = "") -> LockI
     The next waiter gets the lock and the old holder is told at once (``lost``), but what it is doing at this moment it
     goes on doing until it looks: make sure that it is dead or harmless. ``by`` says who asked, for log and signal.
     """
-    return run(_force(name, using, by))
+    return run_blocking(_force(name, using, by), "aforce_release")
+
+
+async def aforce_release(name: str, *, using: str | None = None, by: str = "") -> LockInfo | None:
+    """See force_release()."""
+    return await arun(_force(name, using, by))

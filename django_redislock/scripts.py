@@ -55,12 +55,15 @@ class Reply(NamedTuple):
     repeated: bool  # an earlier try may have run without our seeing its answer
 
 
-def execute(backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0) -> Steps[Reply]:
+def execute(
+    backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0, urgent: bool = False
+) -> Steps[Reply]:
     """Run ``command``, again after connection trouble for RETRY_FOR seconds, at most to the monotonic time ``until``.
 
-    Raises LockUnavailable. Commands must bear repetition; ``Reply.repeated`` says that it may have happened.
+    ``urgent``: before other coroutines that wait for a connection. Commands must bear repetition; ``Reply.repeated``
+    says that it may have happened. Raises LockUnavailable.
     """
-    return _persist(Execute(backend, command), name, until)
+    return _persist(Execute(backend, command, urgent=urgent), name, until)
 
 
 def execute_many(backend: Backend, commands: list[Command]) -> Steps[list[Any]]:
@@ -78,7 +81,7 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             return Reply((yield request), sent, repeated)
         except NoScriptError:
             assert isinstance(request, Execute)
-            request = Execute(backend, in_full(request.command))
+            request = Execute(backend, in_full(request.command), urgent=request.urgent)
             continue
         except CONNECTION_ERRORS as error:
             if not isinstance(error, TimeoutError):
@@ -154,7 +157,7 @@ def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: boo
     command = release_command(backend, keys, name, token, unknown=unknown)
     held, twice = False, False
     while True:
-        (was_held, more), _, repeated = yield from execute(backend, command, name)
+        (was_held, more), _, repeated = yield from execute(backend, command, name, urgent=True)
         held, twice = held or bool(was_held), twice or repeated
         if not more:
             return held, twice

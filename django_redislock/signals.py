@@ -18,6 +18,16 @@ lock_force_released = Signal()  # name, by
 def send(signal: Signal, sender: type, **facts: Any) -> None:
     """Tell the receivers; nearly free when there are none."""
     if signal.receivers:
-        for receiver, answer in signal.send_robust(sender, **facts):
-            if isinstance(answer, Exception):
-                logger.error("event=receiver-failed receiver=%r name=%s", receiver, facts["name"], exc_info=answer)
+        _log(signal.send_robust(sender, **facts), facts)
+
+
+async def asend(signal: Signal, sender: type, **facts: Any) -> None:
+    """See send()."""
+    if signal.receivers:
+        _log(await signal.asend_robust(sender, **facts), facts)
+
+
+def _log(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:
+    for receiver, answer in answers:
+        if isinstance(answer, Exception):
+            logger.error("event=receiver-failed receiver=%r name=%s", receiver, facts["name"], exc_info=answer)

@@ -1,16 +1,25 @@
 """The logic of locks is written once, as generators that yield what they wait for; sync and async drive them.
 
-A *step* is a generator that yields requests (:class:`Execute`, :class:`Pause`, :class:`Park`) and returns its result.
-It does no I/O itself: :func:`run` performs the requests in the calling thread.
+A *step* is a generator that yields requests (:class:`Execute`, :class:`Pause`, :class:`Park` ...) and returns its
+result. It does no I/O itself: :func:`run` performs the requests in the calling thread, :func:`arun` in the running
+event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.dispatch import Signal
+
 from .connection import Backend, Command
+from .signals import asend, send
 
 T = TypeVar("T")
 
@@ -20,11 +29,7 @@ class Request(Protocol):
 
     def run(self) -> Any: ...
 
-
-class Parkable(Protocol):
-    """Something that a thread can wait at."""
-
-    def park(self, timeout: float | None) -> None: ...
+    async def arun(self) -> Any: ...
 
 
 Steps = Generator[Request, Any, T]
@@ -33,14 +38,18 @@ Steps = Generator[Request, Any, T]
 class Execute:
     """One Redis command; sends back its answer or throws its error."""
 
-    __slots__ = ("backend", "command")
+    __slots__ = ("backend", "command", "urgent")
 
-    def __init__(self, backend: Backend, command: Command) -> None:
+    def __init__(self, backend: Backend, command: Command, *, urgent: bool = False) -> None:
         self.backend = backend
         self.command = command
+        self.urgent = urgent
 
     def run(self) -> Any:
         return self.backend.execute(self.command)
+
+    async def arun(self) -> Any:
+        return await self.backend.aexecute(self.command, urgent=self.urgent)
 
 
 class ExecuteMany:
@@ -55,6 +64,9 @@ class ExecuteMany:
     def run(self) -> list[Any]:
         return self.backend.execute_many(self.commands)
 
+    async def arun(self) -> list[Any]:
+        return await self.backend.aexecute_many(self.commands)
+
 
 class Pause:
     """Let ``seconds`` go by (between two tries of a failed command)."""
@@ -67,18 +79,80 @@ class Pause:
     def run(self) -> None:
         time.sleep(self.seconds)
 
+    async def arun(self) -> None:
+        await asyncio.sleep(self.seconds)
+
 
 class Park:
-    """Wait until the waiter is told something, at most ``timeout`` seconds (None: without end)."""
+    """Wait until the waiter is told something, at most ``timeout`` seconds (None: without end).
+
+    A thread's waiter has ``park(timeout)``, a coroutine's ``apark(timeout)``.
+    """
 
     __slots__ = ("timeout", "waiter")
 
-    def __init__(self, waiter: Parkable, timeout: float | None) -> None:
+    def __init__(self, waiter: Any, timeout: float | None) -> None:
         self.waiter = waiter
         self.timeout = timeout
 
     def run(self) -> None:
         self.waiter.park(self.timeout)
+
+    async def arun(self) -> None:
+        await self.waiter.apark(self.timeout)
+
+
+class Call:
+    """The user's own function, or coroutine function in :func:`arun`; sends back what it returns."""
+
+    __slots__ = ("args", "function", "kwargs")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+
+    def run(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+    async def arun(self) -> Any:
+        return await self.function(*self.args, **self.kwargs)
+
+
+class Work:
+    """A function that bears repetition and may turn out to need a thread (a template, a lazily loaded user)."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def run(self) -> Any:
+        return self.function()
+
+    async def arun(self) -> Any:
+        try:
+            answer = self.function()
+        except SynchronousOnlyOperation:
+            answer = await sync_to_async(self.function)()
+        return (await answer) if isawaitable(answer) else answer
+
+
+class Tell:
+    """The receivers of a signal."""
+
+    __slots__ = ("facts", "sender", "signal")
+
+    def __init__(self, signal: Signal, sender: type, **facts: Any) -> None:
+        self.signal = signal
+        self.sender = sender
+        self.facts = facts
+
+    def run(self) -> None:
+        send(self.signal, self.sender, **self.facts)
+
+    async def arun(self) -> None:
+        await asend(self.signal, self.sender, **self.facts)
 
 
 def run(steps: Steps[T]) -> T:
@@ -94,3 +168,29 @@ def run(steps: Steps[T]) -> T:
                 request = steps.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+async def arun(steps: Steps[T]) -> T:
+    """Drive ``steps`` to their end in the running event loop and return their result."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = await request.arun()
+            except BaseException as error:
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def run_blocking(steps: Steps[T], twin: str) -> T:
+    """The same as :func:`run` for what users call: refused in a running event loop, which it would block."""
+    if asyncio._get_running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        steps.close()
+        raise SynchronousOnlyOperation(
+            f"This call would block the event loop that runs in this thread. Await {twin}() instead, or call it "
+            f"through sync_to_async."
+        )
+    return run(steps)

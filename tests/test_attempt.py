@@ -126,7 +126,7 @@ def test_an_adoption_that_fails_leaves_the_acquisition_as_it_was(
     with pytest.raises(LockUnavailable):
         Lock(NAME, token=token, using="far").acquire()
     assert lost.met
-    mark._release_later()  # farewells go out one after the other
+    mark._release_later(mark._lease())  # farewells go out one after the other
     eventually(lambda: not holder(client, "mark"))
     assert holder(client) == token
 

@@ -188,15 +188,13 @@ def test_a_wrong_option_is_an_error_at_once() -> None:
 
 
 def test_what_runs_after_its_call_has_returned_is_refused() -> None:
-    async def coroutine() -> None: ...
-
     def generator() -> Iterator[int]:
         yield 1
 
-    async def both() -> AsyncIterator[int]:
+    async def asynchronous() -> AsyncIterator[int]:
         yield 1
 
-    for function in (coroutine, generator, both):
+    for function in (generator, asynchronous):
         with pytest.raises(TypeError, match="would be free again"):
             locked("x")(function)
         with pytest.raises(TypeError, match="would be free again"):

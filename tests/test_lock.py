@@ -160,7 +160,7 @@ def test_a_lock_shows_its_name_and_not_its_token(kind: type[Lock]) -> None:
 
 
 def test_what_cannot_be_an_option_is_refused_before_anything_is_sent() -> None:
-    with pytest.raises(TypeError, match="on_lost must be callable or None, not 'beep'"):
+    with pytest.raises(TypeError, match="on_lost must be a plain function, 'cancel' or None, not 'beep'"):
         Lock(NAME, on_lost="beep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"blocking_timeout must be 0 or more seconds and finite, not -1"):
         Lock(NAME, blocking_timeout=-1)

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError
 from django_redislock import FairLock, Lock, force_release
 from django_redislock import reader as module
 from django_redislock.connection import Backend, get_backend
-from django_redislock.listener import Listener, Waiter, get_listener
+from django_redislock.listener import Listener, ThreadWaiter, get_listener
 from django_redislock.reader import Reader
 
 from .actors import GENEROUS, KEYS, NAME, Other
@@ -36,7 +36,7 @@ class Desk:
         self.connection.read_response()
         self.heard: list[tuple[str, threading.Thread]] = []
         self.listener = Listener(self.backend)
-        self.reader = self.listener.reader = Reader(self.connection, self._handle, may_lead=True)
+        self.reader = self.listener.reader = Reader(self.connection, self._handle, lambda: True)
         self.closed = threading.Event()
         self.trouble: list[Exception] = []
         self.sweeper = threading.Thread(target=self._serve, daemon=True)
@@ -54,8 +54,10 @@ class Desk:
         except Exception as error:
             self.trouble.append(error)
 
-    def waiter(self, token: str) -> Waiter:
-        return self.listener.register(token, token)
+    def waiter(self, token: str) -> ThreadWaiter:
+        waiter = self.listener.register(token, token)
+        assert isinstance(waiter, ThreadWaiter)
+        return waiter
 
     def other(self) -> Other:
         self.leaders.append(Other())
@@ -118,7 +120,7 @@ def test_a_second_waiter_is_woken_by_the_reading_of_the_first(desk: Desk, eventu
     assert desk.heard == [("two", leader._thread)]
 
 
-def follows(desk: Desk, waiter: Waiter) -> bool:
+def follows(desk: Desk, waiter: ThreadWaiter) -> bool:
     return waiter in desk.reader._followers
 
 

@@ -225,7 +225,7 @@ def hold() -> Iterator[Hold]:
         try:
             lock.release()
         except LockUnavailable:
-            lock._release_later()
+            lock._release_later(lock._lease())
         except LockNotOwned:
             pass
 

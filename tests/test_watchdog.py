@@ -89,7 +89,7 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     client.zadd(KEYS.queue, {f"dead-{number}": number + 1 for number in range(6000)})
-    lock._release_later()
+    lock._release_later(lock._lease())
     eventually(lambda: not client.exists(KEYS.lock, KEYS.queue))
 
 
