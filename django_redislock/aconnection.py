@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,11 @@ import redis.asyncio.sentinel
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout as time_limit
+else:  # pragma: no cover (redis-py brings it along where Python has none)
+    from async_timeout import timeout as time_limit
 
 # what a pool of connections brings along for itself, or what would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
@@ -26,6 +32,11 @@ class Maker:
         self._class = _twin(pool.connection_class)
         known = {name for base in self._class.__mro__ for name in inspect.signature(base).parameters}
         self._keywords = {key: value for key, value in keywords.items() if key in known - _LEFT_BEHIND}
+        # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
+        self.timeout = self._keywords["socket_timeout"]
+        self._keywords["socket_timeout"] = None
+        if not self._keywords.get("socket_connect_timeout"):
+            self._keywords["socket_connect_timeout"] = self.timeout
         self._pool = pool if issubclass(self._class, redis.asyncio.sentinel.SentinelManagedConnection) else None
 
     def sentinel(self) -> Any:
@@ -75,15 +86,19 @@ class LoopConnections:
         self._end: AsyncGenerator[None, None] | None = None
         self.closed = False  # commands still work, each with a connection of its own
 
-    async def open(self) -> None:
-        """Tie our end to that of the running loop, which closes the asynchronous generators that it has begun."""
-        self._end = self._until_the_loop_ends()
+    async def open(self, forget: Callable[[], object]) -> None:
+        """Tie our end to that of the running loop, which closes the asynchronous generators that it has begun.
+
+        ``forget`` is called then.
+        """
+        self._end = self._until_the_loop_ends(forget)
         await self._end.__anext__()
 
-    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+    async def _until_the_loop_ends(self, forget: Callable[[], object]) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
+            forget()
             self.closed = True
             await self.drop_idle()
 
@@ -91,26 +106,32 @@ class LoopConnections:
         """Send what is packed in one write, and read so many answers; errors of single commands stand among them."""
         await self._get_permit(urgent)
         try:
-            connection = await self._connected()
-            try:
-                await connection.send_packed_command(packed, check_health=False)
-                read: list[Any] = []
-                for _ in range(answers):
-                    try:
-                        read.append(await connection.read_response())
-                    except ResponseError as error:
-                        read.append(error)
-            except BaseException:
-                # of a cancellation, say: an answer may still come, which nobody else must read
-                await connection.disconnect(nowait=True)
-                raise
-            if self.closed:
-                await connection.disconnect()
-            else:
-                self._idle.append((connection, monotonic()))
-            return read
+            async with time_limit(self._maker.timeout):
+                return await self._exchange(packed, answers)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer within {self._maker.timeout} s") from None
         finally:
             self._return_permit()
+
+    async def _exchange(self, packed: list[bytes], answers: int) -> list[Any]:
+        connection = await self._connected()
+        try:
+            await connection.send_packed_command(packed, check_health=False)
+            read: list[Any] = []
+            for _ in range(answers):
+                try:
+                    read.append(await connection.read_response())
+                except ResponseError as error:
+                    read.append(error)
+        except BaseException:
+            # of a cancellation, say: an answer may still come, which nobody else must read
+            await connection.disconnect(nowait=True)
+            raise
+        if self.closed:
+            await connection.disconnect()
+        else:
+            self._idle.append((connection, monotonic()))
+        return read
 
     async def _get_permit(self, urgent: bool) -> None:
         """``urgent``: before those who wait already. A holder must be able to release, whoever else is in line."""
@@ -158,6 +179,11 @@ class LoopConnections:
             await connection.disconnect(nowait=True)
             raise
         return connection
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is something to drop."""
+        return bool(self._idle) or (self.closed and self._sentinel is not None)
 
     async def drop_idle(self) -> None:
         """Close what idles; for good when ``closed``."""

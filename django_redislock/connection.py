@@ -171,17 +171,18 @@ class Backend:
             found = LoopConnections(self._maker, bound=self._bound, idle=IDLE, patience=WAIT_FOR_CONNECTION)
             found.closed = self.closed
             self._loops[loop] = found
-            await found.open()
+            await found.open(lambda: self._loops.pop(loop, None))
         return found
 
     def drop_connections(self) -> None:
         """Close what idles, so that the next command connects (and asks Sentinel) anew."""
         self._connections.drop_idle()
         for loop, connections in list(self._loops.items()):
-            try:
-                loop.call_soon_threadsafe(_drop_idle, connections)
-            except RuntimeError:
-                pass  # the loop was closed, and its connections with it
+            if connections.idle:
+                try:
+                    loop.call_soon_threadsafe(_drop_idle, connections)
+                except RuntimeError:
+                    pass  # the loop was closed, and its connections with it
 
     def close(self) -> None:
         self.closed = True
