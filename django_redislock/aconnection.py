@@ -144,9 +144,10 @@ class LoopConnections:
         limit = loop.call_later(self._patience, self._give_up, permit)
         try:
             await permit
-        except asyncio.CancelledError:
-            if not permit.cancelled():  # it came in this very moment
-                self._return_permit()
+        except BaseException:
+            if permit.done() and not permit.cancelled() and permit.exception() is None:
+                self._return_permit()  # it came in the very moment of a cancellation
+            permit.cancel()
             raise
         finally:
             limit.cancel()

@@ -11,6 +11,7 @@ import math
 import os
 import random
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
@@ -139,7 +140,8 @@ class Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiters: dict[str, Waiter] = {}  # changed under the listener's mutex, like
+        # both are changed under the listener's mutex. A dict would find its first slowly when many before it have left
+        self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
         self.due = math.inf  # until one of them has looked
 

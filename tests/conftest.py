@@ -11,12 +11,18 @@ import pytest
 import redis
 from django.conf import settings
 
+from django_redislock import FairLock, Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from django_redislock.lock import _holdings
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
 from .actors import Ghost, Other
 from .processes import Worker
+from .ways import certificate as certificate
+from .ways import guarded as guarded
+from .ways import own_pools as own_pools
+from .ways import sentinels as sentinels
+from .ways import tls_port as tls_port
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -102,3 +108,49 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
         return result
 
     return eventually
+
+
+@pytest.fixture
+def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """A server for this test alone, to be stopped and restarted; the default alias is on it, that of workers too."""
+    with redis_server() as running:
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
+        monkeypatch.setenv("REDISLOCK_TEST_URL", running.url)
+        yield running
+
+
+@pytest.fixture
+def fresh(settings: Any) -> None:
+    """As in a process that has just started: no connection, nothing that listens."""
+    settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture(params=[Lock, FairLock])
+def kind(request: pytest.FixtureRequest) -> type[Lock]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """The signals that were sent: (which, facts)."""
+    heard: list[tuple[str, dict[str, Any]]] = []
+    signals = {
+        "acquired": lock_acquired,
+        "released": lock_released,
+        "lost": lock_lost,
+        "force": lock_force_released,
+    }
+    receivers = {}
+
+    def receiver(which: str) -> Callable[..., None]:
+        def receive(*, sender: type, signal: object, **facts: Any) -> None:
+            heard.append((which, facts))
+
+        return receive
+
+    for which, sent in signals.items():
+        receivers[which] = receiver(which)
+        sent.connect(receivers[which], weak=False)
+    yield heard
+    for which, sent in signals.items():
+        sent.disconnect(receivers[which])

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from time import monotonic
@@ -35,7 +35,7 @@ from django_redislock import (
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
-from redisserver import RedisServer, redis_server
+from redisserver import RedisServer
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
 from .processes import Worker
@@ -43,52 +43,6 @@ from .processes import Worker
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django
 Start = Callable[..., Worker]
-
-
-@pytest.fixture
-def own(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
-    """A server for this test alone, to be stopped and restarted; the default alias is on it, that of workers too."""
-    with redis_server() as running:
-        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
-        monkeypatch.setenv("REDISLOCK_TEST_URL", running.url)
-        yield running
-
-
-@pytest.fixture
-def fresh(settings: Settings) -> None:
-    """As in a process that has just started: no connection, nothing that listens."""
-    settings.CACHES = {**settings.CACHES}
-
-
-@pytest.fixture(params=[Lock, FairLock])
-def kind(request: pytest.FixtureRequest) -> type[Lock]:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """The signals that were sent: (which, facts)."""
-    heard: list[tuple[str, dict[str, Any]]] = []
-    signals = {
-        "acquired": lock_acquired,
-        "released": lock_released,
-        "lost": lock_lost,
-        "force": lock_force_released,
-    }
-    receivers = {}
-
-    def receiver(which: str) -> Callable[..., None]:
-        def receive(*, sender: type, signal: object, **facts: Any) -> None:
-            heard.append((which, facts))
-
-        return receive
-
-    for which, sent in signals.items():
-        receivers[which] = receiver(which)
-        sent.connect(receivers[which], weak=False)
-    yield heard
-    for which, sent in signals.items():
-        sent.disconnect(receivers[which])
 
 
 # -- acquire -----------------------------------------------------------------------------------------------------------
