@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from http.cookies import SimpleCookie
 from io import StringIO
@@ -106,18 +108,33 @@ def test_the_demo_in_memory_mode_oversells_only_without_a_lock(manage: Manage, t
     assert output.rstrip().endswith("and FairLock kept the order.")
 
 
-def test_the_demo_with_redis_uses_three_processes_and_leaves_no_key_for_good(
-    manage: Manage, server: RedisServer, client: redis.Redis, tmp_path: Path
-) -> None:
-    code, output, errors = run(manage("demo", *SMALL, "--json", str(tmp_path / "figures.json"), REDIS_URL=server.url))
+def test_the_demo_with_async_views_in_memory_mode_gives_the_same_verdict(manage: Manage, tmp_path: Path) -> None:
+    code, output, errors = run(manage("demo", "--asgi", *SMALL, "--json", str(tmp_path / "figures.json")))
     assert (code, errors) == (0, "")
     check_sales(json.loads((tmp_path / "figures.json").read_text()))
-    assert "3 threaded server processes," in " ".join(output.split())
+    assert "1 server process (async views on uvicorn)," in " ".join(output.split())
+    assert re.search(r"^seats:2 .*uvicorn/Task-\d+ POST /events/2/buy/", output, re.MULTILINE)
+    assert output.rstrip().endswith("and FairLock kept the order.")
+
+
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [([], "3 threaded server processes,"), (["--asgi"], "3 server processes (async views on uvicorn),")],
+)
+def test_the_demo_with_redis_uses_three_processes_and_leaves_no_key_for_good(
+    manage: Manage, server: RedisServer, client: redis.Redis, tmp_path: Path, options: list[str], processes: str
+) -> None:
+    figures = tmp_path / "figures.json"
+    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=server.url))
+    assert (code, errors) == (0, "")
+    check_sales(json.loads(figures.read_text()))
+    assert processes in " ".join(output.split())
     assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
 
 
-def test_the_demo_fails_when_locks_are_cleared_under_the_buyers_hands(manage: Manage) -> None:
-    code, output, errors = run(manage("demo", *SMALL, "--sabotage"))
+@pytest.mark.parametrize("options", [[], ["--asgi"]])
+def test_the_demo_fails_when_locks_are_cleared_under_the_buyers_hands(manage: Manage, options: list[str]) -> None:
+    code, output, errors = run(manage("demo", *options, *SMALL, "--sabotage"))
     assert code == 1
     assert "FAILED Lock: oversold" in output
     assert "FAILED FairLock: oversold" in output
@@ -125,22 +142,31 @@ def test_the_demo_fails_when_locks_are_cleared_under_the_buyers_hands(manage: Ma
     assert "OK" not in output
 
 
-def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage) -> None:
-    process = manage("demo", "--seats", "4", "--buyers", "2", "--serve")
+def open_shop(process: subprocess.Popen[str]) -> HTTPConnection:
+    """A connection to the shop that a demo has left open."""
     assert process.stdout is not None
-    port = 0
     for line in process.stdout:
         if found := re.search(r"open at http://127\.0\.0\.1:(\d+)/", line):
-            port = int(found[1])
-            break
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+            return HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+    raise AssertionError(f"the shop did not open: {process.communicate()}")
+
+
+def look(connection: HTTPConnection) -> tuple[str, dict[str, str]]:
+    """The shop's page, and the headers with which its forms are sent."""
     connection.request("GET", "/")
     response = connection.getresponse()
     page = response.read().decode()
+    token = SimpleCookie(response.headers["Set-Cookie"])["csrftoken"].value
+    return page, {"Cookie": f"csrftoken={token}", "X-CSRFToken": token, "Accept": "text/html"}
+
+
+@pytest.mark.parametrize("options", [[], ["--asgi"]])
+def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, options: list[str]) -> None:
+    process = manage("demo", *options, "--seats", "4", "--buyers", "2", "--serve")
+    connection = open_shop(process)
+    page, headers = look(connection)
     assert "Tonight" in page
     assert "Nothing is locked." in page
-    token = SimpleCookie(response.headers["Set-Cookie"])["csrftoken"].value
-    headers = {"Cookie": f"csrftoken={token}", "X-CSRFToken": token, "Accept": "text/html"}
     for path in ("/events/4/buy/fair/", "/events/4/buy/now/"):
         assert path in page
         connection.request("POST", path, headers=headers)
@@ -159,14 +185,53 @@ def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage) 
     assert output == "Closed.\n"
 
 
-def test_an_interrupted_demo_cleans_up(manage: Manage) -> None:
-    process = manage("demo", "--seats", "1000")
+def test_async_buyers_that_hang_up_leave_no_lock_behind_and_sell_no_seat_twice(
+    manage: Manage, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    process = manage("demo", "--asgi", "--seats", "40", "--buyers", "20", "--serve")
+    connection = open_shop(process)
+    _, headers = look(connection)
+    for ending in ("", "fair/"):
+        with ExitStack() as stack:
+            buyers = [
+                stack.enter_context(closing(HTTPConnection(connection.host, connection.port, timeout=10)))
+                for _ in range(20)
+            ]
+            for buyer in buyers:
+                buyer.request("POST", f"/events/4/buy/{ending}", headers=headers)
+            eventually(lambda: "<td>seats:4</td>" in look(connection)[0])
+            for hurried, patient in zip(buyers[::2], buyers[1::2], strict=True):
+                hurried.close()  # often while it is served
+                assert patient.getresponse().status == 302
+    eventually(lambda: "Nothing is locked." in look(connection)[0], within=5)  # sooner than a lease ends
+    [database] = tmp_path.glob("tmp/*/shop.sqlite3")
+    with closing(sqlite3.connect(database)) as shop:
+        [[remaining]] = shop.execute("SELECT remaining FROM shop_event WHERE id = 4")
+        [[sold]] = shop.execute("SELECT COUNT(*) FROM shop_order WHERE event_id = 4")
+    assert 20 <= sold <= 40
+    assert remaining == 40 - sold
+    connection.close()
+    process.send_signal(signal.SIGINT)
+    assert run(process) == (0, "Closed.\n", "")
+
+
+@pytest.mark.parametrize("options", [[], ["--asgi"]])
+def test_an_interrupted_demo_cleans_up(manage: Manage, options: list[str]) -> None:
+    process = manage("demo", *options, "--seats", "1000")
     assert process.stdout is not None
     assert process.stdout.readline().startswith("1000 seats")
     process.send_signal(signal.SIGTERM)
     code, output, errors = run(process)
     assert (code, errors) == (130, "Interrupted.\n")
     assert "OK" not in output
+
+
+def test_a_missing_uvicorn_is_a_clear_error(manage: Manage, tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ImportError")
+    code, output, errors = run(manage("demo", "--asgi", PYTHONPATH=str(tmp_path)))
+    assert (code, output) == (1, "")
+    assert errors.endswith('--asgi needs uvicorn. From the repository\'s root: python -m pip install -e ".[demo]"\n')
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(

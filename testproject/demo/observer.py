@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import threading
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.management import call_command
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 HEADER = "X-Demo-Locks"
 LOOK = "X-Demo-Look"  # in a request: what does ``redislocks list`` say while you hold the lock?
+
+ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Turn(NamedTuple):
@@ -34,43 +37,76 @@ class Turn(NamedTuple):
     waited: float  # seconds
 
 
-class Observer:
-    """A WSGI application around another one. Watches the answers of the acquire script: tickets are not public."""
+@dataclass
+class Watched:
+    """What a request has done so far."""
 
-    def __init__(self, application: WSGIApplication) -> None:
-        self.application = application
-        self.request = threading.local()
-        original = scripts.acquire
+    look: bool
+    asked: dict[str, int] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    listing: list[str] = field(default_factory=list)
 
-        def acquire(backend: Any, keys: Any, name: str, token: str, **options: Any) -> Steps[scripts.Taken]:
-            taken = yield from original(backend, keys, name, token, **options)
-            if taken.number and hasattr(self.request, "asked"):
-                self.request.asked.setdefault(name, taken.number)
-            return taken
+    def headers(self) -> list[tuple[str, str]]:
+        return [(HEADER, json.dumps(self.turns)), *((LOOK, json.dumps(text)) for text in self.listing)]
 
-        scripts.acquire = acquire
-        lock_acquired.connect(self.on_acquired)
 
-    def on_acquired(self, *, name: str, fence: int, waited: float, **kwargs: Any) -> None:
-        request = self.request
-        if hasattr(request, "turns"):
-            request.turns.append(Turn(name, request.asked.get(name, fence), fence, waited))
-            if request.look:
-                request.listing.append(listing())
+_request: ContextVar[Watched | None] = ContextVar("demo.request", default=None)
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        request = self.request
-        request.look = f"HTTP_{LOOK.upper().replace('-', '_')}" in environ
-        request.asked = {}
-        turns: list[Turn] = []
-        seen: list[str] = []
-        request.turns, request.listing = turns, seen
+
+def watch() -> None:
+    """Watch the answers of the acquire script, as tickets are not public, and who is served."""
+    original = scripts.acquire
+
+    def acquire(backend: Any, keys: Any, name: str, token: str, **options: Any) -> Steps[scripts.Taken]:
+        taken = yield from original(backend, keys, name, token, **options)
+        request = _request.get()
+        if taken.number and request is not None:
+            request.asked.setdefault(name, taken.number)
+        return taken
+
+    scripts.acquire = acquire
+    lock_acquired.connect(on_acquired)
+
+
+def on_acquired(*, name: str, fence: int, waited: float, **kwargs: Any) -> None:
+    request = _request.get()
+    if request is not None:
+        request.turns.append(Turn(name, request.asked.get(name, fence), fence, waited))
+        if request.look:
+            request.listing.append(listing())
+
+
+def observed(application: WSGIApplication) -> WSGIApplication:
+    """The WSGI application, with our headers in its answers."""
+
+    def observe(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        request = Watched(look=f"HTTP_{LOOK.upper().replace('-', '_')}" in environ)
+        _request.set(request)
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            ours = [(HEADER, json.dumps(turns)), *((LOOK, json.dumps(text)) for text in seen)]
-            return start_response(status, [*headers, *ours], *more)
+            return start_response(status, [*headers, *request.headers()], *more)
 
-        return self.application(environ, start)
+        return application(environ, start)
+
+    return observe
+
+
+def aobserved(application: ASGIApplication) -> ASGIApplication:
+    """The same for an ASGI application."""
+
+    async def observe(scope: Any, receive: Any, send: Any) -> None:
+        request = Watched(look=LOOK.lower().encode() in dict(scope["headers"]))
+        _request.set(request)
+
+        async def send_more(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                ours = [(name.encode(), value.encode()) for name, value in request.headers()]
+                message = {**message, "headers": [*message["headers"], *ours]}
+            await send(message)
+
+        await application(scope, receive, send_more)
+
+    return observe
 
 
 def listing() -> str:

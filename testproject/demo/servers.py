@@ -21,9 +21,10 @@ class ServerError(RuntimeError):
 class Servers:
     """A number of server processes on one database, for the time of a ``with`` block."""
 
-    def __init__(self, count: int, database: Path, log: Path, *, sabotage: bool = False) -> None:
+    def __init__(self, count: int, database: Path, log: Path, *, asgi: bool, sabotage: bool) -> None:
         self.log = log
-        command = [sys.executable, "-m", "demo.server", *(["--sabotage"] if sabotage else [])]
+        options = [option for option, given in (("--asgi", asgi), ("--sabotage", sabotage)) if given]
+        command = [sys.executable, "-m", "demo.server", *options]
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "shop.settings", "SHOP_DATABASE": str(database)}
         with log.open("ab") as output:
             self.processes = [

@@ -19,7 +19,8 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-ROOT_URLCONF = "shop.urls"
+ASYNC = bool(os.environ.get("SHOP_ASYNC"))  # views that are coroutines, for an ASGI server
+ROOT_URLCONF = "shop.aurls" if ASYNC else "shop.urls"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -32,7 +33,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("SHOP_DATABASE", str(BASE_DIR / "shop.sqlite3")),
-        "CONN_MAX_AGE": None,
+        "CONN_MAX_AGE": 0 if ASYNC else None,  # under ASGI the thread of a request ends with it
         "OPTIONS": {
             "timeout": 20,
             # write locks are waited for at BEGIN; a read that turns into a write would fail at once

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
-from django.urls import reverse
-from django.utils.http import urlencode
 from django.views.decorators.http import require_POST, require_safe
 
 from django_redislock import FairLock, LockNotAcquired, list_locks, lock_name, locked_view
 
+from .answers import buyer, charge_order, crowded, sell_seat, sold
 from .models import Event, Order
-from .sales import charge, sell
+from .sales import sell
 
 PATIENCE = 5  # seconds for which a buyer waits for a turn
 
@@ -30,21 +29,21 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
     """Oversells."""
-    return _sell(request, get_object_or_404(Event, pk=pk))
+    return sell_seat(request, pk)
 
 
 @require_POST
 @locked_view("seats:{pk}", blocking_timeout=PATIENCE)
 def buy(request: HttpRequest, pk: int) -> HttpResponse:
     """Waits for its turn, with a Lock; 423 when it took too long."""
-    return _sell(request, get_object_or_404(Event, pk=pk))
+    return sell_seat(request, pk)
 
 
 @require_POST
 @locked_view("seats:{pk}")
 def buy_now(request: HttpRequest, pk: int) -> HttpResponse:
     """Does not wait: 423 when somebody else is at it."""
-    return _sell(request, get_object_or_404(Event, pk=pk))
+    return sell_seat(request, pk)
 
 
 @require_POST
@@ -53,58 +52,27 @@ def buy_fair(request: HttpRequest, pk: int) -> HttpResponse:
     event = get_object_or_404(Event, pk=pk)
     try:
         with FairLock(lock_name("seats", pk), blocking_timeout=PATIENCE):
-            order = sell(event, _buyer(request))
+            order = sell(event, buyer(request))
     except LockNotAcquired:
-        return _answer(request, "Too many buyers. Please try again.", status=423, retry_after=1)
-    return _sold(request, order)
+        return crowded(request)
+    return sold(request, order)
 
 
 @require_POST
 @locked_view("seats:{pk}", fair=True)
 def buy_fair_now(request: HttpRequest, pk: int) -> HttpResponse:
     """Never overtakes those who wait: 423 when somebody does."""
-    return _sell(request, get_object_or_404(Event, pk=pk))
+    return sell_seat(request, pk)
 
 
 @require_POST
 def pay_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
     """Charges twice after a double click."""
-    return _charge(request, pk)
+    return charge_order(request, pk)
 
 
 @require_POST
 @locked_view("order:{pk}")
 def pay(request: HttpRequest, pk: int) -> HttpResponse:
     """A double click: the second one gets 423."""
-    return _charge(request, pk)
-
-
-def _sell(request: HttpRequest, event: Event) -> HttpResponse:
-    return _sold(request, sell(event, _buyer(request)))
-
-
-def _sold(request: HttpRequest, order: Order | None) -> HttpResponse:
-    if order is None:
-        return _answer(request, "Sold out.", status=409)
-    return _answer(request, "One seat is yours.", status=201, order=order.pk)
-
-
-def _charge(request: HttpRequest, pk: int) -> HttpResponse:
-    order = get_object_or_404(Order, pk=pk)
-    return _answer(request, "Paid." if charge(order) else "It was paid already.", status=200, order=pk)
-
-
-def _buyer(request: HttpRequest) -> str:
-    return request.POST.get("buyer", "")[:100] or "anonymous"
-
-
-def _answer(
-    request: HttpRequest, text: str, *, status: int, order: int | None = None, retry_after: int | None = None
-) -> HttpResponse:
-    """JSON for programs; people go back to the page and read it there."""
-    if request.get_preferred_type(["text/html", "application/json"]) == "text/html":
-        return HttpResponseRedirect(f"{reverse('index')}?{urlencode({'said': text})}")
-    response = JsonResponse({"detail": text, "order": order}, status=status)
-    if retry_after is not None:
-        response.headers["Retry-After"] = str(retry_after)
-    return response
+    return charge_order(request, pk)

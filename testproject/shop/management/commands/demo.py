@@ -40,7 +40,7 @@ class Command(BaseCommand):
     help = (
         "Sells seats over HTTP to many buyers at once: without a lock, with Lock and with FairLock. Exits with 0 when "
         "the locked sales oversold nothing and FairLock kept the order, else with 1. Needs no Redis; with REDIS_URL "
-        "in the environment it uses that one, and several server processes."
+        "in the environment it uses that one, and several server processes. With --asgi the views are coroutines."
     )
 
     requires_system_checks = []  # a wrong REDIS_URL is told by ourselves
@@ -48,18 +48,21 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--buyers", type=_number(2, 200), default=40, help="concurrent buyers, 2 to 200 (40)")
         parser.add_argument("--seats", type=_number(1, 1000), default=400, help="seats in each sale, 1 to 1000 (400)")
+        parser.add_argument("--asgi", action="store_true", help="async views on uvicorn instead of threads")
         parser.add_argument("--serve", action="store_true", help="leave the shop running afterwards, until Ctrl-C")
         parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file, too")
         parser.add_argument("--sabotage", action="store_true", help="clear the seats' locks by force all the time")
 
-    def handle(self, *, buyers: int, seats: int, serve: bool, sabotage: bool, **options: Any) -> None:
+    def handle(self, *, buyers: int, seats: int, asgi: bool, serve: bool, sabotage: bool, **options: Any) -> None:
+        if asgi:
+            _require_uvicorn()
         self.stdout.ending = ""
         console = Console(file=cast("IO[str]", self.stdout), no_color=options["no_color"] or None)
         try:
             with ExitStack() as stack:
                 redis = bool(os.environ.get("REDIS_URL"))
-                servers = _open_shop(stack, redis=redis, sabotage=sabotage)
-                console.print(_welcome(servers, buyers, seats, redis=redis), highlight=False)
+                servers = _open_shop(stack, redis=redis, asgi=asgi, sabotage=sabotage)
+                console.print(_welcome(servers, buyers, seats, redis=redis, asgi=asgi), highlight=False)
                 sales = _sell(console, servers, buyers, seats)
                 problems = [problem for facts in sales for problem in facts.problems()]
                 report.show(console, sales, problems)
@@ -76,7 +79,16 @@ class Command(BaseCommand):
             sys.exit(1)
 
 
-def _open_shop(stack: ExitStack, *, redis: bool, sabotage: bool) -> Servers:
+def _require_uvicorn() -> None:
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise CommandError(
+            '--asgi needs uvicorn. From the repository\'s root: python -m pip install -e ".[demo]"'
+        ) from error
+
+
+def _open_shop(stack: ExitStack, *, redis: bool, asgi: bool, sabotage: bool) -> Servers:
     """Set up all that the sales need; ``stack`` takes it away again."""
     try:
         stack.enter_context(interruptible())
@@ -84,21 +96,21 @@ def _open_shop(stack: ExitStack, *, redis: bool, sabotage: bool) -> Servers:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redislock-demo-")))
         path = stack.enter_context(database(folder / "shop.sqlite3"))
         processes = PROCESSES if redis else 1
-        return stack.enter_context(Servers(processes, path, folder / "log", sabotage=sabotage))
+        return stack.enter_context(Servers(processes, path, folder / "log", asgi=asgi, sabotage=sabotage))
     except (LockUnavailable, ImproperlyConfigured, ServerError, ValueError) as error:
         raise CommandError(f"The demo cannot start: {error}") from error
 
 
-def _welcome(servers: Servers, buyers: int, seats: int, *, redis: bool) -> str:
+def _welcome(servers: Servers, buyers: int, seats: int, *, redis: bool, asgi: bool) -> str:
+    count = len(servers.ports)
+    what = f"{'' if asgi else 'threaded '}server process{'es' if count > 1 else ''}"
+    how = " (async views on uvicorn)" if asgi else ""
     where = (
         "locks in the Redis of REDIS_URL"
         if redis
         else "locks in its memory (set REDIS_URL for a real Redis and several processes)"
     )
-    return (
-        f"{seats} seats, {buyers} buyers, every fourth of them impatient; "
-        f"{len(servers.ports)} threaded server process{'es' if len(servers.ports) > 1 else ''}, {where}"
-    )
+    return f"{seats} seats, {buyers} buyers, every fourth of them impatient; {count} {what}{how}, {where}"
 
 
 def _sell(console: Console, servers: Servers, buyers: int, seats: int) -> list[Facts]:
