@@ -82,7 +82,8 @@ class LoopConnections:
         self._sentinel = maker.sentinel()
         self._idle: deque[tuple[AbstractConnection, float]] = deque()
         self._permits = bound
-        self._queue: deque[asyncio.Future[None]] = deque()  # of those who wait for a permit
+        # those who wait for a permit, by urgency
+        self._queues: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         self._end: AsyncGenerator[None, None] | None = None
         self.closed = False  # commands still work, each with a connection of its own
 
@@ -102,9 +103,9 @@ class LoopConnections:
             self.closed = True
             await self.drop_idle()
 
-    async def exchange(self, packed: list[bytes], answers: int, *, urgent: bool) -> list[Any]:
+    async def exchange(self, packed: list[bytes], answers: int, *, urgency: int) -> list[Any]:
         """Send what is packed in one write, and read so many answers; errors of single commands stand among them."""
-        await self._get_permit(urgent)
+        await self._get_permit(urgency)
         try:
             async with time_limit(self._maker.timeout):
                 return await self._exchange(packed, answers)
@@ -133,14 +134,14 @@ class LoopConnections:
             self._idle.append((connection, monotonic()))
         return read
 
-    async def _get_permit(self, urgent: bool) -> None:
-        """``urgent``: before those who wait already. A holder must be able to release, whoever else is in line."""
+    async def _get_permit(self, urgency: int) -> None:
+        """A lower urgency is served first; see connection.py."""
         if self._permits > 0:
             self._permits -= 1
             return
         loop = asyncio.get_running_loop()
         permit = loop.create_future()
-        (self._queue.appendleft if urgent else self._queue.append)(permit)
+        self._queues[urgency].append(permit)
         limit = loop.call_later(self._patience, self._give_up, permit)
         try:
             await permit
@@ -157,11 +158,12 @@ class LoopConnections:
             permit.set_exception(ConnectionError(f"no connection became free within {self._patience} s"))
 
     def _return_permit(self) -> None:
-        while self._queue:
-            permit = self._queue.popleft()
-            if not permit.done():
-                permit.set_result(None)
-                return
+        for queue in self._queues:
+            while queue:
+                permit = queue.popleft()
+                if not permit.done():
+                    permit.set_result(None)
+                    return
         self._permits += 1
 
     async def _connected(self) -> AbstractConnection:

@@ -7,13 +7,14 @@ from time import monotonic
 from typing import NamedTuple
 
 from . import scripts
-from .connection import Backend
+from .connection import ENTERING, RETURNING, Backend
 from .exceptions import LockUnavailable
 from .listener import OUTAGE, Listener, Waiter, get_listener
 from .names import Keys, make_keys
 from .steps import Park, Pause, Steps
 from .watchdog import watchdog
 
+WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
 
 
@@ -94,8 +95,9 @@ class Attempt:
                 handed = taken.state == scripts.ALREADY
                 ends = scripts.lease_end(taken.sent, taken.left)
                 if monotonic() < ends:
-                    if handed and unasked:
-                        listener.reconnect()  # its wake should have come long ago
+                    # a fence is the time of its grant, as a rule
+                    if handed and unasked and taken.us - taken.number > WAKE_LATE:
+                        listener.reconnect()
                     return Granted(taken.number, ends, handed)
                 late += 1
                 if late >= LATE_ANSWERS:
@@ -126,6 +128,7 @@ class Attempt:
         """Ask Redis. One who already waits sits out an outage of OUTAGE seconds."""
         failing_since = 0.0
         while True:
+            urgency = RETURNING if self.asked else ENTERING
             self.asked = self.asking = True
             try:
                 taken = yield from scripts.acquire(
@@ -139,6 +142,7 @@ class Attempt:
                     ticket=self.ticket,
                     owner=self.owner,
                     until=self.deadline or 0.0,
+                    urgency=urgency,
                 )
             except LockUnavailable:
                 self.asking, self.unknown = False, True

@@ -31,6 +31,9 @@ from .conf import conf
 
 MAX_CONNECTIONS = 16
 WAIT_FOR_CONNECTION = 20.0  # seconds
+# Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
+# overtake those who have asked before.
+LEAVING, RETURNING, ENTERING = range(3)
 IDLE = 0.005  # seconds after which a connection is looked at before it is used again
 DEFAULT_SOCKET_TIMEOUT = 5.0
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -140,12 +143,12 @@ class Backend:
         self._connections.give_back(connection)
         return answers
 
-    async def aexecute(self, command: Command, *, urgent: bool = False) -> Any:
-        """See execute(). ``urgent``: before other coroutines that wait for a connection."""
+    async def aexecute(self, command: Command, *, urgency: int = ENTERING) -> Any:
+        """See execute(). ``urgency``: before which other coroutines that wait for a connection."""
         if self.memory:  # in this process: there is nothing to wait for
             return self.execute(command)
         connections = await self._of_loop()
-        (answer,) = await connections.exchange([pack_command(command)], 1, urgent=urgent)
+        (answer,) = await connections.exchange([pack_command(command)], 1, urgency=urgency)
         if isinstance(answer, ResponseError):
             raise answer
         return answer
@@ -157,7 +160,7 @@ class Backend:
             return self.execute_many(commands)
         connections = await self._of_loop()
         packed = [pack_command(command) for command in commands]
-        return await connections.exchange(packed, len(commands), urgent=False)
+        return await connections.exchange(packed, len(commands), urgency=ENTERING)
 
     async def _of_loop(self) -> LoopConnections:
         """The connections of the running event loop."""

@@ -86,7 +86,7 @@ class Couriers:
                         spare.disconnect()
             try:
                 connection = connection or backend.connect(courier.timeout)
-                answers, sent = _exchange(connection, errands)
+                answers, sent = exchange(connection, errands)
             except Exception as error:  # whatever it is, the sender must hear of it
                 if connection is not None:
                     connection.disconnect()
@@ -103,7 +103,7 @@ class Couriers:
             spare.disconnect()
 
 
-def _exchange(connection: Connection, errands: list[Errand]) -> tuple[list[Any], float]:
+def exchange(connection: Connection, errands: list[Errand]) -> tuple[list[Any], float]:
     """The answers, and the monotonic time not before which Redis has seen any of the commands."""
     sent = monotonic()
     answers = pipeline(connection, [errand.command for errand in errands])

@@ -23,7 +23,7 @@ from . import registry
 from .conf import Seconds, conf
 from .connection import get_backend
 from .exceptions import LockUnavailable
-from .lock import FairLock, Lock, Task
+from .lock import FairLock, Lock, Loop
 from .names import NameTemplate
 from .registry import LockInfo
 from .steps import Call, Steps, Work, arun, run_blocking
@@ -64,9 +64,9 @@ def locked(
             f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
         )
 
-        def guarded(args: Any, kwargs: Any, task: Task | None) -> Steps[Any]:
+        def guarded(args: Any, kwargs: Any, loop: Loop | None) -> Steps[Any]:
             lock = kind(find_name(signature, args, kwargs), **options)
-            return lock._around(Call(function, args, kwargs), task)
+            return lock._around(Call(function, args, kwargs), loop)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -74,7 +74,7 @@ def locked(
 
         @wraps(function)
         async def awrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return await arun(guarded(args, kwargs, asyncio.current_task()))
+            return await arun(guarded(args, kwargs, asyncio.get_running_loop()))
 
         return awrapper if iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
 
@@ -122,13 +122,13 @@ def locked_view(
     def decorate(view: Callable[..., R]) -> Callable[..., R]:
         _refuse(view, "locked_view")
 
-        def guarded(request: HttpRequest, args: Any, kwargs: Any, task: Task | None) -> Steps[Any]:
+        def guarded(request: HttpRequest, args: Any, kwargs: Any, loop: Loop | None) -> Steps[Any]:
             signature = inspect.signature(view) if args else None
             name = yield Work(lambda: name_of(signature, (request, *args), {**kwargs}, request=request))
             lock = kind(name, **options)
             lock.purpose = f"{request.method} {request.path}"
             try:
-                if not (yield from lock._acquire(None, None, None, task)):
+                if not (yield from lock._acquire(None, None, None, loop)):
                     return (yield from _conflict(request, lock, on_conflict))
             except LockUnavailable as error:
                 status = conf().VIEW_UNAVAILABLE_STATUS
@@ -171,7 +171,7 @@ def locked_view(
         async def awrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             if not locks(request):
                 return await view(request, *args, **kwargs)  # type: ignore[misc]
-            return await arun(guarded(request, args, kwargs, asyncio.current_task()))
+            return await arun(guarded(request, args, kwargs, asyncio.get_running_loop()))
 
         return awrapper if iscoroutinefunction(view) else wrapper  # type: ignore[return-value]
 

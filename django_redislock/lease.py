@@ -85,6 +85,7 @@ class Lease:
     __slots__ = (
         "_bond",
         "backend",
+        "bridged",
         "canceller",
         "closed",
         "depth",
@@ -143,6 +144,8 @@ class Lease:
         self.unknown = unknown  # an acquire with this token may still arrive
         owner = threading.current_thread() if task is None else task
         self.owner: weakref.ref[threading.Thread | asyncio.Task[Any]] = weakref.ref(owner)
+        # it ends with the call, and the sync caller goes on
+        self.bridged = task is not None and is_bridge(task)
         self._bond: Callable[[], Bond | None] = _unbound
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
@@ -180,10 +183,15 @@ class Lease:
 
     def owner_alive(self) -> bool:
         """Whether the thread or task lives that acquired it, and whoever could still release it."""
-        owner = self.owner()
-        if owner is None or self._bond() is None:
+        if self._bond() is None:
             return False
-        return owner.is_alive() if isinstance(owner, threading.Thread) else not owner.done()
+        if self.bridged:
+            return True
+        owner = self.owner()
+        if owner is None:
+            return False
+        # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
+        return not owner.done() if isinstance(owner, asyncio.Future) else owner.is_alive()
 
     def mine(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.

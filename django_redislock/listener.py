@@ -19,7 +19,7 @@ from typing import NamedTuple
 from redis.connection import Connection
 from redis.exceptions import ResponseError
 
-from .connection import Backend
+from .connection import Backend, pipeline
 from .exceptions import LockError
 from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
@@ -251,6 +251,7 @@ class Listener:
                 self.backend.execute((*PROBE, self.backend.channel))
             except (ResponseError, *CONNECTION_ERRORS):
                 self.reconnect()
+        self.tell_all()
 
     def reconnect(self) -> None:
         """Cut the connection: wakes do not arrive on it any more."""
@@ -295,7 +296,15 @@ class Listener:
 
     def _messages_count(self) -> bool:
         """Whether the node that runs the scripts counts this listener as a receiver; where not, we poll."""
-        return self.backend.execute((*PROBE, self.backend.channel)) == 1  # type: ignore[no-any-return]
+        # not through the pool, which may have no other use in a process of coroutines, and would keep the connection
+        connection = self.backend.connect(self.backend.timeout)
+        try:
+            (answer,) = pipeline(connection, [(*PROBE, self.backend.channel)])
+        finally:
+            connection.disconnect()
+        if isinstance(answer, ResponseError):
+            raise answer
+        return answer == 1  # type: ignore[no-any-return]
 
     def _subscribed(self, *, polled: bool) -> None:
         self.polled = polled

@@ -28,6 +28,7 @@ from .watchdog import watchdog
 MANY = 100
 
 Task = asyncio.Task[Any]
+Loop = asyncio.AbstractEventLoop
 Self = TypeVar("Self", bound="Lock")
 
 
@@ -142,7 +143,7 @@ class Lock:
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
-        return await arun(self._acquire(blocking, _timeout(blocking_timeout), token, asyncio.current_task()))
+        return await arun(self._acquire(blocking, _timeout(blocking_timeout), token, asyncio.get_running_loop()))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
@@ -258,7 +259,7 @@ class Lock:
         run_blocking(self._exit(error), "arelease")
 
     async def __aenter__(self: Self) -> Self:
-        await arun(self._enter(asyncio.current_task()))
+        await arun(self._enter(asyncio.get_running_loop()))
         return self
 
     async def __aexit__(
@@ -268,15 +269,15 @@ class Lock:
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
-    def _enter(self, task: Task | None) -> Steps[None]:
-        if not (yield from self._acquire(None, None, None, task)):
+    def _enter(self, loop: Loop | None) -> Steps[None]:
+        if not (yield from self._acquire(None, None, None, loop)):
             raise LockNotAcquired(
                 f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name
             )
 
-    def _around(self, call: Call, task: Task | None) -> Steps[Any]:
+    def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
-        yield from self._enter(task)
+        yield from self._enter(loop)
         try:
             answer = yield call
         except BaseException as error:
@@ -302,8 +303,9 @@ class Lock:
             logger.warning("event=not-released name=%s error=%r", self.name, str(trouble))
 
     def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, task: Task | None
+        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
     ) -> Steps[bool]:
+        """``loop``: the one in which a coroutine waits; None: this thread does."""
         start = monotonic()
         settings = conf()
         if timeout is None:
@@ -311,6 +313,7 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
+        task = _task()
         canceller = None
         on_lost = self._on_lost
         if on_lost == "cancel":
@@ -347,7 +350,7 @@ class Lock:
             deadline=until if waits else None,
             owner=describe_owner(self.purpose, task),
             adopts=given is not None,
-            loop=None if task is None else task.get_loop(),
+            loop=loop,
         )
         granted = None
         try:

@@ -64,10 +64,12 @@ class Reader:
                     self._read()
         except (ConnectionError, TimeoutError) as error:
             self._trouble = error
-        except BaseException:
-            # of a signal's handler, say: it is the thread's own, and may have left half a message unread
-            self._trouble = ConnectionError("reading was interrupted")
-            raise
+        except BaseException as error:
+            # of a signal's handler, say: it is the thread's own, and may have left half a message unread; but redis-py
+            # raises some of these itself when end() cuts the connection under it
+            if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
+                self._trouble = ConnectionError("reading was interrupted")
+                raise
         finally:
             self._give_up_role()
         return waiter.told or self._trouble is None
@@ -93,6 +95,7 @@ class Reader:
                 raise
             finally:
                 self._give_up_role()
+        self._trouble = self._trouble or ConnectionError("the listener has ended")  # and closes the connection
 
     def unfollow(self, waiter: Told) -> None:
         """The waiter does not wait any more."""

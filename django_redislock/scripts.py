@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, ResponseError, TimeoutError
 
-from .connection import Backend, Command
+from .connection import ENTERING, LEAVING, Backend, Command
 from .exceptions import LockUnavailable
 from .names import Keys
 from .steps import Execute, ExecuteMany, Pause, Steps
@@ -56,14 +56,14 @@ class Reply(NamedTuple):
 
 
 def execute(
-    backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0, urgent: bool = False
+    backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0, urgency: int = ENTERING
 ) -> Steps[Reply]:
     """Run ``command``, again after connection trouble for RETRY_FOR seconds, at most to the monotonic time ``until``.
 
-    ``urgent``: before other coroutines that wait for a connection. Commands must bear repetition; ``Reply.repeated``
-    says that it may have happened. Raises LockUnavailable.
+    ``urgency``: before which other coroutines that wait for a connection. Commands must bear repetition;
+    ``Reply.repeated`` says that it may have happened. Raises LockUnavailable.
     """
-    return _persist(Execute(backend, command, urgent=urgent), name, until)
+    return _persist(Execute(backend, command, urgency=urgency), name, until)
 
 
 def execute_many(backend: Backend, commands: list[Command]) -> Steps[list[Any]]:
@@ -81,7 +81,7 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             return Reply((yield request), sent, repeated)
         except NoScriptError:
             assert isinstance(request, Execute)
-            request = Execute(backend, in_full(request.command), urgent=request.urgent)
+            request = Execute(backend, in_full(request.command), urgency=request.urgency)
             continue
         except CONNECTION_ERRORS as error:
             if not isinstance(error, TimeoutError):
@@ -132,6 +132,7 @@ def acquire(
     ticket: int | None,
     owner: str,
     until: float = 0.0,
+    urgency: int = ENTERING,
 ) -> Steps[Taken]:
     """Take the lock, or queue for it (``wait``: "0" no, "1" yes, "p" as one who polls). Idempotent per token."""
     command = _ACQUIRE.by_sha(
@@ -140,7 +141,8 @@ def acquire(
     )
     repeated = False
     while True:
-        (state, us, number, left), sent, again = yield from execute(backend, command, name, until=until)
+        answered = yield from execute(backend, command, name, until=until, urgency=urgency)
+        (state, us, number, left), sent, again = answered
         repeated = repeated or again
         backend.anchor = us, sent
         if number > backend.known:
@@ -157,7 +159,7 @@ def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: boo
     command = release_command(backend, keys, name, token, unknown=unknown)
     held, twice = False, False
     while True:
-        (was_held, more), _, repeated = yield from execute(backend, command, name, urgent=True)
+        (was_held, more), _, repeated = yield from execute(backend, command, name, urgency=LEAVING)
         held, twice = held or bool(was_held), twice or repeated
         if not more:
             return held, twice

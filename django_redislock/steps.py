@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.dispatch import Signal
 
-from .connection import Backend, Command
+from .connection import ENTERING, Backend, Command
 from .signals import asend, send
 
 T = TypeVar("T")
@@ -38,18 +38,18 @@ Steps = Generator[Request, Any, T]
 class Execute:
     """One Redis command; sends back its answer or throws its error."""
 
-    __slots__ = ("backend", "command", "urgent")
+    __slots__ = ("backend", "command", "urgency")
 
-    def __init__(self, backend: Backend, command: Command, *, urgent: bool = False) -> None:
+    def __init__(self, backend: Backend, command: Command, *, urgency: int = ENTERING) -> None:
         self.backend = backend
         self.command = command
-        self.urgent = urgent
+        self.urgency = urgency
 
     def run(self) -> Any:
         return self.backend.execute(self.command)
 
     async def arun(self) -> Any:
-        return await self.backend.aexecute(self.command, urgent=self.urgent)
+        return await self.backend.aexecute(self.command, urgency=self.urgency)
 
 
 class ExecuteMany:

@@ -6,6 +6,7 @@ neither a second try nor the news that a lease has ended. What a leaving waiter 
 
 from __future__ import annotations
 
+import atexit
 import heapq
 import itertools
 import logging
@@ -20,7 +21,7 @@ from redis.exceptions import ResponseError
 
 from . import scripts
 from .connection import Backend, Command
-from .courier import Couriers, Errand
+from .courier import Couriers, Errand, exchange
 from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
 from .names import make_keys
@@ -30,6 +31,7 @@ logger = logging.getLogger("django_redislock")
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
+LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 
 
@@ -56,6 +58,7 @@ class Watchdog:
         self._leases: dict[str, Lease] = {}
         self._adoptable: deque[str] = deque(maxlen=1000)
         self._agenda: list[tuple[float, int, Lease | Farewell]] = []
+        self._unsaid: set[Farewell] = set()
         self._order = itertools.count()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
@@ -95,7 +98,23 @@ class Watchdog:
         """Release or withdraw ``token`` in the background, as often as it takes."""
         with self._mutex:
             now = monotonic()
-            self._plan(now, Farewell(backend, name, token, unknown, now + REMEMBER_FOR))
+            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR)
+            self._unsaid.add(farewell)
+            self._plan(now, farewell)
+
+    def say_farewells(self) -> None:
+        """Before the process ends, and its threads with it: what they have not come to say."""
+        errands: dict[Backend, list[Errand]] = defaultdict(list)
+        for farewell in list(self._unsaid):
+            errands[farewell.backend].append(Errand(farewell, farewell.command(), 0.0))
+        for backend, batch in errands.items():
+            connection = backend.connect(min(backend.timeout, LAST_WORDS))
+            try:
+                exchange(connection, batch)
+            except Exception as error:
+                logger.warning("event=farewells-failed alias=%s error=%r", backend.alias, str(error))
+            finally:
+                connection.disconnect()
 
     def _plan(self, due: float, task: Lease | Farewell) -> None:
         if isinstance(task, Lease):
@@ -237,7 +256,9 @@ class Watchdog:
                 continue
             if isinstance(task, Lease):
                 self._note(task, due, scripts.renewed(backend, answer, sent))
-            elif answer[1]:  # dead waiters remain
+                continue
+            self._unsaid.discard(task)
+            if answer[1]:  # dead waiters remain
                 self.send_farewell(backend, task.name, task.token, unknown=False)
         if not refused and self._delays.pop(backend, None) is not None:
             self.renew_all(backend)
@@ -254,6 +275,8 @@ class Watchdog:
                         self._plan(min(now + delay, task.ends), task)
                 elif now < task.until and not backend.closed:
                     self._plan(now + delay, task)
+                else:
+                    self._unsaid.discard(task)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
         if renewed.state == scripts.HELD:
@@ -313,3 +336,4 @@ Listener.on_stray = staticmethod(watchdog.on_stray)
 Listener.on_connected = staticmethod(watchdog.renew_all)
 # the child holds nothing and renews nothing
 os.register_at_fork(after_in_child=watchdog.__init__)  # type: ignore[misc]
+atexit.register(watchdog.say_farewells)

@@ -30,10 +30,13 @@ def hear():
 
 
 class Worker:
-    """A process that runs ``code`` after the prelude; values become its global names. It says lines and hears lines."""
+    """A process that runs ``code`` after the prelude; values become its global names. It says lines and hears lines.
 
-    def __init__(self, code: str, **values: Any) -> None:
-        source = PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
+    ``first`` comes before the prelude and whatever that imports.
+    """
+
+    def __init__(self, code: str, *, first: str = "", **values: Any) -> None:
+        source = first + PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
         self.process = subprocess.Popen(
             [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT

@@ -24,8 +24,8 @@ def lockbench(*args: str, **options: Any) -> str:
 def figures(*args: str, **options: Any) -> dict[str, Any]:
     """The contenders' figures; the frame around them is checked here."""
     result = json.loads(lockbench(*args, json=True, **options))
-    assert set(result) == {"mode", "options", "machine", "contenders", "notes"}
-    assert result["mode"] == args[0]
+    assert set(result) == {"mode", "asyncio", "options", "machine", "contenders", "notes"}
+    assert (result["mode"], result["asyncio"]) == (args[0], options.get("asyncio", False))
     assert set(result["options"]) == set(MODES[args[0]].options)
     assert {"CPUs", "Python", "redis", "hiredis", "server"} <= set(result["machine"])
     for contender in result["contenders"].values():
@@ -61,11 +61,50 @@ def test_idle_waiters_all_wait() -> None:
 
 
 def test_drain_serves_all_in_order() -> None:
-    found = figures("drain", waiters=20, rounds=1)
+    found = figures("drain", waiters=20, seconds=0.1, rounds=1)
     assert set(found) == {"redis-py", "python-redis-lock", "Lock", "FairLock"}
     for key in ("Lock", "FairLock"):
         assert (found[key]["got"], found[key]["release_failed"], found[key]["violations"]) == (20, 0, 0)
     assert found["FairLock"]["inversions_in_server_order"] == 0
+
+
+def test_uncontended_pairs_of_coroutines_take_two_round_trips() -> None:
+    found = figures("uncontended", asyncio=True, seconds=0.1)
+    assert list(found) == ["floor", "redis-py", "Lock", "FairLock"]
+    assert all(contender["round_trips"] == 2 for contender in found.values())
+    assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
+    assert all(contender["server_us"] > 0 for contender in found.values())
+
+
+def test_contended_locks_exclude_coroutines_and_fair_locks_keep_their_order() -> None:
+    found = figures("contended", asyncio=True, procs=3, seconds=0.3, rounds=1)
+    for key in ("Lock", "FairLock"):
+        assert (found[key]["violations"], found[key]["troubles"]) == (0, {})
+        assert found[key]["numbered"] == found[key]["sections"] > 0
+    assert found["FairLock"]["inversions_in_server_order"] == 0
+
+
+def test_idle_coroutines_all_wait() -> None:
+    found = figures("idle", asyncio=True, procs=1, waiters=120, seconds=0.2)
+    assert list(found) == ["redis-py", "Lock", "FairLock"]
+    assert all((contender["waiting"], contender["troubles"]) == (120, {}) for contender in found.values())
+    # one for each that waits would be more than a hundred
+    assert all(contender["connections"] < 60 for contender in found.values())
+
+
+def test_drain_serves_all_coroutines_in_order() -> None:
+    found = figures("drain", asyncio=True, waiters=100, seconds=0.1, rounds=1)
+    assert list(found) == ["redis-py", "Lock", "FairLock"]
+    for key in ("Lock", "FairLock"):
+        assert (found[key]["got"], found[key]["release_failed"], found[key]["violations"]) == (100, 0, 0)
+        assert (found[key]["numbered"], found[key]["troubles"]) == (100, {})
+    assert found["FairLock"]["inversions_in_server_order"] == 0
+
+
+def test_a_contender_that_is_not_used_in_the_usual_way_says_so() -> None:
+    text = " ".join(lockbench("drain", asyncio=True, waiters=3, seconds=0.1, rounds=1, only="redis-py").split())
+    assert "lockbench drain --asyncio (waiters 3, seconds 0.1, rounds 1)" in text
+    assert "redis-py: on a BlockingConnectionPool" in text
 
 
 def test_without_json_there_is_a_table() -> None:
@@ -82,7 +121,14 @@ def test_without_json_there_is_a_table() -> None:
         (["fast"], {}, "'fast'.*uncontended.*contended.*idle.*drain"),
         (["idle"], {"procs": 0}, "--procs must be from 1 to 256, not 0"),
         (["uncontended"], {"waiters": 5}, "--waiters 5 means nothing to 'uncontended'. It has: --seconds"),
+        (["drain"], {"waiters": 5001}, "--waiters must be from 1 to 5000, not 5001"),
         (["drain"], {"only": "Lock,floor"}, "no contender 'floor' for 'drain'. There are: redis-py"),
+        (["drain"], {"asyncio": True, "waiters": 50_001}, "--waiters must be from 1 to 50000, not 50001"),
+        (
+            ["uncontended"],
+            {"asyncio": True, "only": "python-redis-lock"},
+            "no contender 'python-redis-lock' for 'uncontended --asyncio'. There are: floor, redis-py, Lock, FairLock",
+        ),
     ],
 )
 def test_bad_arguments_are_named_with_the_choices(args: list[str], options: dict[str, Any], message: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import monotonic, process_time
 from typing import NamedTuple
 
-from redisserver import RedisServer
-
-from .contenders import CONTENDERS, TTL
+from .contenders import TTL, Contender
 from .crew import Crew
 from .figures import (
     Figures,
@@ -27,6 +25,7 @@ from .figures import (
 )
 from .report import Row
 from .serverstats import Observer
+from .stages import Deed
 from .worker import Worker
 
 WARM_UP = 0.2  # seconds: connections, scripts, listeners
@@ -60,40 +59,39 @@ class Competed(NamedTuple):
     troubles: list[str]
 
 
-def compete(worker: Worker, key: str, hold: float, seconds: float) -> Competed:
+def compete(worker: Worker, kind: type[Contender], hold: float, seconds: float) -> Deed[Competed]:
     """Enter as often as possible for ``seconds``."""
-    contender = worker.contender(key, TTL)
+    contender = worker.contender(kind, TTL)
     worker.note_tickets()
     end = monotonic() + min(WARM_UP, seconds)
     while monotonic() < end:
-        worker.section(contender, worker.number, 0)
-    worker.ready()
+        yield from worker.section(contender, worker.number, 0)
+    yield worker.ready()
     log: list[Section] = []
     cpu, end = process_time(), monotonic() + seconds
     while monotonic() < end:
-        log.append(worker.section(contender, worker.number, hold))
+        log.append((yield from worker.section(contender, worker.number, hold)))
     competed = Competed(log, process_time() - cpu, worker.troubles.copy())
     worker.troubles.clear()
     return competed
 
 
-def clocks(worker: Worker, seconds: float) -> list[float]:
-    """The server's clock minus ours at the sending, under the load of all asking for it."""
-    client = worker.contender("floor", TTL).client
-    client.ping()
-    worker.ready()
+def clocks(worker: Worker, seconds: float) -> Deed[list[float]]:
+    """The server's clock minus ours, under the load of all asking for it."""
+    client = worker.stage.client(worker.url)
+    yield (client.ping,)
+    yield worker.ready()
     offsets: list[float] = []
     end = monotonic() + seconds
-    while (asked := monotonic()) < end:
-        seconds_, us = client.time()
-        offsets.append(seconds_ + us / 1e6 - asked)
+    while monotonic() < end:
+        offsets.append((yield from worker.offset(client)))
     return offsets
 
 
 def measure(
-    server: RedisServer,
+    hire: Callable[[int], Crew],
     observer: Observer,
-    keys: list[str],
+    kinds: Mapping[str, type[Contender]],
     *,
     procs: int,
     hold_ms: float,
@@ -110,14 +108,14 @@ def measure(
     troubles: dict[str, Counter[str]] = defaultdict(Counter)
     scatters: list[float] = []
     span = seconds / rounds
-    with Crew(server.url, procs) as crew:
+    with hire(procs) as crew:
         for number in range(1, rounds + 1):
             tell(f"round {number} of {rounds}: the clocks")
             offsets = crew.call(clocks, min(CALIBRATION, span))
             scatters.append(scatter([offset for answer in offsets for offset in answer]))
-            for key in keys:
+            for key, kind in kinds.items():
                 tell(f"round {number} of {rounds}: {key}")
-                answers = crew.call(compete, key, hold_ms / 1000, span, seconds=span, when_ready=observer.reset)
+                answers = crew.call(compete, kind, hold_ms / 1000, span, seconds=span, when_ready=observer.reset)
                 statistics = observer.read()
                 log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
                 sections[key].append(log)
@@ -125,13 +123,13 @@ def measure(
                 end = min(section.asked for section in log) + span
                 speeds[key].append(sum(section.got <= end for section in log) / span)
                 requests[key] += statistics.requests
-                server_us[key] += statistics.server_us(CONTENDERS[key])
+                server_us[key] += statistics.server_us(kind)
                 for answer in answers:
                     cpu[key] += answer.cpu
                     troubles[key].update(answer.troubles)
     tolerance = median(scatters)
     figures: dict[str, Figures] = {}
-    for key in keys:
+    for key in kinds:
         every = [section for log in sections[key] for section in log]
         waits = [(section.got - section.asked) * 1000 for section in every]
         gaps = [gap * 1000 for log in sections[key] for gap in handovers(log)]

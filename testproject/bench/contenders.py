@@ -6,13 +6,15 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
+from hashlib import sha1
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Protocol
 
 import redis
+import redis.asyncio
 
 from django_redislock import FairLock, Lock
 
@@ -32,7 +34,7 @@ class _Usual(Held, Protocol):
 
 
 class Contender(ABC):
-    """One kind of lock on one name; made once per process, shared by its threads.
+    """One kind of lock on one name; made once per process, shared by its threads or coroutines.
 
     ``commands``: what it sends to Redis. ``in_script``: those among them that each of its scripts calls once as well.
     """
@@ -40,7 +42,10 @@ class Contender(ABC):
     key: ClassVar[str]
     package: ClassVar[str | None] = None  # that must be importable
     ours: ClassVar[bool] = False
-    threads: ClassVar[bool] = True  # may be used by many threads
+    coroutines: ClassVar[bool] = False  # for them, not for threads: what its methods return must be awaited
+    few: ClassVar[bool] = True  # can be used by one thread or coroutine of a process
+    many: ClassVar[bool] = True  # can be used by a crowd of them
+    note: ClassVar[str] = ""  # for who reads the figures
     commands: ClassVar[tuple[str, ...]]
     in_script: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[dict[str, Any]] = {}
@@ -48,27 +53,35 @@ class Contender(ABC):
     def __init__(self, url: str, name: str, ttl: int) -> None:
         self.name = name
         self.ttl = ttl  # seconds
-        self.client = redis.Redis.from_url(url, **self.options)
+        self.client = self.connect(url)
+
+    def connect(self, url: str) -> Any:
+        return redis.Redis.from_url(url, **self.options)
 
     @abstractmethod
-    def acquire(self) -> Held:
+    def acquire(self) -> Held | Awaitable[Held]:
         """Wait for the lock, without end."""
+
+    def release(self, held: Any) -> object:
+        return held.release()
 
 
 class Floor(Contender):
     """The least that a lock can do: what everything else is measured by."""
 
     key = "floor"
-    threads = False  # hundreds that spin would measure the spinning
+    many = False  # hundreds that spin would measure the spinning
     commands = ("set", "evalsha")
     script = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
     spin = 0.001  # seconds
 
     def __init__(self, url: str, name: str, ttl: int) -> None:
         super().__init__(url, name, ttl)
-        self.sha = self.client.script_load(self.script)
+        self.sha = sha1(self.script.encode()).hexdigest()
+        with redis.Redis.from_url(url) as client:
+            client.script_load(self.script)
 
-    def acquire(self) -> Held:
+    def acquire(self) -> Held | Awaitable[Held]:
         token = secrets.token_urlsafe(16)
         while not self.client.set(self.name, token, nx=True, px=self.ttl * 1000):
             time.sleep(self.spin)
@@ -82,8 +95,8 @@ class _FloorHeld:
         self.floor = floor
         self.token = token
 
-    def release(self) -> None:
-        self.floor.client.evalsha(self.floor.sha, 1, self.floor.name, self.token)
+    def release(self) -> object:
+        return self.floor.client.evalsha(self.floor.sha, 1, self.floor.name, self.token)
 
 
 class RedisPy(Contender):
@@ -92,7 +105,7 @@ class RedisPy(Contender):
     key = "redis-py"
     commands = ("set", "evalsha")
 
-    def acquire(self) -> Held:
+    def acquire(self) -> Held | Awaitable[Held]:
         lock: redis.lock.Lock = self.client.lock(self.name, timeout=self.ttl)
         lock.acquire()
         return lock
@@ -122,7 +135,7 @@ class RedisFifoLock(Contender):
 
     key = "redis-fifo-lock"
     package = "redis_fifo_lock"
-    threads = False
+    many = False
     commands = ("blpop", "evalsha")
 
     def __init__(self, url: str, name: str, ttl: int) -> None:
@@ -154,7 +167,7 @@ class OurLock(Contender):
     commands = ("evalsha",)
     kind: ClassVar[type[Lock]] = Lock
 
-    def acquire(self) -> Held:
+    def acquire(self) -> Held | Awaitable[Held]:
         lock = self.kind(self.name, ttl=self.ttl)
         lock.acquire()
         return lock
@@ -167,12 +180,90 @@ class OurFairLock(OurLock):
     kind = FairLock
 
 
-CONTENDERS: dict[str, type[Contender]] = {
-    kind.key: kind for kind in (Floor, RedisPy, PythonRedisLock, RedisFifoLock, OurLock, OurFairLock)
-}
+class ForCoroutines(Contender):
+    """What a contender becomes in an event loop."""
+
+    coroutines = True
+
+    def connect(self, url: str) -> Any:
+        return redis.asyncio.Redis.from_url(url)
+
+
+class AsyncFloor(ForCoroutines, Floor):
+    """See Floor."""
+
+    async def acquire(self) -> Held:
+        token = secrets.token_urlsafe(16)
+        while not await self.client.set(self.name, token, nx=True, px=self.ttl * 1000):
+            await asyncio.sleep(self.spin)
+        return _FloorHeld(self, token)
+
+
+class AsyncRedisPy(ForCoroutines, RedisPy):
+    """redis.asyncio's own."""
+
+    many = False
+
+    async def acquire(self) -> Held:
+        lock: redis.asyncio.lock.Lock = self.client.lock(self.name, timeout=self.ttl)
+        await lock.acquire()
+        return lock
+
+
+class CrowdedAsyncRedisPy(AsyncRedisPy):
+    """The same for a crowd."""
+
+    few = False
+    many = True
+    note = "on a BlockingConnectionPool without a timeout; its usual pool fails whoever comes when all 100 are busy"
+
+    def connect(self, url: str) -> Any:
+        return redis.asyncio.Redis(connection_pool=redis.asyncio.BlockingConnectionPool.from_url(url, timeout=None))
+
+
+class OurAsyncLock(ForCoroutines, OurLock):
+    """See OurLock."""
+
+    async def acquire(self) -> Held:
+        lock = self.kind(self.name, ttl=self.ttl)
+        await lock.aacquire()
+        return lock
+
+    def release(self, held: Lock) -> Awaitable[None]:
+        return held.arelease()
+
+
+class OurAsyncFairLock(OurAsyncLock, OurFairLock):
+    """See OurFairLock."""
+
+
+KINDS: tuple[type[Contender], ...] = (
+    Floor,
+    RedisPy,
+    PythonRedisLock,
+    RedisFifoLock,
+    OurLock,
+    OurFairLock,
+    AsyncFloor,
+    AsyncRedisPy,
+    CrowdedAsyncRedisPy,
+    OurAsyncLock,
+    OurAsyncFairLock,
+)
+
+
+def able(*, coroutines: bool, crowd: bool) -> dict[str, type[Contender]]:
+    """Those that coroutines, or threads, can use, one of a process or a crowd of them."""
+    return {kind.key: kind for kind in KINDS if kind.coroutines == coroutines and (kind.many if crowd else kind.few)}
 
 
 @lru_cache
 def installed() -> tuple[str, ...]:
     """The keys of the contenders whose package is there."""
-    return tuple(key for key, kind in CONTENDERS.items() if kind.package is None or find_spec(kind.package) is not None)
+    return tuple(dict.fromkeys(kind.key for kind in KINDS if kind.package is None or find_spec(kind.package)))
+
+
+@lru_cache
+def packages() -> tuple[str, ...]:
+    """What to ``pip install`` for those of them that are no part of something else."""
+    return tuple(kind.key for kind in KINDS if kind.package is not None and kind.key in installed())

@@ -33,11 +33,15 @@ def unreached_by_interrupts() -> Iterator[None]:
 
 
 class Crew:
-    """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do."""
+    """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do.
 
-    def __init__(self, url: str, size: int) -> None:
+    ``coroutines``: their jobs are done by coroutines instead of threads.
+    """
+
+    def __init__(self, url: str, size: int, *, coroutines: bool) -> None:
         self.url = url
         self.size = size
+        self.coroutines = coroutines
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
 
@@ -49,7 +53,8 @@ class Crew:
             with unreached_by_interrupts():
                 for number in range(self.size):
                     pipe, theirs = context.Pipe()
-                    process = context.Process(target=worker.main, args=(number, theirs, inside, self.url), daemon=True)
+                    args = (number, theirs, inside, self.url, self.coroutines)
+                    process = context.Process(target=worker.main, args=args, daemon=True)
                     self._pipes.append(pipe)
                     process.start()
                     self._processes.append(process)

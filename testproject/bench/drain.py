@@ -1,29 +1,29 @@
-"""Many threads of one process wait for one lock that this process holds; then it releases."""
+"""Many threads or coroutines of one process wait for one lock that this process holds; then it releases."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 from time import monotonic
 from typing import NamedTuple
 
-from redisserver import RedisServer
-
-from .contenders import TTL
+from .contenders import TTL, Contender
 from .crew import Crew
 from .figures import Figures, Section, order, scatter, violations
 from .report import Row
 from .serverstats import Observer
+from .stages import Deed
 from .worker import Worker
 
+SETTLE = 0.3  # seconds until all wait, where the requests themselves take none
 LIMIT = 20.0  # seconds for all to get it
 
 ROWS = (
-    Row("waiters", "waiting threads", "{:d}"),
+    Row("waiters", "waiting", "{:d}"),
     Row("got", "of them got it (worst round)", "{:d}"),
+    Row("requests_per_second", "commands/s while all wait", "{:.2f}"),
     Row("seconds", "until all got it, s", "{:.3f}"),
     Row("per_second", "drained per second", "{:.0f}"),
     Row("release_ms", "the holder's own release, ms", "{:.2f}"),
@@ -43,57 +43,50 @@ class Drained(NamedTuple):
     troubles: list[str]
 
 
-def drain(worker: Worker, key: str, waiters: int) -> Drained:
-    """Hold, let the threads queue, release, and wait until all have had the lock for a moment."""
-    contender = worker.contender(key, TTL)
+def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -> Deed[Drained]:
+    """Hold, let the others queue, release after ``seconds``, and wait until all have had the lock for a moment."""
+    stage = worker.stage
+    settle = SETTLE + waiters * stage.each
+    # the holder's first renewal, at a third, is due when it has released
+    contender = worker.contender(kind, TTL + round(3 * (settle + seconds)))
     worker.note_tickets()
-    held = contender.acquire()
+    held = yield (contender.acquire,)
     sections: list[Section] = []
 
-    def enter(number: int) -> None:
+    def enter(number: int) -> Deed[None]:
         try:
-            sections.append(worker.section(contender, number, 0))
+            sections.append((yield from worker.section(contender, number, 0)))
         except Exception as error:
             worker.troubles.append(_told(error))
 
-    threads = _start(waiters, enter)
-    time.sleep(0.3 + waiters * 0.003)  # until they wait: no contender but ours could tell
-    worker.ready()
+    crowd = stage.start(waiters, enter)
+    yield stage.sleep, settle
+    yield worker.ready()
     released = True
     began = monotonic()
     try:
-        held.release()
+        yield contender.release, held
     except Exception as error:
         worker.troubles.append(f"the holder: {_told(error)}")
         released = False
     release_ms = (monotonic() - began) * 1000
-    for thread in threads:
-        # who could not release has the others wait for its TTL
-        thread.join(max(0.0, began + LIMIT - monotonic()) if released else 0.0)
+    if released:  # else the others wait for its TTL
+        yield stage.aside, crowd.over.wait, max(0.0, began + LIMIT - monotonic())
     return Drained(began, release_ms, released, sections.copy(), worker.troubles.copy())
 
 
-def clocks(worker: Worker, waiters: int) -> list[float]:
-    """The server's clock minus ours at the sending, when as many threads ask for it at once."""
-    client = worker.contender("floor", TTL).client
+def clocks(worker: Worker, waiters: int) -> Deed[list[float]]:
+    """The server's clock minus ours, when many ask for it at once."""
+    client = worker.stage.client(worker.url)
     offsets: list[float] = []
 
-    def ask(number: int) -> None:
-        asked = monotonic()
-        seconds, us = client.time()
-        offsets.append(seconds + us / 1e6 - asked)
+    def ask(number: int) -> Deed[None]:
+        offsets.append((yield from worker.offset(client)))
 
-    worker.ready()
-    for thread in _start(min(waiters, 90), ask):  # redis-py's pool ends at 100
-        thread.join()
+    yield worker.ready()
+    crowd = worker.stage.start(min(waiters, 90), ask)  # redis-py's pool ends at 100
+    yield worker.stage.aside, crowd.over.wait
     return offsets
-
-
-def _start(number: int, target: Callable[[int], None]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=target, args=(i,), daemon=True) for i in range(number)]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def _told(error: Exception) -> str:
@@ -101,34 +94,49 @@ def _told(error: Exception) -> str:
 
 
 def measure(
-    server: RedisServer,
+    hire: Callable[[int], Crew],
     observer: Observer,
-    keys: list[str],
+    kinds: Mapping[str, type[Contender]],
     *,
     waiters: int,
+    seconds: float,
     rounds: int,
     tell: Callable[[str], None],
 ) -> dict[str, Figures]:
-    """``rounds`` with a fresh process for each contender."""
+    """``rounds`` with a fresh process for each contender, whose commands are counted for ``seconds`` of each."""
     answers: dict[str, list[Drained]] = defaultdict(list)
+    requests: dict[str, int] = defaultdict(int)
     connections: dict[str, int] = defaultdict(int)
-    with Crew(server.url, 1) as crew:
+    with hire(1) as crew:
         tolerance = scatter(crew.call(clocks, waiters)[0])
     for number in range(1, rounds + 1):
-        for key in keys:
+        for key, kind in kinds.items():
             tell(f"round {number} of {rounds}: {key}")
             observer.flush()
+
+            def watch(key: str = key) -> None:
+                observer.reset()
+                time.sleep(seconds)
+                requests[key] += observer.read().requests
+                count(key)
 
             def count(key: str = key) -> None:
                 connections[key] = max(connections[key], observer.connections())
 
-            with Crew(server.url, 1) as crew:
-                answers[key] += crew.call(drain, key, waiters, seconds=LIMIT, when_ready=count)
+            with hire(1) as crew:
+                answers[key] += crew.call(drain, kind, waiters, seconds, seconds=LIMIT, when_ready=watch)
                 count()
-    return {key: _figures(answers[key], waiters, connections[key], tolerance) for key in keys}
+    return {
+        key: {
+            **_figures(answers[key], waiters, tolerance),
+            "requests_per_second": requests[key] / (rounds * seconds),
+            "connections": connections[key],
+        }
+        for key in kinds
+    }
 
 
-def _figures(answers: list[Drained], waiters: int, connections: int, tolerance: float) -> Figures:
+def _figures(answers: list[Drained], waiters: int, tolerance: float) -> Figures:
     every = sorted((section for answer in answers for section in answer.sections), key=lambda section: section.got)
     got = min(len(answer.sections) for answer in answers)
     seconds = None
@@ -141,7 +149,6 @@ def _figures(answers: list[Drained], waiters: int, connections: int, tolerance: 
         "per_second": waiters / seconds if seconds else None,
         "release_ms": median(answer.release_ms for answer in answers),
         "release_failed": sum(not answer.released for answer in answers),
-        "connections": connections,
         **order(every, tolerance),
         "order_tolerance_ms": tolerance * 1000,
         "violations": violations(every),

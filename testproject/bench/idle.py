@@ -1,83 +1,86 @@
-"""Processes full of threads that wait while one holds: what waiting costs."""
+"""Processes full of threads or coroutines that wait while one holds: what waiting costs."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from redisserver import RedisServer
-
+from .contenders import Contender
 from .crew import Crew
 from .figures import Figures
 from .report import Row
 from .serverstats import Observer
+from .stages import Crowd, Deed
 from .worker import Worker
 
-SETTLE = 1.0  # seconds from the last thread's request to the first count
+SETTLE = 1.0  # seconds from the last request to the first count, where the requests themselves take none
 
 ROWS = (
-    Row("waiting", "waiting threads", "{:d}"),
+    Row("waiting", "waiting", "{:d}"),
     Row("requests_per_second_per_process", "commands/s per waiting process", "{:.2f}"),
     Row("connections", "connections in all, with the holder's", "{:d}"),
 )
 
 
-def hold(worker: Worker, key: str, ttl: int) -> None:
+def hold(worker: Worker, kind: type[Contender], ttl: int) -> Deed[None]:
     """Take the lock and keep it."""
-    worker.kept.append(worker.contender(key, ttl).acquire())
-    worker.ready()
+    held = threading.Event()
+
+    def keep(number: int) -> Deed[None]:
+        worker.kept.append((yield (worker.contender(kind, ttl).acquire,)))
+        held.set()
+        yield worker.stage.sleep, ttl  # a lock is its thread's or task's: both must live
+
+    worker.stage.start(1, keep)
+    yield worker.stage.aside, held.wait
+    yield worker.ready()
 
 
-def wait(worker: Worker, key: str, ttl: int, waiters: int) -> None:
-    """Start threads that wait, and return when all have asked."""
-    contender = worker.contender(key, ttl)
-    asked = threading.Semaphore(0)
+def wait(worker: Worker, kind: type[Contender], ttl: int, waiters: int) -> Deed[float]:
+    """Start many that wait, and return when all have asked."""
+    contender = worker.contender(kind, ttl)
+    asked = Crowd(waiters)
 
-    def ask() -> None:
-        asked.release()
+    def ask(number: int) -> Deed[None]:
+        asked.leave()
         try:
-            contender.acquire()
+            yield (contender.acquire,)
         except Exception as error:
             worker.troubles.append(f"{type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(waiters)]
-    worker.kept.append(threads)
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        asked.acquire()
-    worker.ready()
+    worker.kept.append(worker.stage.start(waiters, ask))
+    yield worker.stage.aside, asked.over.wait
+    yield worker.ready()
+    return worker.stage.each * waiters
 
 
-def look(worker: Worker) -> tuple[int, list[str]]:
-    """How many threads still wait, and why others do not."""
-    worker.ready()
-    threads = [thread for kept in worker.kept if isinstance(kept, list) for thread in kept]
-    return sum(thread.is_alive() for thread in threads), worker.troubles
+def look(worker: Worker) -> Deed[tuple[int, list[str]]]:
+    """How many still wait, and why others do not."""
+    yield worker.ready()
+    return sum(kept.alive for kept in worker.kept if isinstance(kept, Crowd)), worker.troubles
 
 
 def measure(
-    server: RedisServer,
+    hire: Callable[[int], Crew],
     observer: Observer,
-    keys: list[str],
+    kinds: Mapping[str, type[Contender]],
     *,
     procs: int,
     waiters: int,
     seconds: float,
     tell: Callable[[str], None],
 ) -> dict[str, Figures]:
-    """``procs`` processes of ``waiters`` threads each, for ``seconds``, for one contender after the other."""
+    """``procs`` processes of ``waiters`` each, for ``seconds``, for one contender after the other."""
     ttl = round(3 * seconds) + 60  # the holder's first renewal, at a third, comes when we have finished counting
     figures: dict[str, Figures] = {}
-    for key in keys:
+    for key, kind in kinds.items():
         tell(key)
         observer.flush()
-        with Crew(server.url, 1) as holder, Crew(server.url, procs) as crew:
-            holder.call(hold, key, ttl)
-            crew.call(wait, key, ttl, waiters)
-            time.sleep(SETTLE)
+        with hire(1) as holder, hire(procs) as crew:
+            holder.call(hold, kind, ttl)
+            time.sleep(SETTLE + sum(crew.call(wait, kind, ttl, waiters)))
             observer.reset()
             start = time.monotonic()
             time.sleep(seconds)

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from .contenders import CONTENDERS, installed
+from .contenders import packages
 from .serverstats import Observer
 
 
@@ -19,8 +19,7 @@ def describe(observer: Observer) -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "server": observer.version(),
     }
-    peers = [key for key in installed() if CONTENDERS[key].package is not None]
-    for package in ("Django", "redis", "hiredis", "django-redis", *peers):
+    for package in ("Django", "redis", "hiredis", "django-redis", *packages()):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -18,11 +18,16 @@ class Row(NamedTuple):
     form: str
 
 
+def label(mode: str, *, coroutines: bool) -> str:
+    return f"{mode} --asyncio" if coroutines else mode
+
+
 def show(console: Console, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Print the table, what went wrong, and the machine's description."""
     contenders = result["contenders"]
     options = ", ".join(f"{key} {value}" for key, value in result["options"].items())
-    table = Table(title=escape(f"lockbench {result['mode']} ({options})"), title_justify="left")
+    mode = label(result["mode"], coroutines=result["asyncio"])
+    table = Table(title=escape(f"lockbench {mode} ({options})"), title_justify="left")
     table.add_column("")
     for key in contenders:
         table.add_column(key, justify="right", overflow="fold")

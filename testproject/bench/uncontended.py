@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
-from redisserver import RedisServer
-
-from .contenders import CONTENDERS, TTL
+from .contenders import TTL, Contender
 from .crew import Crew
 from .figures import Figures, median_ratio
 from .report import Row
 from .serverstats import Observer
+from .stages import Deed
 from .worker import Worker
 
 PAIRS = 100  # in a block: about 20 ms
@@ -32,20 +31,29 @@ ROWS = (
 )
 
 
-def block(worker: Worker, key: str) -> tuple[float, float]:
+def pairs(contender: Contender, number: int) -> Deed[None]:
+    for _ in range(number):
+        held = yield (contender.acquire,)
+        yield contender.release, held
+
+
+def block(worker: Worker, kind: type[Contender]) -> Deed[tuple[float, float]]:
     """Seconds per pair: time, and CPU time of all threads of the process."""
-    contender = worker.contender(key, TTL)
-    for _ in range(WARM_UP):
-        contender.acquire().release()
-    worker.ready()
+    contender = worker.contender(kind, TTL)
+    yield from pairs(contender, WARM_UP)
+    yield worker.ready()
     wall, cpu = time.perf_counter(), time.process_time()
-    for _ in range(PAIRS):
-        contender.acquire().release()
+    yield from pairs(contender, PAIRS)
     return (time.perf_counter() - wall) / PAIRS, (time.process_time() - cpu) / PAIRS
 
 
 def measure(
-    server: RedisServer, observer: Observer, keys: list[str], *, seconds: float, tell: Callable[[str], None]
+    hire: Callable[[int], Crew],
+    observer: Observer,
+    kinds: Mapping[str, type[Contender]],
+    *,
+    seconds: float,
+    tell: Callable[[str], None],
 ) -> dict[str, Figures]:
     """Rounds of one block each, shuffled, until ``seconds`` are over."""
     wall: dict[str, list[float]] = defaultdict(list)
@@ -53,31 +61,31 @@ def measure(
     requests: dict[str, int] = defaultdict(int)
     server_us: dict[str, float] = defaultdict(float)
     dice = random.Random(0)
-    with Crew(server.url, 1) as crew:
+    with hire(1) as crew:
         rounds, end = 0, time.monotonic() + seconds
         while rounds < LEAST_ROUNDS or time.monotonic() < end:
             rounds += 1
             tell(f"round {rounds}")
-            for key in dice.sample(keys, len(keys)):
-                ((one_wall, one_cpu),) = crew.call(block, key, when_ready=observer.reset)
+            for key in dice.sample(list(kinds), len(kinds)):
+                ((one_wall, one_cpu),) = crew.call(block, kinds[key], when_ready=observer.reset)
                 statistics = observer.read()
                 if rounds == 1:
                     continue  # connections, scripts and caches get warm
                 wall[key].append(one_wall)
                 cpu[key].append(one_cpu)
                 requests[key] += statistics.requests
-                server_us[key] += statistics.server_us(CONTENDERS[key])
-    pairs = (rounds - 1) * PAIRS
+                server_us[key] += statistics.server_us(kinds[key])
+    number = (rounds - 1) * PAIRS
     return {
         key: {
-            "pairs": pairs,
+            "pairs": number,
             "us": median(wall[key]) * 1e6,
             "x_floor": median_ratio(wall[key], wall.get("floor")),
             "x_redis_py": median_ratio(wall[key], wall.get("redis-py")),
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
-            "server_us": server_us[key] / pairs,
-            "round_trips": requests[key] / pairs,
+            "server_us": server_us[key] / number,
+            "round_trips": requests[key] / number,
         }
-        for key in keys
+        for key in kinds
     }

@@ -16,13 +16,14 @@ from django.conf import settings
 from django_redislock import Lock, scripts
 from django_redislock.steps import Steps
 
-from .contenders import CONTENDERS, Contender
+from .contenders import Contender
 from .figures import Section
+from .stages import Act, Coroutines, Deed, Stage, Threads
 
 READY = "ready"
 
-Job = Callable[..., Any]
-"""Called with the worker and its arguments. It must call ``worker.ready()`` once; its result goes to the parent."""
+Job = Callable[..., Deed[Any]]
+"""Called with the worker and its arguments. It must yield ``worker.ready()`` once; its result goes to the parent."""
 
 
 class Failure(str):
@@ -32,34 +33,46 @@ class Failure(str):
 class Worker:
     """What a job may use. ``inside`` is shared by all workers: the mark of whoever is inside, 0 for nobody."""
 
-    def __init__(self, number: int, pipe: Connection, inside: MutableSequence[int], url: str) -> None:
+    def __init__(
+        self, number: int, pipe: Connection, inside: MutableSequence[int], url: str, *, coroutines: bool
+    ) -> None:
         self.number = number
         self.inside = inside
         self.url = url
-        self.troubles: list[str] = []  # warnings of our locks, and errors of threads
+        self.stage: Stage = Coroutines() if coroutines else Threads()
+        self.troubles: list[str] = []  # warnings of our locks, and errors of those who wait
         self.kept: list[object] = []  # held beyond the job
         self._pipe = pipe
-        self._contenders: dict[tuple[str, int], Contender] = {}
+        self._contenders: dict[tuple[type[Contender], int], Contender] = {}
         self._tickets: dict[str, int] = {}
         self._noting_tickets = False
         logging.getLogger("django_redislock").addHandler(_Noting(self.troubles))
 
-    def contender(self, key: str, ttl: int) -> Contender:
+    def contender(self, kind: type[Contender], ttl: int) -> Contender:
         """Made when it is first asked for."""
-        if (key, ttl) not in self._contenders:
-            self._contenders[key, ttl] = CONTENDERS[key](self.url, f"bench:{key}", ttl)
-        return self._contenders[key, ttl]
+        if (kind, ttl) not in self._contenders:
+            self._contenders[kind, ttl] = kind(self.url, f"bench:{kind.key}", ttl)
+        return self._contenders[kind, ttl]
 
-    def ready(self) -> None:
+    def ready(self) -> Act:
         """Warmed up: wait for the others, and start when they do."""
+        return self.stage.aside, self._wait_for_the_others
+
+    def _wait_for_the_others(self) -> None:
         self._pipe.send(READY)
         time.sleep(max(0.0, self._pipe.recv() - monotonic()))
 
-    def section(self, contender: Contender, who: int, hold: float) -> Section:
+    def offset(self, client: Any) -> Deed[float]:
+        """The server's clock minus ours at the sending."""
+        asked = monotonic()
+        seconds, us = yield (client.time,)
+        return float(seconds + us / 1e6 - asked)
+
+    def section(self, contender: Contender, who: int, hold: float) -> Deed[Section]:
         """Acquire, stay inside for ``hold`` seconds, release."""
         inside, mark = self.inside, who + 1
         asked = monotonic()
-        held = contender.acquire()
+        held = yield (contender.acquire,)
         got = monotonic()
         clash = inside[0] != 0
         inside[0] = mark
@@ -67,11 +80,11 @@ class Worker:
         if isinstance(held, Lock):
             fence, ticket = held.fence, self._tickets.pop(held.token or "", None)
         if hold:
-            time.sleep(hold)
+            yield self.stage.sleep, hold
         clash = clash or inside[0] != mark
         inside[0] = 0
         leaving = monotonic()
-        held.release()
+        yield contender.release, held
         return Section(who, asked, got, leaving, clash, ticket, fence)
 
     def note_tickets(self) -> None:
@@ -98,7 +111,7 @@ class Worker:
             while True:
                 job, args = self._pipe.recv()
                 try:
-                    answer = job(self, *args)
+                    answer = self.stage.run(job(self, *args))
                 except (EOFError, BrokenPipeError):
                     raise
                 except Exception:
@@ -117,11 +130,11 @@ class _Noting(logging.Handler):
         self.texts.append(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-def main(number: int, pipe: Connection, inside: MutableSequence[int], url: str) -> None:
+def main(number: int, pipe: Connection, inside: MutableSequence[int], url: str, coroutines: bool) -> None:
     """What a worker process runs. It has settings of its own: the private server, and defaults for the rest."""
     settings.configure(
         INSTALLED_APPS=["django_redislock"],
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},
     )
     django.setup()
-    Worker(number, pipe, inside, url).serve()
+    Worker(number, pipe, inside, url, coroutines=coroutines).serve()

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from bench.crew import BenchError
-from bench.report import show
+from bench.report import label, show
 from bench.run import MODES, run
 from redisserver import NoServerError
 
@@ -31,12 +31,13 @@ class Command(BaseCommand):
             "mode",
             choices=MODES,
             help="uncontended: one process alone. contended: many processes on one lock. idle: what waiting costs. "
-            "drain: many threads of one process get the lock one after the other.",
+            "drain: many of one process get the lock one after the other.",
         )
         parser.add_argument("--procs", type=int, metavar="N", help=f"Processes. {_defaults('procs')}")
+        parser.add_argument("--asyncio", action="store_true", help="Coroutines use the locks, not threads.")
         parser.add_argument("--hold-ms", type=float, metavar="X", help=f"Work inside. {_defaults('hold_ms')}")
-        parser.add_argument("--seconds", type=float, metavar="S", help=f"For each contender. {_defaults('seconds')}")
-        parser.add_argument("--waiters", type=int, metavar="N", help=f"Threads in a process. {_defaults('waiters')}")
+        parser.add_argument("--seconds", type=float, metavar="S", help=f"How long to measure. {_defaults('seconds')}")
+        parser.add_argument("--waiters", type=int, metavar="N", help=f"Waiting in a process. {_defaults('waiters')}")
         parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")
         parser.add_argument("--only", default="", metavar="NAME,...", help="The contenders; without it: all.")
         parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
@@ -49,7 +50,11 @@ class Command(BaseCommand):
         try:
             with Console(stderr=True).status("lockbench: starting") as status:
                 result = run(
-                    options["mode"], chosen, only, lambda text: status.update(f"lockbench {options['mode']}: {text}")
+                    options["mode"],
+                    chosen,
+                    only,
+                    lambda text: status.update(f"lockbench {options['mode']}: {text}"),
+                    coroutines=options["asyncio"],
                 )
         except (BenchError, NoServerError) as error:
             raise CommandError(str(error)) from error
@@ -68,4 +73,9 @@ class Command(BaseCommand):
 
 def _defaults(name: str) -> str:
     have = [f"{mode.options[name]:g} for {key}" for key, mode in MODES.items() if name in mode.options]
+    have += [
+        f"{mode.coroutine_options[name]:g} for {label(key, coroutines=True)}"
+        for key, mode in MODES.items()
+        if name in mode.coroutine_options
+    ]
     return f"Default: {', '.join(have)}."

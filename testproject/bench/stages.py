@@ -1,0 +1,156 @@
+"""What the jobs of a worker do is written once, as generators that yield calls; threads or coroutines make them.
+
+A *deed* yields tuples of a function and its arguments, is sent what the function returned (with coroutines: what came
+of awaiting that), and returns its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, ClassVar, TypeVar
+
+import redis
+import redis.asyncio
+
+T = TypeVar("T")
+
+Act = tuple[Any, ...]
+Deed = Generator[Act, Any, T]
+
+
+class Crowd:
+    """Threads or coroutines of this process that each do a deed. ``over`` is set when all have done theirs."""
+
+    def __init__(self, size: int) -> None:
+        self.alive = size
+        self.over = threading.Event()
+        self._mutex = threading.Lock()
+
+    def leave(self) -> None:
+        with self._mutex:
+            self.alive -= 1
+            if not self.alive:
+                self.over.set()
+
+
+class Stage(ABC):
+    """Where deeds are done."""
+
+    each: ClassVar[
+        float
+    ]  # seconds after which one more of a crowd waits for its lock: no contender but ours could tell
+
+    @abstractmethod
+    def run(self, deed: Deed[T]) -> T:
+        """Called from outside; answers the deed's result."""
+
+    @abstractmethod
+    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
+        """Called by a deed: start so many more, each given its number."""
+
+    @abstractmethod
+    def client(self, url: str) -> Any:
+        """A plain client of Redis, for a deed to call."""
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> object: ...
+
+    @abstractmethod
+    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call what blocks a thread, while the others of a crowd go on."""
+
+
+class Threads(Stage):
+    """One thread for each deed."""
+
+    each = 0.003
+
+    def run(self, deed: Deed[T]) -> T:
+        try:
+            function, *args = next(deed)
+            while True:
+                try:
+                    answer = function(*args)
+                except BaseException as error:
+                    function, *args = deed.throw(error)
+                else:
+                    function, *args = deed.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
+        crowd = Crowd(size)
+
+        def do(number: int) -> None:
+            try:
+                self.run(deed(number))
+            finally:
+                crowd.leave()
+
+        for number in range(size):
+            threading.Thread(target=do, args=(number,), daemon=True).start()
+        return crowd
+
+    def client(self, url: str) -> Any:
+        return redis.Redis.from_url(url)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class Coroutines(Stage):
+    """Tasks of one event loop, which runs in a thread of its own: it goes on when no job is being done."""
+
+    each = 0.0005
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, deed: Deed[T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._perform(deed), self._loop).result()
+
+    async def _perform(self, deed: Deed[T]) -> T:
+        try:
+            function, *args = next(deed)
+            while True:
+                try:
+                    answer = await function(*args)
+                except BaseException as error:
+                    function, *args = deed.throw(error)
+                else:
+                    function, *args = deed.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
+        crowd = Crowd(size)
+
+        async def do(number: int) -> None:
+            try:
+                await self._perform(deed(number))
+            finally:
+                crowd.leave()
+
+        for number in range(size):
+            task = self._loop.create_task(do(number))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return crowd
+
+    def client(self, url: str) -> Any:
+        return redis.asyncio.Redis.from_url(url)
+
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        return asyncio.sleep(seconds)
+
+    def aside(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        return self._loop.run_in_executor(None, function, *args)
