@@ -145,3 +145,36 @@ def test_a_second_waiter_with_the_same_token_is_refused_and_disturbs_nobody(
     assert queue_of(client) == before
     lock.release()
     assert waiting.result(GENEROUS) is True
+
+
+@pytest.mark.parametrize(("late", "suspected"), [(0.2, False), (1.3, True)])
+def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_its_way(
+    late: float,
+    suspected: bool,
+    network: Proxy,
+    listening: None,
+    other: Callable[[], Other],
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # who cuts a sound connection loses the places of all waiters in the process for as long as it takes to connect
+    monkeypatch.setattr(listener, "LOOK_EVERY", late)
+    monkeypatch.setattr(listener, "JITTER", 0.0)
+    ears = listener.get_listener(get_backend("far"))
+    before = ears.generation
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+    network.delay_message(f"g {TOKEN}", 3.0)
+    waiting = other().start(partial(FairLock(NAME, ttl=600, using="far").acquire, token=TOKEN))
+    eventually(lambda: client.zcard(KEYS.queue))
+    waiter = ears.waiters[TOKEN]
+    due = waiter.group.due
+    eventually(lambda: waiter.group.due != due)  # it has just looked
+    lock.release()
+    assert waiting.result(GENEROUS) is True
+    if suspected:
+        eventually(lambda: ears.generation > before)
+    else:
+        assert ears.generation == before
+        assert ears.ready

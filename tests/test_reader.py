@@ -79,6 +79,7 @@ class Desk:
     def close(self) -> None:
         self.closed.set()
         self.reader.end()
+        self.listener.tell_all()
         for leader in self.leaders:
             leader.end()
         if self.sweeper.ident is not None:
@@ -339,5 +340,19 @@ def test_an_error_that_the_leader_meets_makes_the_listener_subscribe_again(
     client.client_kill_filter(_type="pubsub", skipme=True)
     eventually(lambda: listener.ready and listener.generation > before)
     assert not waiting.done()
+    lock.release()
+    assert waiting.result(GENEROUS) is True
+
+
+@pytest.mark.parametrize(
+    "cut", [Listener.reconnect, lambda listener: listener.backend.close()], ids=["reconnect", "close"]
+)
+def test_a_connection_that_is_cut_under_the_thread_that_reads_it_is_no_error_of_that_thread(
+    cut: Callable[[Listener], object], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = FairLock(NAME, ttl=600)
+    lock.acquire()
+    waiting = leading_waiter(other, client, eventually)
+    cut(get_listener(get_backend()))
     lock.release()
     assert waiting.result(GENEROUS) is True

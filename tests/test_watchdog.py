@@ -176,3 +176,35 @@ def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
     no_threads(False)
     with pytest.raises(LockLost, match="released by force"):
         lock.release()
+
+
+def test_what_was_not_said_yet_is_said_before_the_process_ends(
+    client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "_work", lambda leases, farewells: None)  # its thread has ended
+        unsaid = set(watchdog._unsaid)
+        lock._release_later(lock._lease())
+        eventually(lambda: not watchdog._agenda)
+        assert client.exists(KEYS.lock)
+        watchdog.say_farewells()
+    assert not client.exists(KEYS.lock)
+    watchdog._unsaid -= watchdog._unsaid - unsaid
+
+
+def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
+    network: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = Lock(NAME, ttl=600, using="far")
+    lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "_work", lambda leases, farewells: None)
+        unsaid = set(watchdog._unsaid)
+        lock._release_later(lock._lease())
+        eventually(lambda: not watchdog._agenda)
+        network.cut()
+        watchdog.say_farewells()
+    watchdog._unsaid -= watchdog._unsaid - unsaid
+    assert "event=farewells-failed alias=far" in caplog.text
