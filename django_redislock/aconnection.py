@@ -64,7 +64,7 @@ def _twin(kind: type) -> type[AbstractConnection]:
     for base in kind.__mro__:
         for module in (redis.asyncio.connection, redis.asyncio.sentinel):
             found = getattr(module, base.__name__, None)
-            if isinstance(found, type) and issubclass(found, AbstractConnection):
+            if isinstance(found, type) and issubclass(found, AbstractConnection) and found is not AbstractConnection:
                 return found
     raise ImproperlyConfigured(
         f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
@@ -107,8 +107,13 @@ class LoopConnections:
         """Send what is packed in one write, and read so many answers; errors of single commands stand among them."""
         await self._get_permit(urgency)
         try:
-            async with time_limit(self._maker.timeout):
-                return await self._exchange(packed, answers)
+            async with time_limit(None) as limit:
+                # what came while the loop stood still is read before its time is up
+                alarm = asyncio.get_running_loop().call_later(self._maker.timeout, _end_soon, limit)
+                try:
+                    return await self._exchange(packed, answers)
+                finally:
+                    alarm.cancel()
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {self._maker.timeout} s") from None
         finally:
@@ -195,6 +200,12 @@ class LoopConnections:
         if self.closed and self._sentinel is not None:
             for client in self._sentinel.sentinel_manager.sentinels:
                 await client.aclose()
+
+
+def _end_soon(limit: Any) -> None:
+    """In the next turn of the loop, behind what its last look at the sockets has found."""
+    # async_timeout gave it another name
+    (limit.reschedule if hasattr(limit, "reschedule") else limit.update)(0.0)
 
 
 async def _is_stale(connection: AbstractConnection) -> bool:

@@ -26,7 +26,7 @@ from .exceptions import LockUnavailable
 from .lock import FairLock, Lock, Loop
 from .names import NameTemplate
 from .registry import LockInfo
-from .steps import Call, Steps, Work, arun, run_blocking
+from .steps import Ask, Call, Steps, Work, arun, run_blocking
 
 logger = logging.getLogger("django_redislock")
 
@@ -238,7 +238,7 @@ def _conflict(request: HttpRequest, lock: Lock, on_conflict: OnConflict | None) 
     answer = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
     if answer is not None:
         holder = yield from registry.inspect(get_backend(lock.using), lock.name)
-        return (yield Work(lambda: answer(request, holder)))  # type: ignore[no-any-return]
+        return (yield Ask(lambda: answer(request, holder)))  # type: ignore[no-any-return]
     wait = max(1, ceil(lock.busy_for))
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",

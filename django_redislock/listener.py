@@ -169,6 +169,8 @@ class Listener:
         self.connection: Connection | None = None
         self.reader: Reader | None = None
         backend.on_close.append(self.close)
+        if backend.closed:  # a lease of before the settings changed: nobody would close us
+            self._closed.set()
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
 

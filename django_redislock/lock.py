@@ -288,8 +288,9 @@ class Lock:
 
     def _exit(self, error: BaseException | None) -> Steps[None]:
         lease = self._find()
-        if lease is not None and isinstance(error, GeneratorExit):
-            self._release_later(lease)  # an event loop that is gone: nothing can be awaited
+        if isinstance(error, GeneratorExit):  # an event loop that is gone: nothing can be awaited
+            if lease is not None:
+                self._release_later(lease)
             return
         if lease is not None and lease.canceller is not None and lease.canceller.caused(error):
             self._release_later(lease)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.dispatch import Signal
 
@@ -138,6 +138,24 @@ class Work:
         return (await answer) if isawaitable(answer) else answer
 
 
+class Ask(Work):
+    """The same for a function of the site's own, called once: sync ones in a thread, whatever they may need."""
+
+    __slots__ = ()
+
+    def run(self) -> Any:
+        answer = self.function()
+        return async_to_sync(_wait_for)(answer) if isawaitable(answer) else answer
+
+    async def arun(self) -> Any:
+        answer = await sync_to_async(self.function)()
+        return (await answer) if isawaitable(answer) else answer
+
+
+async def _wait_for(answer: Awaitable[T]) -> T:
+    return await answer
+
+
 class Tell:
     """The receivers of a signal."""
 
@@ -168,6 +186,10 @@ def run(steps: Steps[T]) -> T:
                 request = steps.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # of the user's function; no generator lets it pass
+            raise error.__cause__ from None
+        raise
 
 
 async def arun(steps: Steps[T]) -> T:

@@ -1,10 +1,11 @@
-"""Who acts in the tests: threads that take orders, processes that only queue; and what Redis holds of a lock."""
+"""Who acts in the tests: threads and tasks that take orders, processes that only queue; what Redis holds of a lock."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -113,3 +114,35 @@ def queued(client: redis.Redis) -> int:
     """How many wait, by whichever key has more of them. (``!`` is no waiter but the trace of a handoff.)"""
     entries = int(client.hlen(KEYS.waiters)) - int(client.hexists(KEYS.waiters, "!"))
     return max(int(client.zcard(KEYS.queue)), entries)
+
+
+class Actor:
+    """A task that does what it is told, one thing after the other. See Other."""
+
+    def __init__(self) -> None:
+        self._jobs: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], Awaitable[Any]]]] = asyncio.Queue()
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            future, call = await self._jobs.get()
+            try:
+                future.set_result(await call())
+            except Exception as error:
+                future.set_exception(error)
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+
+    def start(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Let it begin; the future has the result."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait((future, call))
+        return future
+
+    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await asyncio.wait_for(self.start(call), GENEROUS)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from inspect import isawaitable
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from django_redislock.lock import _holdings
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
-from .actors import Ghost, Other
+from .actors import Actor, Ghost, Other
 from .processes import Worker
 from .ways import certificate as certificate
 from .ways import guarded as guarded
@@ -83,6 +85,20 @@ def other() -> Iterator[Callable[[], Other]]:
 
 
 @pytest.fixture
+async def actor() -> AsyncIterator[Callable[[], Actor]]:
+    """Make tasks that take orders."""
+    made: list[Actor] = []
+
+    def actor() -> Actor:
+        made.append(Actor())
+        return made[-1]
+
+    yield actor
+    for task in made:
+        await task.end()
+
+
+@pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
     """Make processes that queue and do nothing else."""
     made: list[Ghost] = []
@@ -108,6 +124,22 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
         return result
 
     return eventually
+
+
+@pytest.fixture
+def aeventually() -> Callable[[Callable[[], Any]], Awaitable[Any]]:
+    """The same for coroutines, and for conditions that have to be awaited."""
+
+    async def aeventually(condition: Callable[[], Any], within: float = 20) -> Any:
+        deadline = time.monotonic() + within
+        while True:
+            result = condition()
+            if result := (await result if isawaitable(result) else result):
+                return result
+            assert time.monotonic() < deadline, f"still not so after {within} s"
+            await asyncio.sleep(0.002)
+
+    return aeventually
 
 
 @pytest.fixture

@@ -362,3 +362,23 @@ def test_a_method_decorated_as_a_function_is_told_how_to() -> None:
 
     with pytest.raises(TypeError, match="method_decorator"):
         Wrong.as_view()(RequestFactory().get("/"))
+
+
+def test_a_stop_iteration_of_the_function_itself_goes_up() -> None:
+    @locked("a")
+    def function() -> None:
+        next(iter(()))
+
+    with pytest.raises(StopIteration):
+        function()
+    assert get_lock("a") is None
+
+
+def test_a_runtime_error_of_the_function_itself_goes_up() -> None:
+    @locked("a")
+    def function() -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        function()
+    assert get_lock("a") is None
