@@ -98,6 +98,7 @@ class Backend:
         self.anchor: tuple[int, float] | None = None
         self.closed = False
         self.on_close: list[Callable[[], object]] = []
+        self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self._bound = min(pool.max_connections, MAX_CONNECTIONS)
         self._connections = _Connections(lambda: self._class(**self._keywords), self._bound)
         self._pool = pool
@@ -174,8 +175,13 @@ class Backend:
             found = LoopConnections(self._maker, bound=self._bound, idle=IDLE, patience=WAIT_FOR_CONNECTION)
             found.closed = self.closed
             self._loops[loop] = found
-            await found.open(lambda: self._loops.pop(loop, None))
+            await found.open(lambda: self._forget(loop))
         return found
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loops.pop(loop, None)
+        for callback in self.on_loop_end:
+            callback(loop)
 
     def drop_connections(self) -> None:
         """Close what idles, so that the next command connects (and asks Sentinel) anew."""

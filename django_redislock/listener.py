@@ -100,19 +100,19 @@ class ThreadWaiter(Waiter):
 class TaskWaiter(Waiter):
     """A coroutine that waits in ``loop``."""
 
-    __slots__ = ("_loop", "_parked")
+    __slots__ = ("_parked", "loop")
 
     def __init__(self, token: str, group: Group, listener: Listener, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(token, group, listener)
-        self._loop = loop
+        self.loop = loop
         self._parked: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
         self.told = True
         try:
-            self._loop.call_soon_threadsafe(self._unpark)
-        except RuntimeError:
-            pass  # the loop has ended, and whoever waited in it
+            self.loop.call_soon_threadsafe(self._unpark)
+        except RuntimeError:  # the loop has ended, and whoever waited in it
+            self._listener.bury(self)
 
     def _unpark(self) -> None:
         if self._parked is not None and not self._parked.done():
@@ -122,8 +122,8 @@ class TaskWaiter(Waiter):
         """Wait until told, at most ``timeout`` seconds."""
         # who tells us after this look reaches _unpark after we have parked: it runs in this loop
         if not self.told:
-            self._parked = self._loop.create_future()
-            alarm = None if timeout is None else self._loop.call_later(max(timeout, 0.0), self._unpark)
+            self._parked = self.loop.create_future()
+            alarm = None if timeout is None else self.loop.call_later(max(timeout, 0.0), self._unpark)
             try:
                 await self._parked
             finally:
@@ -169,6 +169,7 @@ class Listener:
         self.connection: Connection | None = None
         self.reader: Reader | None = None
         backend.on_close.append(self.close)
+        backend.on_loop_end.append(self._bury_all)
         if backend.closed:  # a lease of before the settings changed: nobody would close us
             self._closed.set()
 
@@ -197,7 +198,9 @@ class Listener:
         group = waiter.group
         heir = None
         with self._mutex:
-            del self.waiters[waiter.token], group.waiters[waiter.token]
+            if self.waiters.pop(waiter.token, None) is None:
+                return  # buried
+            del group.waiters[waiter.token]
             if isinstance(waiter, TaskWaiter):
                 self._tasks -= 1
                 self._tasks_until = monotonic() + HOT_FOR
@@ -207,6 +210,20 @@ class Listener:
                 del self._groups[group.name]
         if heir is not None:
             heir.wake()
+
+    def bury(self, waiter: Waiter) -> None:
+        """The waiter cannot be told any more: pass on what may be its own."""
+        self.unregister(waiter)
+        self.on_stray(self.backend, "g", waiter.token, waiter.group.name)
+
+    def _bury_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop ends, and whoever still waits in it."""
+        with self._mutex:
+            waiters = [
+                waiter for waiter in self.waiters.values() if isinstance(waiter, TaskWaiter) and waiter.loop is loop
+            ]
+        for waiter in waiters:
+            self.bury(waiter)
 
     def schedule(self, waiter: Waiter, left_ms: int) -> None:
         """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
