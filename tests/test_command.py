@@ -369,6 +369,13 @@ def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
         redislocks(*arguments)
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
+def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str]) -> None:
+    errors = io.StringIO()
+    call_command("redislocks", *arguments[:1], "--using=memory", *arguments[1:], stdout=io.StringIO(), stderr=errors)
+    assert errors.getvalue().startswith("The cache alias 'memory' is no Redis: ")
+
+
 def test_a_subcommand_must_be_given() -> None:
     with pytest.raises(CommandError, match="SUBCOMMAND"):
         redislocks()

@@ -161,8 +161,8 @@ class Relay:
             for number in RELAYED:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._on_signal)
-            # where it is ignored, exit statuses are thrown away
-            self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # exit statuses would be thrown away
+                self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ from django_redislock.cli.run import run
 from django_redislock.cli.text import as_json, duration, portrait, printable, table, with_queue
 from django_redislock.cli.watch import watch
 from django_redislock.commands import BUSY, LOST, UNAVAILABLE, LockBusy
+from django_redislock.connection import get_backend
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {
@@ -52,6 +53,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         try:
+            backend = get_backend(options["using"])
+            if backend.memory:
+                self.stderr.write(
+                    f"The cache alias {backend.alias!r} is no Redis: its locks live in the memory of each process, and "
+                    f"this one sees and guards its own only."
+                )
             getattr(self, f"handle_{subcommand}")(**options)
         except (LockUnavailable, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
