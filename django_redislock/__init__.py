@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .commands import LockedCommand
 from .decorators import locked, locked_view
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lock import FairLock, Lock
@@ -29,6 +30,7 @@ __all__ = [
     "LockNotAcquired",
     "LockNotOwned",
     "LockUnavailable",
+    "LockedCommand",
     "WaiterInfo",
     "aforce_release",
     "aget_lock",

@@ -5,6 +5,7 @@ from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
 from .checks import check_settings
+from .deploychecks import check_server
 
 
 class RedislockConfig(AppConfig):
@@ -13,3 +14,4 @@ class RedislockConfig(AppConfig):
 
     def ready(self) -> None:
         register(check_settings, Tags.caches)
+        register(check_server, Tags.caches, deploy=True)

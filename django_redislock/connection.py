@@ -326,6 +326,20 @@ def _redis_client(cache: Any, alias: str) -> Any:
     return client
 
 
+def database(alias: str) -> tuple[object, ...] | None:
+    """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
+    try:
+        pool = _redis_client(_create_cache(alias), alias).connection_pool
+    except Exception:  # whatever backend that is: it is none of ours
+        return None
+    known = pool.connection_kwargs
+    service = getattr(pool, "service_name", None)  # of a Sentinel
+    host = known.get("host", "localhost")
+    where = (service,) if service else (known.get("path") or (_HOSTS.get(host, host), known.get("port", 6379)),)
+    return (*where, int(known.get("db") or 0))
+
+
+_HOSTS = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
 _memory_servers: dict[str, Any] = {}
 
 

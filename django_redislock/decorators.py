@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from logging import ERROR
 from math import ceil
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,11 +24,10 @@ from .conf import Seconds, conf
 from .connection import get_backend
 from .exceptions import LockUnavailable
 from .lock import FairLock, Lock, Loop
+from .log import log_event
 from .names import NameTemplate
 from .registry import LockInfo
 from .steps import Ask, Call, Steps, Work, arun, run_blocking
-
-logger = logging.getLogger("django_redislock")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -134,7 +133,7 @@ def locked_view(
                 status = conf().VIEW_UNAVAILABLE_STATUS
                 if status is None:
                     raise
-                logger.error("event=unavailable name=%s path=%s error=%r", lock.name, request.path, str(error))
+                log_event(ERROR, "unavailable", name=lock.name, path=request.path, error=error)
                 text = gettext("This cannot be served at the moment. Please try again.")
                 return (yield Work(lambda: _refusal(request, status, text, 1)))
             lease = lock._lease()
@@ -147,7 +146,7 @@ def locked_view(
                 yield from lock._release()
             except LockUnavailable as error:
                 # the work is done: an error now would invite the client to do it again
-                logger.error("event=not-released name=%s path=%s error=%r", lock.name, request.path, str(error))
+                log_event(ERROR, "not-released", name=lock.name, path=request.path, error=error)
                 lock._release_later(lease)
             return response
 

@@ -6,13 +6,13 @@ A message is a hint; the key is the truth. Every (re)subscription tells all wait
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from logging import WARNING
 from time import monotonic
 from typing import NamedTuple
 
@@ -21,10 +21,9 @@ from redis.exceptions import ResponseError
 
 from .connection import Backend, pipeline
 from .exceptions import LockError
+from .log import log_event
 from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
-
-logger = logging.getLogger("django_redislock")
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
 POLL_EVERY = 0.25  # the same for a waiter that no message can reach
@@ -291,7 +290,7 @@ class Listener:
                 failing_since, delay = 0.0, 0.05
                 reader.serve(self._closed)
             except ResponseError as error:
-                logger.warning("event=not-subscribed alias=%s error=%r", self.backend.alias, str(error))
+                log_event(WARNING, "not-subscribed", alias=self.backend.alias, error=error)
                 self._subscribed(polled=True)
                 self._closed.wait(RESUBSCRIBE_EVERY)
             except Exception as error:
@@ -299,7 +298,7 @@ class Listener:
                 if not self._closed.is_set():
                     now = monotonic()
                     failing_since = failing_since or now
-                    logger.warning("event=listener-disconnected alias=%s error=%r", self.backend.alias, str(error))
+                    log_event(WARNING, "listener-disconnected", alias=self.backend.alias, error=error)
                     if now - failing_since > OUTAGE:
                         self.tell_all()
                     self._closed.wait(delay * random.uniform(0.5, 1))

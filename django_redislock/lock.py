@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
+from logging import DEBUG, WARNING
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,10 +19,11 @@ from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
+from .log import log_event, logger
 from .names import check_name, check_token, make_keys
 from .owner import describe_owner
 from .registry import LockInfo
-from .signals import lock_acquired, lock_released, logger
+from .signals import lock_acquired, lock_released
 from .steps import Call, Steps, Tell, arun, run_blocking
 from .watchdog import watchdog
 
@@ -301,7 +303,7 @@ class Lock:
             if error is None:
                 raise
             # the block's own error matters more
-            logger.warning("event=not-released name=%s error=%r", self.name, str(trouble))
+            log_event(WARNING, "not-released", name=self.name, error=trouble)
 
     def _acquire(
         self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
@@ -386,9 +388,12 @@ class Lock:
         finally:
             # not before the lease is watched: a late wake must find somebody it belongs to
             attempt.leave()
+        waited = monotonic() - start
+        if logger.isEnabledFor(DEBUG):
+            log_event(DEBUG, "acquired", name=self.name, fence=lease.fence, waited=waited)
         if lock_acquired.receivers:
             try:
-                yield Tell(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=monotonic() - start)
+                yield Tell(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=waited)
             except BaseException:  # cancelled
                 self._release_later(lease)
                 raise
@@ -430,8 +435,11 @@ class Lock:
             watchdog.tell_lost(lease)
         if lease.lost_reason:
             raise lease.lost_error()
+        held_for = monotonic() - lease.since
+        if logger.isEnabledFor(DEBUG):
+            log_event(DEBUG, "released", name=self.name, fence=lease.fence, held=held_for)
         if lock_released.receivers:
-            yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=monotonic() - lease.since)
+            yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=held_for)
 
     def _release_adopted(self, token: str) -> Steps[None]:
         backend = self._backend()

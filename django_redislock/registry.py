@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import translate
 from itertools import islice
+from logging import WARNING
 from typing import Any
 
 from . import scripts
 from .connection import Backend, get_backend
+from .log import log_event
 from .names import check_name, make_keys
 from .signals import lock_force_released
 from .steps import Steps, Tell, arun, run_blocking
-
-logger = logging.getLogger("django_redislock")
 
 LISTED_WAITERS = 100
 BATCH = 1000
@@ -140,7 +139,7 @@ def _force(name: str, using: str | None, by: str) -> Steps[LockInfo | None]:
     value = yield from scripts.force(backend, make_keys(backend.prefix, name), name)
     if value is None:
         return None
-    logger.warning("event=force-released name=%s by=%s owner=%s", name, by, before.owner if before else "?")
+    log_event(WARNING, "force-released", name=name, by=by, owner=before.owner if before else "?")
     yield Tell(lock_force_released, LockInfo, name=name, by=by)
     return before or _lock_info(name, value, 0, 0.0, 0)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+from logging import ERROR
 from typing import Any
 
 from django.dispatch import Signal
 
-logger = logging.getLogger("django_redislock")
+from .log import log_event
 
 lock_acquired = Signal()  # name, fence, waited (seconds)
 lock_released = Signal()  # name, fence, held (seconds)
@@ -30,4 +30,4 @@ async def asend(signal: Signal, sender: type, **facts: Any) -> None:
 def _log(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:
     for receiver, answer in answers:
         if isinstance(answer, Exception):
-            logger.error("event=receiver-failed receiver=%r name=%s", receiver, facts["name"], exc_info=answer)
+            log_event(ERROR, "receiver-failed", receiver=receiver, name=facts["name"], exc_info=answer)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import heapq
 import itertools
-import logging
 import math
 import os
 import threading
 from collections import defaultdict, deque
+from logging import ERROR, WARNING
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -24,15 +24,15 @@ from .connection import Backend, Command
 from .courier import Couriers, Errand, exchange
 from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
+from .log import log_event
 from .names import make_keys
 from .signals import lock_lost, send
-
-logger = logging.getLogger("django_redislock")
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
+UNRENEWED = "not renewed any more"
 
 
 class Farewell(NamedTuple):
@@ -112,7 +112,7 @@ class Watchdog:
             try:
                 exchange(connection, batch)
             except Exception as error:
-                logger.warning("event=farewells-failed alias=%s error=%r", backend.alias, str(error))
+                log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -158,7 +158,7 @@ class Watchdog:
                 self._work(leases, farewells)
             except Exception:
                 # no more threads, say; nothing may be dropped for that
-                logger.exception("event=watchdog-failed")
+                log_event(ERROR, "watchdog-failed", exc_info=True)
                 with self._mutex:
                     again = monotonic() + LAST_RETRY
                     tasks: list[Lease | Farewell] = [*leases, *farewells]
@@ -220,10 +220,10 @@ class Watchdog:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
         if lease.renewing and not lease.owner_alive():
-            logger.warning("event=owner-ended name=%s fence=%s detail='not renewed any more'", lease.name, lease.fence)
+            log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
-            logger.warning("event=max-hold name=%s fence=%s detail='not renewed any more'", lease.name, lease.fence)
+            log_event(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and (urgent or lease.handed or not first or lease.ends - now < lease.ttl / 2):
             how = "keep"
@@ -266,7 +266,7 @@ class Watchdog:
     def _failed(self, backend: Backend, errands: list[Errand], error: Exception) -> None:
         """Plan another try."""
         delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
-        logger.warning("event=renewal-failed alias=%s tasks=%d error=%r", backend.alias, len(errands), str(error))
+        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
         with self._mutex:
             now = monotonic()
             for task, _, due in errands:
@@ -318,13 +318,13 @@ class Watchdog:
     @staticmethod
     def tell_lost(lease: Lease) -> None:
         """Tell the site's code of a lease that is marked as lost."""
-        logger.warning("event=lost name=%s fence=%s reason=%r", lease.name, lease.fence, lease.lost_reason)
+        log_event(WARNING, "lost", name=lease.name, fence=lease.fence, reason=lease.lost_reason)
         try:
             send(lock_lost, Lease, name=lease.name, fence=lease.fence, reason=lease.lost_reason)
             if lease.on_lost is not None:
                 lease.on_lost(lease.lost_error())
         except BaseException:
-            logger.exception("event=on-lost-failed name=%s", lease.name)
+            log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)
 
 
 def _is_error(answer: object) -> bool:

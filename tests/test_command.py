@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,8 +19,9 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django.test import override_settings
 
 from django_redislock import FairLock, Lock, LockLost, get_lock, lock_force_released
-from django_redislock.management.commands.redislocks import duration, printable, table
-from django_redislock.registry import LockInfo
+from django_redislock.cli import watch as watching
+from django_redislock.cli.text import duration, portrait, printable, table
+from django_redislock.registry import LockInfo, WaiterInfo
 from redisserver import RedisServer
 
 ROOT = Path(__file__).parent.parent
@@ -367,6 +369,13 @@ def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
         redislocks(*arguments)
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
+def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str]) -> None:
+    errors = io.StringIO()
+    call_command("redislocks", *arguments[:1], "--using=memory", *arguments[1:], stdout=io.StringIO(), stderr=errors)
+    assert errors.getvalue().startswith("The cache alias 'memory' is no Redis: ")
+
+
 def test_a_subcommand_must_be_given() -> None:
     with pytest.raises(CommandError, match="SUBCOMMAND"):
         redislocks()
@@ -414,3 +423,159 @@ def test_options_before_the_subcommand_survive_it() -> None:
     )
     assert options.traceback
     assert options.verbosity == 2
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_tells_all_about_a_lock_and_its_queue(wait_for: Callable[[str], threading.Event]) -> None:
+    with Lock("order:42", ttl=600) as lock:
+        for _ in range(2):
+            wait_for("order:42")
+        fence, text = lock.fence, redislocks("show", "order:42")
+    top, queue = text.split("\n\n")
+    facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in top.splitlines())
+    assert list(facts) == ["NAME", "OWNER", "SINCE", "HELD FOR", "LEASE LEFT", "FENCE", "TOKEN", "WAITERS"]
+    assert (facts["NAME"], facts["FENCE"], facts["WAITERS"]) == ("order:42", str(fence), "2")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \w+", facts["SINCE"])
+    head, *rows = [re.split(r" {2,}", line) for line in queue.splitlines()]
+    assert head == ["#", "WAITER", "WAITED", "LOCK"]
+    assert [(row[0], row[3]) for row in rows] == [("1", "FairLock"), ("2", "FairLock")]
+    assert all(f":{os.getpid()}:" in row[1] for row in rows)
+
+
+def test_show_of_a_lock_without_waiters_ends_with_the_lock() -> None:
+    token = hold("order:42")
+    text = redislocks("show", "order:42")
+    assert text.endswith("WAITERS     0\n")
+    assert token[:8] not in text
+
+
+def test_show_says_how_many_more_wait_than_it_lists() -> None:
+    queue = (WaiterInfo(owner="host:2:Main \x1b[2J", waited=3.0, fair=False),)
+    lines = portrait(info(waiters=1234, queue=queue)).splitlines()
+    assert lines[-1] == "... and 1233 more"
+    assert re.split(r" {2,}", lines[-2])[-2:] == ["3.0 s", "Lock"]
+    assert "\\x1b[2J" in lines[-2]
+
+
+def test_show_of_a_free_lock_fails() -> None:
+    with pytest.raises(CommandError, match=r"^Not held: order:42$") as caught:
+        redislocks("show", "order:42")
+    assert caught.value.returncode == 1
+
+
+def test_show_as_json_has_the_queue_too(wait_for: Callable[[str], threading.Event]) -> None:
+    with Lock("order:42"):
+        wait_for("order:42")
+        lock = json.loads(redislocks("show", "order:42", "--format=json"))
+    assert (lock["name"], lock["waiters"]) == ("order:42", 1)
+    ((waiter),) = lock["queue"]
+    assert set(waiter) == {"owner", "waited", "fair"}
+    assert waiter["fair"] is True
+
+
+def test_show_refuses_a_name_that_cannot_be_one() -> None:
+    with pytest.raises(CommandError, match="control characters"):
+        redislocks("show", "a\x1b")
+
+
+# -- list --watch -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Do these things between the looks, then interrupt."""
+
+    def pauses(*deeds: Callable[[], Any]) -> list[float]:
+        rest, taken = list(deeds), []
+
+        def pause(seconds: float) -> None:
+            taken.append(seconds)
+            if not rest:
+                raise KeyboardInterrupt
+            rest.pop(0)()
+
+        monkeypatch.setattr(watching, "pause", pause)
+        return taken
+
+    return pauses
+
+
+def test_watch_lists_again_and_again_until_interrupted(pauses: Callable[..., list[float]]) -> None:
+    taken = pauses(lambda: hold("order:42"))
+    first, second = re.split(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, every 2 s\n", redislocks("list", "--watch"), flags=re.M
+    )[1:]
+    assert first == "No locks are held.\n\n"
+    assert "order:42" in second
+    assert taken == [2.0, 2.0]
+
+
+def test_watch_looks_as_often_as_told(pauses: Callable[..., list[float]]) -> None:
+    taken = pauses()
+    assert "every 0.5 s" in redislocks("list", "order:*", "--watch", "0.5")
+    assert taken == [0.5]
+
+
+def test_watch_as_json_is_a_line_each_time(pauses: Callable[..., list[float]]) -> None:
+    pauses(lambda: hold("order:42"))
+    lines = redislocks("list", "--watch", "--format=json").splitlines()
+    assert [[lock["name"] for lock in json.loads(line)] for line in lines] == [[], ["order:42"]]
+
+
+def test_watch_goes_on_when_redis_is_out_of_reach(pauses: Callable[..., list[float]]) -> None:
+    nowhere = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    pauses(lambda: None)
+    with override_settings(CACHES={"default": nowhere}):
+        assert redislocks("list", "--watch").count("Redis cannot be reached") == 2
+        with pytest.raises(CommandError, match="cannot be reached"):
+            redislocks("list", "--watch", "--format=json")
+
+
+def test_watch_stays_in_place_on_a_terminal(
+    pauses: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("LINES", "6")
+    for number in range(9):
+        hold(f"order:{number}")
+    pauses()
+    out = Terminal()
+    call_command("redislocks", "list", "--watch", stdout=out, no_color=True)
+    text = out.getvalue()
+    assert text.startswith("\x1b[H")
+    assert text.count("\n") == 5  # the last line of the screen is the cursor's
+    assert "order:1" in text
+    assert "order:2" not in text
+    assert "... and 7 more lines\x1b[K" in text
+    call_command("redislocks", "list", "order:8", "--watch", stdout=out, no_color=True)
+    assert out.getvalue().endswith("0\x1b[K\x1b[J\x1b[?7h\n")
+
+
+def test_watch_wants_seconds() -> None:
+    with pytest.raises(CommandError, match=r"'order:\*' is no number of seconds"):
+        redislocks("list", "--watch", "order:*")
+    with pytest.raises(CommandError, match=r"at least 0\.001"):
+        redislocks("list", "--watch=0")
+
+
+def test_ctrl_c_ends_a_watch_without_a_word() -> None:
+    known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "redislocks", "list", "--watch", "0.05", "--settings=tests.settings"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**known, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    for _ in range(4):
+        process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")

@@ -55,6 +55,7 @@ if REDIS_URL:
             "KEY_PREFIX": os.environ.get("SHOP_KEY_PREFIX", "shop"),
         }
     }
+    SILENCED_SYSTEM_CHECKS = ["django_redislock.I001"]  # the shop caches nothing, and so never clears its cache
 else:
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     SILENCED_SYSTEM_CHECKS = ["django_redislock.W001"]  # which says just that

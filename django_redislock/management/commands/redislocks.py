@@ -1,9 +1,9 @@
-"""``manage.py redislocks``: see who holds which lock, and set locks free."""
+"""``manage.py redislocks``: see who holds which lock, set locks free, and run programs under a lock."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
+import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Sequence
 from copy import copy
@@ -13,21 +13,36 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import LockInfo, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock.cli.arguments import SubcommandParser, exit_status, name_of_lock, not_negative, positive
+from django_redislock.cli.run import run
+from django_redislock.cli.text import as_json, duration, portrait, printable, table, with_queue
+from django_redislock.cli.watch import watch
+from django_redislock.commands import BUSY, LOST, UNAVAILABLE, LockBusy
+from django_redislock.connection import get_backend
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {
     "list": "Show the locks that are held: by whom, since when, for how long still, and how many wait.",
+    "show": "Show one lock: its holder, and its queue in order. Exits 1 when nobody holds it.",
     "clear": "Set locks free, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
+    "run": "Run a program under a lock and exit as it does. The lock is renewed while the program runs.",
 }
+STATUSES = (
+    f"Exit status: the program's own; 128 + n when signal n has ended it; {BUSY} when somebody else holds the lock; "
+    f"{LOST} when the lock was lost before the program had ended, which is ended then; {UNAVAILABLE} when Redis cannot "
+    f"be reached; 127 when there is no such program, 126 when it cannot be executed; 2 when the arguments are wrong."
+)
 
 
 class Command(BaseCommand):
-    help = "Shows the locks that are held, and sets locks free."
+    help = "Shows the locks that are held, sets locks free, and runs programs under a lock."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         base = list(parser._actions)
-        subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
+        subparsers = parser.add_subparsers(
+            dest="subcommand", metavar="SUBCOMMAND", required=True, parser_class=SubcommandParser
+        )
         for name, text in SUBCOMMANDS.items():
             subparser = subparsers.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
             getattr(self, f"add_{name}_arguments")(subparser)
@@ -38,6 +53,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         try:
+            backend = get_backend(options["using"])
+            if backend.memory:
+                self.stderr.write(
+                    f"The cache alias {backend.alias!r} is no Redis: its locks live in the memory of each process, and "
+                    f"this one sees and guards its own only."
+                )
             getattr(self, f"handle_{subcommand}")(**options)
         except (LockUnavailable, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
@@ -49,15 +70,48 @@ class Command(BaseCommand):
             "pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'."
         )
         parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+        parser.add_argument(
+            "--watch",
+            metavar="SECONDS",
+            nargs="?",
+            type=positive,
+            const=2.0,
+            help="Again and again, every so many seconds (2), until interrupted. JSON: one line each time.",
+        )
 
-    def handle_list(self, *, pattern: str, format: str, using: str | None, **options: Any) -> None:
-        locks = list_locks(pattern, using=using)
-        if format == "json":
-            self.stdout.write(json.dumps([as_json(lock) for lock in locks], indent=2))
-        elif locks:
-            self.say(table(locks))
+    def handle_list(self, *, pattern: str, format: str, watch: float | None, using: str | None, **options: Any) -> None:
+        if watch is None:
+            self.say(listing(pattern, format, using, indent=2))
         else:
-            self.say("No locks are held." if pattern == "*" else f"No lock is held that matches {printable(pattern)}.")
+            self.keep_listing(pattern, format, using, watch)
+
+    def keep_listing(self, pattern: str, format: str, using: str | None, every: float) -> None:
+        def show() -> str:
+            try:
+                return listing(pattern, format, using)
+            except LockUnavailable as error:
+                if format == "json":
+                    raise
+                return str(error)  # whoever watches wants to see how it ends
+
+        def write(text: str) -> None:
+            self.say(text)
+            self.stdout.flush()
+
+        table = format == "table"
+        watch(show, write, every, terminal=table and self.stdout.isatty(), head=table)
+
+    # -- show -------------------------------------------------------------------------------------------------------
+
+    def add_show_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to show.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+
+    def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
+        lock = get_lock(name, using=using)
+        if lock is None:
+            raise CommandError(f"Not held: {printable(name)}")
+        self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
     # -- clear ------------------------------------------------------------------------------------------------------
 
@@ -121,6 +175,54 @@ class Command(BaseCommand):
             self.say(f"Cleared {printable(name)}, {held}, {lock.waiters} waiting.")
         return lock is not None
 
+    # -- run --------------------------------------------------------------------------------------------------------
+
+    def add_run_arguments(self, parser: CommandParser) -> None:
+        assert isinstance(parser, SubcommandParser)
+        parser.takes_program = True
+        parser.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
+        parser.epilog = STATUSES
+        parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to take.")
+        parser.add_argument(
+            "--ttl", metavar="SECONDS", type=positive, help="Until the lock ends when this process is killed by -9."
+        )
+        parser.add_argument(
+            "--wait", metavar="SECONDS", type=not_negative, default=0.0, help="Wait so long for a busy lock (0)."
+        )
+        parser.add_argument("--fair", action="store_true", help="Never overtake: a FairLock.")
+        parser.add_argument(
+            "--at-least",
+            metavar="SECONDS",
+            type=not_negative,
+            default=0.0,
+            help="Keep the lock so long from its start, even when the program ends before: more than the clocks of the "
+            "machines differ that start it at the same minute.",
+        )
+        parser.add_argument(
+            "--kill-after",
+            metavar="SECONDS",
+            type=not_negative,
+            default=10.0,
+            help="From SIGTERM to SIGKILL for a program whose lock is lost (10).",
+        )
+        parser.add_argument(
+            "-E", "--conflict-exit-code", metavar="STATUS", type=exit_status, default=BUSY, help=f"When busy ({BUSY})."
+        )
+
+    def handle_run(
+        self, *, name: str, program: Sequence[str], conflict_exit_code: int, verbosity: int, **options: Any
+    ) -> None:
+        known = ("ttl", "wait", "fair", "at_least", "kill_after", "using")
+        try:
+            status = run(name, program, busy_status=conflict_exit_code, **{option: options[option] for option in known})
+        except LockBusy:
+            # on nine of ten machines with the same crontab it is busy: that is no news, which cron would mail
+            if getattr(self, "_called_from_command_line", False) and verbosity < 2 and not self.stderr.isatty():
+                sys.exit(conflict_exit_code)
+            raise
+        if status:
+            sys.exit(status)
+
     def say(self, text: str) -> None:
         """Print ``text``; what the terminal's encoding lacks stands there escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
@@ -143,56 +245,11 @@ def _named(name: str, using: str | None) -> LockInfo | None:
         raise CommandError(str(error)) from error
 
 
-def as_json(lock: LockInfo) -> dict[str, Any]:
-    """Times in ISO 8601, durations in seconds."""
-    return {
-        "name": lock.name,
-        "owner": lock.owner,
-        "since": lock.since.isoformat(timespec="microseconds"),
-        "held_for": lock.held_for,
-        "lease_left": lock.lease_left,
-        "expires": lock.expires.isoformat(timespec="microseconds"),
-        "fence": lock.fence,
-        "waiters": lock.waiters,
-    }
-
-
-def table(locks: Sequence[LockInfo]) -> str:
-    rows = [("NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS")]
-    for lock in locks:
-        times = duration(lock.held_for), duration(lock.lease_left)
-        rows.append((printable(lock.name), printable(lock.owner), *times, str(lock.fence), str(lock.waiters)))
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(_pad, row, widths)).rstrip() for row in rows)
-
-
-def _pad(text: str, width: int) -> str:
-    return text + " " * (width - _width(text))
-
-
-def _width(text: str) -> int:
-    """Columns that ``text`` takes on a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
-
-
-def printable(text: str) -> str:
-    """``text`` as it is, or as a literal where it holds what would steer a terminal: escapes, right-to-left marks."""
-    return text if text.isprintable() else repr(text)
-
-
-def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:
+    """The held locks that match, as text."""
+    locks = list_locks(pattern, using=using)
+    if format == "json":
+        return json.dumps([as_json(lock) for lock in locks], indent=indent)
+    if locks:
+        return table(locks)
+    return "No locks are held." if pattern == "*" else f"No lock is held that matches {printable(pattern)}."

@@ -1,0 +1,1 @@
+"""What ``manage.py redislocks`` is made of."""

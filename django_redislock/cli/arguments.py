@@ -1,0 +1,60 @@
+"""How the command line of ``redislocks`` is read."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from ..conf import seconds
+from ..names import check_name
+
+
+class SubcommandParser(CommandParser):
+    """``takes_program``: what follows ``--`` is a program with its arguments, which are none of our business."""
+
+    takes_program = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if not self.takes_program:
+            return super().parse_known_args(args, namespace)
+        end = args.index("--") if "--" in args else len(args)
+        parsed: Namespace
+        parsed, rest = super().parse_known_args(args[:end], namespace)
+        parsed.program = args[end + 1 :]
+        if not rest and not parsed.program:
+            self.error("the program to run must follow --, as in: run nightly -- make report")
+        return parsed, rest
+
+
+def name_of_lock(text: str) -> str:
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> float:
+    return _seconds(text, zero=False)
+
+
+def not_negative(text: str) -> float:
+    return _seconds(text, zero=True)
+
+
+def _seconds(text: str, *, zero: bool) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds") from None
+    try:
+        return seconds(number, "it", positive=not zero)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def exit_status(text: str) -> int:
+    if not text.isdecimal() or int(text) > 255:
+        raise ArgumentTypeError(f"an exit status is a number from 0 to 255, not {text!r}")
+    return int(text)

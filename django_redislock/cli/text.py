@@ -1,0 +1,101 @@
+"""Locks as text: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from django.utils import timezone
+
+from ..registry import LockInfo
+
+
+def as_json(lock: LockInfo) -> dict[str, Any]:
+    """Times in ISO 8601, durations in seconds."""
+    return {
+        "name": lock.name,
+        "owner": lock.owner,
+        "since": lock.since.isoformat(timespec="microseconds"),
+        "held_for": lock.held_for,
+        "lease_left": lock.lease_left,
+        "expires": lock.expires.isoformat(timespec="microseconds"),
+        "fence": lock.fence,
+        "waiters": lock.waiters,
+    }
+
+
+def with_queue(lock: LockInfo) -> dict[str, Any]:
+    """The same with those who wait, the next one first."""
+    queue = [{"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair} for waiter in lock.queue]
+    return {**as_json(lock), "queue": queue}
+
+
+def table(locks: Sequence[LockInfo]) -> str:
+    rows = [("NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS")]
+    for lock in locks:
+        times = duration(lock.held_for), duration(lock.lease_left)
+        rows.append((printable(lock.name), printable(lock.owner), *times, str(lock.fence), str(lock.waiters)))
+    return columns(rows)
+
+
+def portrait(lock: LockInfo) -> str:
+    """One lock with all that is known of it, and its queue below."""
+    since = timezone.localtime(lock.since)
+    facts = [
+        ("NAME", printable(lock.name)),
+        ("OWNER", printable(lock.owner)),
+        ("SINCE", f"{since:%Y-%m-%d %H:%M:%S %Z}"),
+        ("HELD FOR", duration(lock.held_for)),
+        ("LEASE LEFT", duration(lock.lease_left)),
+        ("FENCE", str(lock.fence)),
+        ("TOKEN", printable(lock.token_hint)),
+        ("WAITERS", str(lock.waiters)),
+    ]
+    text = columns(facts)
+    if lock.queue:
+        rows = [("#", "WAITER", "WAITED", "LOCK")]
+        for place, waiter in enumerate(lock.queue, 1):
+            kind = "FairLock" if waiter.fair else "Lock"
+            rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind))
+        text += f"\n\n{columns(rows)}"
+    if lock.waiters > len(lock.queue):
+        text += f"\n... and {lock.waiters - len(lock.queue)} more"
+    return text
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(_pad, row, widths)).rstrip() for row in rows)
+
+
+def _pad(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
+
+
+def _width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` as it is, or as a literal where it holds what would steer a terminal: escapes, right-to-left marks."""
+    return text if text.isprintable() else repr(text)
+
+
+def duration(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -1,0 +1,106 @@
+"""System checks of ``check --deploy``: they look at the server, over one connection of their own, and soon give up."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import RedisError, ResponseError
+
+from .conf import conf
+from .connection import Backend, get_backend, pipeline
+from .scripts import PROBE
+
+PATIENCE = 2.0  # seconds to connect, and for each answer
+OLDEST = (6, 2)
+
+
+def check_server(**kwargs: Any) -> list[CheckMessage]:
+    """The server behind the alias is one that locks can rely on. Without one, a warning says so."""
+    try:
+        backend = get_backend()
+    except ImproperlyConfigured:
+        return []  # told by the other checks
+    if backend.memory:
+        return []
+    try:
+        info, *rights = _ask(backend)
+    except (RedisError, OSError) as error:
+        return [_unseen(str(error))]
+    found: list[CheckMessage] = []
+    if isinstance(info, ResponseError):
+        found.append(_unseen(str(info)))
+    else:
+        facts = dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info, re.M))
+        found = _version(facts) + _eviction(facts)
+    return found + _rights(backend, [str(answer) for answer in rights if isinstance(answer, ResponseError)])
+
+
+def _ask(backend: Backend) -> list[Any]:
+    """The answers to INFO, to a PUBLISH from a script, and to a SUBSCRIBE; errors stand among them."""
+    connection = backend.connect(min(PATIENCE, backend.timeout))
+    try:
+        # subscribing comes last: after it, the connection is for messages
+        info, publish, subscribe = pipeline(
+            connection, [("INFO",), (*PROBE, backend.channel), ("SUBSCRIBE", backend.channel)]
+        )
+    finally:
+        connection.disconnect()
+    return [_text(info), publish, subscribe]
+
+
+def _text(answer: Any) -> Any:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+def _unseen(trouble: str) -> CheckMessage:
+    return Warning(
+        f"The Redis of the locks (cache alias {conf().CACHE!r}) could not be looked at: {trouble}",
+        hint="Run this check where the site will run, with the server up and INFO allowed.",
+        id="django_redislock.W004",
+    )
+
+
+def _version(facts: dict[str, str]) -> list[CheckMessage]:
+    text = facts.get("redis_version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", text)))
+    if not numbers or numbers >= OLDEST:
+        return []
+    oldest = ".".join(map(str, OLDEST))
+    return [
+        Error(
+            f"The Redis of the locks (cache alias {conf().CACHE!r}) is version {text}; locks need {oldest} or later.",
+            hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
+            id="django_redislock.E006",
+        )
+    ]
+
+
+def _eviction(facts: dict[str, str]) -> list[CheckMessage]:
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return []
+    when = "as soon as it has a limit of memory" if facts.get("maxmemory") == "0" else "when its memory is full"
+    return [
+        Warning(
+            f"The Redis of the locks (cache alias {conf().CACHE!r}) evicts keys {when} (maxmemory-policy {policy}): "
+            f"locks have a TTL and may be among them.",
+            hint="Give the locks a server with maxmemory-policy noeviction.",
+            id="django_redislock.W005",
+        )
+    ]
+
+
+def _rights(backend: Backend, errors: list[str]) -> list[CheckMessage]:
+    if not errors:
+        return []
+    return [
+        Warning(
+            f"The Redis of the locks (cache alias {backend.alias!r}) refuses its user the channel that wakes waiters, "
+            f"so they have to poll: {'; '.join(errors)}",
+            hint=f"Grant the user channels and scripts, as in: ACL SETUSER ... +@pubsub +@scripting &{backend.prefix}*",
+            id="django_redislock.W006",
+        )
+    ]

@@ -1,0 +1,31 @@
+"""The one logger, ``django_redislock``, and the form of its messages: ``event=lost name="a b" fence=7 ...``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+logger = logging.getLogger("django_redislock")
+
+_BARE = re.compile(r"[^\s\"'=\\]+")
+
+
+def log_event(level: int, event: str, /, *, exc_info: Any = None, **facts: Any) -> None:
+    """Log ``event`` and its ``facts`` as key=value.
+
+    The keys are part of the message's template, the values its arguments, so that tools which group messages by their
+    template find one group per event.
+    """
+    if logger.isEnabledFor(level):
+        template = " ".join([f"event={event}", *(f"{key}=%s" for key in facts)])
+        logger.log(level, template, *map(in_form, facts.values()), exc_info=exc_info, stacklevel=2)
+
+
+def in_form(value: object) -> str:
+    """``value`` as it is, or as a JSON string where it holds what would end or imitate a value. Floats are seconds."""
+    text = f"{value:.6f}" if isinstance(value, float) else str(value)
+    if _BARE.fullmatch(text) and text.isprintable():
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
