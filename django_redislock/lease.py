@@ -91,6 +91,7 @@ class Lease:
         "due",
         "ends",
         "fence",
+        "following",
         "handed",
         "keys",
         "lost_reason",
@@ -142,7 +143,8 @@ class Lease:
         self.canceller: Canceller | None = None
         self.unknown = unknown  # an acquire with this token may still arrive
         owner = threading.current_thread() if task is None else task
-        self.owner: weakref.ref[threading.Thread | asyncio.Task[Any]] = weakref.ref(owner)
+        self.owner: weakref.ref[Any] = weakref.ref(owner)
+        self.following = False  # a response, which is the owner now
         self._bond: Callable[[], Bond | None] = _unbound
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
@@ -178,10 +180,20 @@ class Lease:
             self._bond = weakref.ref(bond)
         return bond
 
+    def follow(self, response: object | None) -> None:
+        """The view has returned, and only hooks will release: renewed while ``response`` lives, or no more (None)."""
+        if response is None:
+            self.renewing = False
+        else:
+            self.owner = weakref.ref(response)
+            self.following = True
+
     def owner_alive(self) -> bool:
         """Whether the thread or task lives that acquired it, and whoever could still release it."""
         owner = self.owner()
-        if owner is None or self._bond() is None:
+        if self.following or owner is None:
+            return owner is not None
+        if self._bond() is None:
             return False
         return owner.is_alive() if isinstance(owner, threading.Thread) else not owner.done()
 

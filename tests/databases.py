@@ -45,7 +45,7 @@ def one_database(alias: str, options: dict[str, Any]) -> Iterator[Account]:
     kept = connections[alias] if before is not None else None
     if kept is not None:
         del connections[alias]
-    connections.settings[alias] = connections.configure_settings({"default": {}, alias: options})[alias]
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: {**options}})[alias]
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS account")
