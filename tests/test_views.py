@@ -34,9 +34,9 @@ from .servers import AsyncTestClient, SyncTestClient, Web, asgi_server, wsgi_ser
 
 Settings = Any
 Eventually = Callable[..., Any]
-# what Django leaves open when a client goes or a stream raises
+# what Django leaves open when a client goes or a stream raises, and its asynchronous test client at any time
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <function (SpooledTemporaryFile|BaseConnection).__del__"
+    r"ignore:Exception ignored in. <(function (SpooledTemporaryFile|BaseConnection)\.__del__|sqlite3\.Connection)"
     ":pytest.PytestUnraisableExceptionWarning"
 )
 SITE = {"ROOT_URLCONF": site.__name__, "MIDDLEWARE": [f"{site.__name__}.middleware"]}
