@@ -378,6 +378,17 @@ def test_asynchronous_views_of_every_kind_lock(account: Account, web: Web) -> No
     assert web.get("/async-dispatch/1/", method="PUT").body == b""
 
 
+async def test_a_busy_asynchronous_view_answers_423_with_the_lease_of_the_holder() -> None:
+    @locked_view("account")
+    async def view(request: HttpRequest) -> HttpResponse:
+        raise AssertionError("not reached")
+
+    async with Lock("account", ttl=9):
+        answer = await view(AsyncRequestFactory().get("/", headers={"accept": "application/json"}))
+    assert (answer.status_code, answer.headers["Retry-After"]) == (423, "9")
+    assert json.loads(answer.content)["retry_after"] == 9
+
+
 def test_asynchronous_views_under_atomic_requests_are_refused_as_django_refuses_them(
     atomic: Account, webs: dict[str, Web]
 ) -> None:
