@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .conf import conf
 
-HERE = str(Path(__file__).parent)
+HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def in_block(connection: BaseDatabaseWrapper) -> bool:
