@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .commands import LockedCommand
-from .decorators import locked, locked_view
+from .decorators import locked
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lock import FairLock, Lock
 from .names import lock_name
@@ -18,6 +18,8 @@ from .registry import (
     list_locks,
 )
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
+from .transactions import locked_atomic
+from .views import locked_view
 
 __version__ = "0.1.0"
 
@@ -44,5 +46,6 @@ __all__ = [
     "lock_name",
     "lock_released",
     "locked",
+    "locked_atomic",
     "locked_view",
 ]

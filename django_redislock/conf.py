@@ -48,6 +48,7 @@ class Conf:
     VIEW_STATUS: int = 423
     VIEW_ON_CONFLICT: str | None = None
     VIEW_UNAVAILABLE_STATUS: int | None = None
+    RELEASE_IN_TRANSACTION: str = "warn"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ttls", [(re.compile(translate(p)), ttl) for p, ttl in self.TTLS.items()])
@@ -78,6 +79,12 @@ def _status(value: object, what: str) -> int:
     return value
 
 
+def _reaction(value: object, what: str) -> str:
+    if value not in ("warn", "error", "ignore"):
+        raise ValueError(f"{what} must be one of 'warn', 'error', 'ignore', not {value!r}.")
+    return str(value)
+
+
 def _prefix(value: object, what: str) -> str:
     text = _text(value, what)
     if re.search(r"[{}\s\x00-\x1f]", text):
@@ -102,6 +109,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "VIEW_STATUS": _status,
     "VIEW_ON_CONFLICT": _text,
     "VIEW_UNAVAILABLE_STATUS": _status,
+    "RELEASE_IN_TRANSACTION": _reaction,
 }
 _MAY_BE_NONE = {f.name for f in fields(Conf) if f.default is None}
 

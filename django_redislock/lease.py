@@ -92,6 +92,7 @@ class Lease:
         "due",
         "ends",
         "fence",
+        "following",
         "handed",
         "keys",
         "lost_reason",
@@ -143,9 +144,10 @@ class Lease:
         self.canceller: Canceller | None = None
         self.unknown = unknown  # an acquire with this token may still arrive
         owner = threading.current_thread() if task is None else task
-        self.owner: weakref.ref[threading.Thread | asyncio.Task[Any]] = weakref.ref(owner)
+        self.owner: weakref.ref[Any] = weakref.ref(owner)
         # it ends with the call, and the sync caller goes on
         self.bridged = task is not None and is_bridge(task)
+        self.following = False  # a response, which is the owner now
         self._bond: Callable[[], Bond | None] = _unbound
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
@@ -181,6 +183,14 @@ class Lease:
             self._bond = weakref.ref(bond)
         return bond
 
+    def follow(self, response: object | None) -> None:
+        """The view has returned, and only hooks will release: renewed while ``response`` lives, or no more (None)."""
+        if response is None:
+            self.renewing = False
+        else:
+            self.owner = weakref.ref(response)
+            self.following = True
+
     def owner_alive(self) -> bool:
         """Whether the thread or task lives that acquired it, and whoever could still release it."""
         if self._bond() is None:
@@ -188,6 +198,13 @@ class Lease:
         if self.bridged:
             return True
         owner = self.owner()
+        owner: Any = self.owner()
+        if self.following:
+            return owner is not None
+        if self._bond() is None:
+            return False
+        if self.bridged:
+            return True
         if owner is None:
             return False
         # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from . import registry, scripts
+from . import blocks, registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
@@ -298,7 +298,7 @@ class Lock:
             self._release_later(lease)
             raise lease.lost_error()
         try:
-            yield from self._release()
+            yield from (self._release() if error is None else self._give_back())
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
@@ -400,17 +400,26 @@ class Lock:
         return True
 
     def _release(self) -> Steps[None]:
-        holding = _holdings.get().get(self)
-        if holding is None or not holding.lease.mine(_task()):
+        if (yield from self._give_back()):
+            blocks.complain_of_release(self.name)
+
+    def _give_back(self) -> Steps[bool]:
+        """Whether it is free now: False for the inner release of a reentrant lock."""
+        lease = self._find()
+        if lease is None:
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
-            return
-        lease = holding.lease
-        if lease.depth > 1:
+        elif lease.depth > 1:
             lease.depth -= 1
             self._let_go()
-            return
+            return False
+        else:
+            yield from self._release_lease(lease)
+        return True
+
+    def _release_lease(self, lease: Lease) -> Steps[None]:
+        """Release this very acquisition, from any thread, task or context."""
         watchdog.unwatch(lease)
         if lease.canceller is not None:
             lease.canceller.end()

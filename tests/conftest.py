@@ -7,11 +7,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from django.conf import settings
+from django.test import TestCase
 
 from django_redislock import FairLock, Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from django_redislock.lock import _holdings
@@ -19,6 +21,8 @@ from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
 
 from .actors import Actor, Ghost, Other
+from .databases import Account, Commits, one_database
+from .postgres import postgres_server
 from .processes import Worker
 from .ways import certificate as certificate
 from .ways import guarded as guarded
@@ -186,3 +190,47 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     yield heard
     for which, sent in signals.items():
         sent.disconnect(receivers[which])
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[dict[str, Any]]:
+    """The session's PostgreSQL, as DATABASES describes it. No server is a failure, never a skip."""
+    with postgres_server() as options:
+        yield options
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> dict[str, Any]:
+    """A file of its own, in which readers see the last commit while somebody writes."""
+    options = {"timeout": 20, "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"}
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "tests.sqlite3"), "OPTIONS": options}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
+    """A real database under ``default`` with one row in it, not inside a test's transaction."""
+    with django_db_blocker.unblock(), one_database("default", request.getfixturevalue(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def second(tmp_path: Path, account: Account) -> Iterator[Account]:
+    """Another database, under the alias ``second``."""
+    options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "second.sqlite3")}
+    with one_database("second", options) as made:
+        yield made
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
+    """Which locks are held when a transaction commits."""
+    return Commits(monkeypatch)
+
+
+@pytest.fixture
+def in_testcase(account: Account) -> Iterator[None]:
+    """Inside the transaction of a TestCase, as its tests run."""
+    case: Any = TestCase
+    atomics = case._enter_atomics()
+    yield
+    case._rollback_atomics(atomics)

@@ -22,6 +22,7 @@ SETTINGS = [
     "VIEW_STATUS",
     "VIEW_ON_CONFLICT",
     "VIEW_UNAVAILABLE_STATUS",
+    "RELEASE_IN_TRANSACTION",
 ]
 NO_TIME = [
     0,
@@ -61,6 +62,7 @@ def test_every_setting_can_be_set() -> None:
         "VIEW_STATUS": 409,
         "VIEW_ON_CONFLICT": "shop.views.busy",
         "VIEW_UNAVAILABLE_STATUS": 503,
+        "RELEASE_IN_TRANSACTION": "error",
     }
     assert list(values) == SETTINGS
     got = read(values)
@@ -129,6 +131,7 @@ def wrong_values() -> list[Any]:
         "VIEW_STATUS": [None, 200, 399, 600, "423", 423.0, True],
         "VIEW_ON_CONFLICT": ["", 7, print],
         "VIEW_UNAVAILABLE_STATUS": [200, "503", True],
+        "RELEASE_IN_TRANSACTION": [None, "", "raise", True, b"warn", ["warn"]],
     }
     assert list(wrong) == SETTINGS
     return [pytest.param(key, value, id=f"{key}={value!r}"[:40]) for key, values in wrong.items() for value in values]

@@ -22,6 +22,7 @@ from django_redislock import (
     LockLost,
     LockNotAcquired,
     LockUnavailable,
+    alist_locks,
     force_release,
     get_lock,
     list_locks,
@@ -143,6 +144,15 @@ def test_a_callable_makes_the_name() -> None:
         return [lock.name for lock in list_locks()]
 
     assert report(7) == ["year-7"]
+
+
+async def test_a_coroutine_function_runs_under_its_lock() -> None:
+    @locked("report:{year}")
+    async def report(year: int) -> list[str]:
+        return [lock.name for lock in await alist_locks()]
+
+    assert await report(7) == ["report:7"]
+    assert await alist_locks() == []
 
 
 def test_a_busy_function_is_not_called() -> None:

@@ -1,0 +1,85 @@
+"""What ``locked_view`` answers to who did not get the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import get_template
+from django.utils.cache import patch_vary_headers
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext, ngettext
+
+from . import registry
+from .conf import conf
+from .connection import get_backend
+from .lock import Lock
+from .registry import LockInfo
+from .steps import Ask, Steps, Work
+
+OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
+
+# in the order in which a client without a preference gets them
+MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
+
+
+def conflict(request: HttpRequest, lock: Lock, on_conflict: OnConflict | None) -> Steps[HttpResponseBase]:
+    """The answer to a request that did not get its lock."""
+    settings = conf()
+    answer = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
+    if answer is not None:
+        holder = yield from registry.inspect(get_backend(lock.using), lock.name)
+        return (yield Ask(lambda: answer(request, holder)))  # type: ignore[no-any-return]
+    wait = max(1, ceil(lock.busy_for))
+    text = ngettext(
+        "Somebody else is working on this. Please try again in %(wait)d second.",
+        "Somebody else is working on this. Please try again in %(wait)d seconds.",
+        wait,
+    ) % {"wait": wait}
+    return (yield Work(lambda: refusal(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
+
+
+def unavailable(request: HttpRequest, status: int) -> HttpResponse:
+    """The answer while Redis cannot be reached."""
+    return refusal(request, status, gettext("This cannot be served at the moment. Please try again."), 1)
+
+
+def _import(path: str) -> OnConflict:
+    try:
+        return import_string(path)  # type: ignore[no-any-return]
+    except ImportError as error:
+        raise ImproperlyConfigured(f"REDISLOCK['VIEW_ON_CONFLICT'] = {path!r} cannot be imported: {error}") from error
+
+
+def refusal(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
+    """A short answer in the form that the client prefers; the site's own template where it has one."""
+    response: HttpResponse
+    kind = _preferred_type(request)
+    if kind == "application/json":
+        response = JsonResponse({"detail": text, "retry_after": retry_after}, status=status)
+    else:
+        try:
+            template = get_template(f"{status}.html") if kind == "text/html" else None
+        except TemplateDoesNotExist:
+            template = None
+        if template is None:
+            response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+        else:
+            response = HttpResponse(
+                template.render({"detail": text, "retry_after": retry_after}, request), status=status
+            )
+    response.headers["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _preferred_type(request: HttpRequest) -> str:
+    preferred = request.get_preferred_type(MEDIA_TYPES)
+    if preferred is not None:
+        return preferred
+    # "application/vnd.api+json; version=2" matches no media type of ours, yet its client reads JSON
+    subtypes = [accepted.sub_type for accepted in request.accepted_types]
+    return "application/json" if any(s == "json" or s.endswith("+json") for s in subtypes) else "text/plain"
