@@ -197,7 +197,6 @@ class Lease:
             return False
         if self.bridged:
             return True
-        owner = self.owner()
         owner: Any = self.owner()
         if self.following:
             return owner is not None
