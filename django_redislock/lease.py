@@ -193,10 +193,6 @@ class Lease:
 
     def owner_alive(self) -> bool:
         """Whether the thread or task lives that acquired it, and whoever could still release it."""
-        if self._bond() is None:
-            return False
-        if self.bridged:
-            return True
         owner: Any = self.owner()
         if self.following:
             return owner is not None
