@@ -11,6 +11,7 @@ from logging import ERROR
 from typing import Any, TypeVar
 
 from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.functional import LazyObject, empty
@@ -211,7 +212,11 @@ def _user_of(request: Any) -> str:
         user = values.get(attribute)
         if isinstance(user, LazyObject) and user.__dict__.get("_wrapped", empty) is empty:
             continue
-        if (pk := getattr(user, "pk", None)) is not None:
+        try:
+            pk = getattr(user, "pk", None)
+        except SynchronousOnlyOperation:  # what would have to be loaded
+            continue
+        if pk is not None:
             return f"user={pk} "
     return ""
 
