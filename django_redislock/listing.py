@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from . import scripts
 from .connection import Backend, get_backend
 from .names import make_keys
-from .registry import VALUE, LockInfo, batches, check_answers, is_name, read_locks
+from .registry import LockInfo, batches, check_answers, is_name, read_locks
 from .steps import Steps, run_blocking
 
 
@@ -27,10 +27,10 @@ class _Row(NamedTuple):
 
     name: str
     ends: float  # server microseconds
-    owner: str = ""
-    fence: int = 0
-    since: int = 0  # server microseconds
-    waiters: int = 0
+    owner: str
+    fence: int
+    since: int  # server microseconds
+    waiters: int
 
 
 # the sort key of each column. A lock that is held for longer began earlier
@@ -45,14 +45,19 @@ ORDERS: dict[str, Callable[[_Row], Any]] = {
 INDEXED = {"name", "lease_left"}  # what the index of held locks knows by itself
 
 
+def everything(count: int) -> slice:
+    return slice(count)
+
+
 def read_page(
     *,
-    cut: Callable[[int], slice],
+    cut: Callable[[int], slice] = everything,
     words: Sequence[str] = (),
+    names: Collection[str] | None = None,
     order: Sequence[str] = ("name",),
     using: str | None = None,
 ) -> Page:
-    """The held locks with all ``words`` in name or owner, whatever their case, in the given order.
+    """The held locks with all ``words`` in name or owner, whatever their case; of ``names`` only, if given.
 
     ``order`` names columns, the first one counts most, ``-`` turns one round. ``cut`` is told how many match and
     answers which of them the page shows. At most three round trips, however many locks there are: the index; what
@@ -61,11 +66,15 @@ def read_page(
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(_read_page(cut, words, order, using), "alist_locks")
+    return run_blocking(_read_page(cut, words, names, order, using), "alist_locks")
 
 
 def _read_page(
-    cut: Callable[[int], slice], words: Sequence[str], order: Sequence[str], using: str | None
+    cut: Callable[[int], slice],
+    words: Sequence[str],
+    names: Collection[str] | None,
+    order: Sequence[str],
+    using: str | None,
 ) -> Steps[Page]:
     backend = get_backend(using)
     commands: list[Any] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", 0, -1, "WITHSCORES")]
@@ -77,11 +86,13 @@ def _read_page(
         name, ends = member.decode(errors="replace"), float(score)
         # every change of a lease moves its entry: what is past due has expired
         if ends > us and is_name(name):
-            rows.append(_Row(name, ends))
+            rows.append(_Row(name, ends, "", 0, 0, 0))
     columns = {column.lstrip("-") for column in order}
     if words or columns - INDEXED:
         rows = yield from _look_up(backend, rows, count="waiters" in columns)
     total = len(rows)
+    if names is not None:
+        rows = [row for row in rows if row.name in names]
     for word in map(str.casefold, words):
         rows = [row for row in rows if word in row.name.casefold() or word in row.owner.casefold()]
     for column in reversed(order):
@@ -104,9 +115,9 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_
     counts = answers[reads:] or [0] * len(rows)
     found = []
     for row, value, waiting in zip(rows, values, counts, strict=True):
-        parts = VALUE.fullmatch(value or b"")
-        if parts is not None:
-            _, fence, since, owner = parts.groups()
+        parts = (value or b"").split(b" ", 5)  # what is no value of ours is not shown in the end
+        if len(parts) == 6 and parts[3].isdigit() and parts[4].isdigit() and len(parts[3]) + len(parts[4]) < 40:
             waiters = waiting if isinstance(waiting, int) else 0  # a key that somebody else wrote
-            found.append(_Row(row.name, row.ends, owner.decode(errors="replace"), int(fence), int(since), waiters))
+            owner = parts[5].decode(errors="replace")
+            found.append(_Row(row.name, row.ends, owner, int(parts[3]), int(parts[4]), waiters))
     return found

@@ -24,7 +24,7 @@ T = TypeVar("T")
 LISTED_WAITERS = 100
 BATCH = 1000
 LONGEST = 10 * 365 * 86400.0  # seconds
-VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
+_VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
 
 
 def is_name(name: str) -> bool:
@@ -71,7 +71,7 @@ class LockInfo:
 
 def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
     """``value`` is what acquire.lua writes; anything else was written by somebody else and is no lock of ours."""
-    found = VALUE.fullmatch(value)
+    found = _VALUE.fullmatch(value)
     if found is None:
         return None
     token, fence, since, owner = (part.decode(errors="replace") for part in found.groups())

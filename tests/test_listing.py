@@ -11,21 +11,9 @@ from django_redislock.connection import Backend
 from django_redislock.listing import ORDERS, Page, read_page
 from redisserver import RedisServer
 
-from .actors import server_time
+from .actors import put, server_time
 
 PREFIX = "redislock{0}:"
-
-
-def put(
-    client: redis.Redis, name: str, *, owner: str = "host:1:Main", since: int = 0, ttl: int = 60, waiters: int = 0
-) -> None:
-    """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
-    now = server_time(client)
-    began = now - since * 1_000_000
-    client.set(f"{PREFIX}lock:{name}", f"{'t' * 22} channel c {began} {began} {owner}", px=ttl * 1000)
-    client.zadd(f"{PREFIX}index", {name: now + ttl * 1_000_000})
-    if waiters:
-        client.zadd(f"{PREFIX}queue:{name}", {f"token-{number}": now + number for number in range(waiters)})
 
 
 def page(*order: str, first: int = 0, last: int = 100, words: list[str] | None = None) -> Page:
@@ -134,6 +122,12 @@ def test_all_words_must_stand_in_name_or_owner_whatever_their_case(
     result = page(words=words)
     assert [lock.name for lock in result.locks] == found
     assert (result.matching, result.total) == (len(found), 3)
+
+
+@pytest.mark.usefixtures("three")
+def test_of_given_names_only_those_that_are_held_are_found() -> None:
+    found = read_page(names={"a", "c", "free"})
+    assert [lock.name for lock in found.locks] == ["a", "c"]
 
 
 def test_what_has_expired_is_not_counted_though_the_index_still_has_it(client: redis.Redis) -> None:
