@@ -280,7 +280,7 @@ def _is_stale(connection: Connection) -> bool:
 def pipeline(connection: Connection, commands: list[Command]) -> list[Any]:
     """Send ``commands`` in one write over ``connection``; errors of single commands stand among the answers."""
     connection.connect()
-    connection.send_packed_command(connection.pack_commands(commands))
+    connection.send_packed_command([b"".join(map(pack_command, commands))])
     answers: list[Any] = []
     for _ in commands:
         try:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import translate
-from itertools import islice
 from logging import WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 from . import scripts
 from .connection import Backend, get_backend
+from .exceptions import LockUnavailable
 from .log import log_event
 from .names import check_name, make_keys
 from .signals import lock_force_released
 from .steps import Steps, Tell, arun, run_blocking
+
+T = TypeVar("T")
 
 LISTED_WAITERS = 100
 BATCH = 1000
@@ -24,7 +26,7 @@ LONGEST = 10 * 365 * 86400.0  # seconds
 _VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
     try:
         check_name(name)
     except ValueError:
@@ -109,34 +111,53 @@ def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
     found = []
     for member, score in zip(reply.answer[::2], reply.answer[1::2], strict=True):
         name = member.decode(errors="replace")
-        if matches(name) and _is_name(name):
+        if matches(name) and is_name(name):
             found.append((name, float(score)))
     found.sort()
     locks: list[LockInfo] = []
-    for batch in _batches(found):
-        keys = [make_keys(backend.prefix, name) for name, _ in batch]
-        commands: list[Any] = [("TIME",), ("MGET", *(key.lock for key in keys))]
-        commands += [("ZCARD", key.queue) for key in keys]
-        clock, values, *counts = yield from scripts.execute_many(backend, commands)
-        us = int(clock[0]) * 1_000_000 + int(clock[1])
-        for (name, ends), value, count in zip(batch, values, counts, strict=True):
-            if value is not None and isinstance(count, int):
-                lock = _lock_info(name, value, us, (ends - us) / 1e6, count)
-                if lock is not None:
-                    locks.append(lock)
+    for batch in batches(found):
+        locks += yield from read_locks(backend, batch)
     return locks
 
 
-def _batches(items: list[tuple[str, float]]) -> Iterator[list[tuple[str, float]]]:
-    rest = iter(items)
-    while batch := list(islice(rest, BATCH)):
-        yield batch
+def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[list[LockInfo]]:
+    """What Redis says of these entries of the index, (name, end of the lease) each; one round trip, if any.
+
+    In their order; those that nobody holds any more are left out.
+    """
+    if not found:
+        return []
+    keys = [make_keys(backend.prefix, name) for name, _ in found]
+    commands: list[Any] = [("TIME",), ("MGET", *(key.lock for key in keys))]
+    commands += [("ZCARD", key.queue) for key in keys]
+    clock, values, *counts = yield from scripts.execute_many(backend, commands)
+    check_answers(backend, [clock, values])
+    us = int(clock[0]) * 1_000_000 + int(clock[1])
+    locks = []
+    for (name, ends), value, count in zip(found, values, counts, strict=True):
+        if value is not None and isinstance(count, int):
+            lock = _lock_info(name, value, us, (ends - us) / 1e6, count)
+            if lock is not None:
+                locks.append(lock)
+    return locks
 
 
-def _force(name: str, using: str | None, by: str) -> Steps[LockInfo | None]:
+def check_answers(backend: Backend, answers: list[Any]) -> None:
+    """Raise LockUnavailable where one of them is an error (a user that may not MGET, say)."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise LockUnavailable(f"Redis refuses to list locks (cache alias {backend.alias!r}): {answer}") from answer
+
+
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """BATCH at a time: one long MGET would keep all others waiting."""
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
+
+
+def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
     backend = get_backend(using)
     before = yield from inspect(backend, check_name(name), waiters=0)
-    value = yield from scripts.force(backend, make_keys(backend.prefix, name), name)
+    value = yield from scripts.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
     log_event(WARNING, "force-released", name=name, by=by, owner=before.owner if before else "?")
@@ -167,15 +188,19 @@ async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     return await arun(inspect(get_backend(using), check_name(name)))
 
 
-def force_release(name: str, *, using: str | None = None, by: str = "") -> LockInfo | None:
+def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
     """Set the lock free whoever holds it; answers what was set free, None when nobody held it.
 
     The next waiter gets the lock and the old holder is told at once (``lost``), but what it is doing at this moment it
     goes on doing until it looks: make sure that it is dead or harmless. ``by`` says who asked, for log and signal.
+    ``fence`` spares whoever acquired the lock later than with this fence (answered as None): give it what you saw
+    when you made up your mind.
     """
-    return run_blocking(_force(name, using, by), "aforce_release")
+    return run_blocking(_force(name, using, by, fence), "aforce_release")
 
 
-async def aforce_release(name: str, *, using: str | None = None, by: str = "") -> LockInfo | None:
+async def aforce_release(
+    name: str, *, using: str | None = None, by: str = "", fence: int | None = None
+) -> LockInfo | None:
     """See force_release()."""
-    return await arun(_force(name, using, by))
+    return await arun(_force(name, using, by, fence))

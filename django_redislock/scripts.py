@@ -207,9 +207,9 @@ def lease_end(start: float, left_ms: float) -> float:
     return start + left_ms / 1000 * 0.999 - 0.002
 
 
-def force(backend: Backend, keys: Keys, name: str) -> Steps[bytes | None]:
-    """Set the lock free whoever holds it; answers the value it had."""
-    command = _FORCE.by_sha(keys, (name, "", "", backend.known))
+def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
+    """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
+    command = _FORCE.by_sha(keys, (name, "" if fence is None else fence, "", backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

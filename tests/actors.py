@@ -92,6 +92,25 @@ class Ghost:
         self.backend.close()
 
 
+def put(
+    client: redis.Redis,
+    name: str,
+    *,
+    owner: str = "host:1:Main",
+    since: int = 0,
+    ttl: int = 60,
+    waiters: int = 0,
+    now: int | None = None,
+) -> None:
+    """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
+    now = server_time(client) if now is None else now
+    began = now - since * 1_000_000
+    client.set(f"redislock{{0}}:lock:{name}", f"{'t' * 22} channel c {began} {began} {owner}", px=ttl * 1000)
+    client.zadd("redislock{0}:index", {name: now + ttl * 1_000_000})
+    if waiters:
+        client.zadd(f"redislock{{0}}:queue:{name}", {f"token-{number}": now + number for number in range(waiters)})
+
+
 def server_time(client: redis.Redis) -> int:
     """Microseconds by the server's clock."""
     seconds, micros = client.time()

@@ -20,7 +20,7 @@ from django.test import override_settings
 
 from django_redislock import FairLock, Lock, LockLost, get_lock, lock_force_released
 from django_redislock.cli import watch as watching
-from django_redislock.cli.text import duration, portrait, printable, table
+from django_redislock.cli.text import portrait, table
 from django_redislock.registry import LockInfo, WaiterInfo
 from redisserver import RedisServer
 
@@ -152,35 +152,12 @@ def test_what_would_steer_the_terminal_is_escaped(client: redis.Redis) -> None:
         assert "]0;owned" in printed
 
 
-def test_a_printable_name_stands_as_it_is() -> None:
-    assert printable("größe:ключ:鍵:C:\\x") == "größe:ключ:鍵:C:\\x"
-
-
 def test_columns_stay_aligned_with_wide_and_combining_characters() -> None:
     lines = table([info("鍵"), info("e\u0301e"), info("plain")]).splitlines()
     assert lines[0].startswith("NAME   OWNER")
     assert lines[1].startswith("鍵     host")
     assert lines[2].startswith("e\u0301e     host")
     assert lines[3].startswith("plain  host")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (0.44, "0.4 s"),
-        (9.94, "9.9 s"),
-        (9.96, "10 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 0 s"),
-        (200, "3 min 20 s"),
-        (3599.7, "1 h 0 min"),
-        (7500, "2 h 5 min"),
-        (86400 * 4 + 3600 * 3 + 59, "4 d 3 h"),
-    ],
-)
-def test_durations_are_short_and_say_their_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_terminal_of_another_encoding_gets_escapes() -> None:

@@ -15,6 +15,7 @@ from django_redislock import (
     LockInfo,
     LockLost,
     LockUnavailable,
+    aforce_release,
     force_release,
     get_lock,
     list_locks,
@@ -452,6 +453,35 @@ def test_force_tells_the_old_holder(eventually: Callable[..., Any]) -> None:
         lock.release()
 
 
+def test_force_with_a_fence_spares_whoever_came_later(caplog: pytest.LogCaptureFixture) -> None:
+    first = Lock("a")
+    first.acquire()
+    seen = first.fence
+    assert force_release("a", fence=seen)
+    later = hold("a", ttl=600)
+    caplog.clear()
+    assert force_release("a", fence=seen) is None
+    assert not caplog.records
+    Lock("a", token=later).release()
+
+
+def test_force_with_a_fence_hits_the_acquisition_that_has_it(wait_for: Callable[..., threading.Event]) -> None:
+    hold("a", ttl=600)
+    got = wait_for("a")
+    info = get_lock("a")
+    assert info
+    assert force_release("a", fence=info.fence)
+    assert got.wait(4)
+
+
+async def test_the_asynchronous_force_knows_the_fence_too() -> None:
+    lock = Lock("a")
+    await lock.aacquire()
+    assert lock.fence
+    assert await aforce_release("a", fence=lock.fence - 1) is None
+    assert await aforce_release("a", fence=lock.fence)
+
+
 def test_force_gets_past_any_number_of_dead_waiters(
     client: redis.Redis, wait_for: Callable[..., threading.Event]
 ) -> None:
@@ -462,6 +492,16 @@ def test_force_gets_past_any_number_of_dead_waiters(
     client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "F no-such-channel 30000 1 dead"))
     assert force_release("a")
     assert got.wait(4)
+
+
+def test_a_user_that_may_not_read_locks_is_lock_unavailable(client: redis.Redis, server: RedisServer) -> None:
+    hold("a")
+    client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-mget"])
+    url = server.url.replace("//", "//blind:any@")
+    blind = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
+    with override_settings(CACHES={"default": blind}), pytest.raises(LockUnavailable, match=r"refuses .*'default'"):
+        list_locks()
+    client.acl_deluser("blind")
 
 
 def test_redis_out_of_reach_is_lock_unavailable() -> None:

@@ -1,9 +1,13 @@
 -- force: set a lock free whoever holds it, tell the holder, pass it on.
 -- KEYS    lock, queue, waiters, index, fence
--- ARGV    name, '', '', highest fence known
+-- ARGV    name, highest fence to set free or '' for any, '', highest fence known
 -- answer  {value of the lock or false, 1 = dead waiters remain: call again}
 local call = redis.call
 local held = call('GET', KEYS[1])
+if held and ARGV[2] ~= '' then
+  local fence = string.match(held, '^%S+ %S+ %S (%d+)')
+  if fence and tonumber(fence) > tonumber(ARGV[2]) then return {false, 0} end
+end
 call('DEL', KEYS[1])
 call('ZREM', KEYS[4], ARGV[1])
 local alive

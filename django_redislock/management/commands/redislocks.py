@@ -15,10 +15,11 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_redislock import LockInfo, LockUnavailable, force_release, get_lock, list_locks
 from django_redislock.cli.arguments import SubcommandParser, exit_status, name_of_lock, not_negative, positive
 from django_redislock.cli.run import run
-from django_redislock.cli.text import as_json, duration, portrait, printable, table, with_queue
+from django_redislock.cli.text import as_json, portrait, table, with_queue
 from django_redislock.cli.watch import watch
 from django_redislock.commands import BUSY, LOST, UNAVAILABLE, LockBusy
 from django_redislock.connection import get_backend
+from django_redislock.texts import duration, printable
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {

@@ -1,0 +1,60 @@
+"""The admin's list of locks. Django's own but for where the rows come from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.http import HttpRequest
+
+from .exceptions import LockUnavailable
+from .listing import Page, read_page
+from .models import HeldLock
+
+if TYPE_CHECKING:
+    from .admin import LockAdmin
+
+
+class LockChangeList(ChangeList):
+    """Sorted, searched and cut by :func:`listing.read_page`. A page that is gone meanwhile shows the last one."""
+
+    model_admin: LockAdmin
+
+    def get_results(self, request: HttpRequest) -> None:
+        if self.get_filters_params():
+            raise IncorrectLookupParameters
+        try:
+            page = read_page(cut=lambda count: self._cut(request, count), words=self.words, order=self._order(request))
+        except LockUnavailable as error:
+            if "action" not in request.POST:  # which ends in a redirect to here
+                self.model_admin.tell_unavailable(request, error)
+            page = Page([], 0, 0)
+            self._cut(request, 0)
+        self.result_list: Any = [HeldLock.of(lock) for lock in page.locks]
+        self.full_result_count = page.total
+        self.show_full_result_count = True
+        self.show_admin_actions = page.total > 0
+
+    @property
+    def words(self) -> list[str]:
+        return self.query.split()
+
+    def _order(self, request: HttpRequest) -> list[str]:
+        order = []
+        for field in map(str, self.get_ordering(request, self.root_queryset)):
+            sign, column = field[: field.startswith("-")], field.removeprefix("-")
+            order.append(sign + ("name" if column in ("key", "pk") else column))
+        return order
+
+    def _cut(self, request: HttpRequest, count: int) -> slice:
+        """Which of so many matching locks stand on the page; what Django's templates want to know of the pages."""
+        self.result_count = count
+        self.can_show_all = count <= self.list_max_show_all
+        self.multi_page = count > self.list_per_page
+        rows: Any = range(count)
+        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
+        self.page_num = max(1, min(self.page_num, self.paginator.num_pages))
+        if not self.multi_page or (self.show_all and self.can_show_all):
+            return slice(count)
+        return slice((self.page_num - 1) * self.list_per_page, self.page_num * self.list_per_page)

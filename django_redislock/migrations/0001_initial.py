@@ -1,0 +1,32 @@
+"""No table: the model that the admin shows is read from Redis. This makes its permissions."""
+
+from __future__ import annotations
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="HeldLock",
+            fields=[
+                ("key", models.TextField(primary_key=True, serialize=False, verbose_name="name")),
+                ("owner", models.TextField(verbose_name="owner")),
+                ("held_for", models.FloatField(verbose_name="held for")),
+                ("lease_left", models.FloatField(verbose_name="lease left")),
+                ("fence", models.BigIntegerField(verbose_name="fence")),
+                ("waiters", models.PositiveIntegerField(verbose_name="waiters")),
+            ],
+            options={
+                "verbose_name": "lock",
+                "verbose_name_plural": "locks",
+                "managed": False,
+                "default_permissions": ("view", "delete"),
+                "base_manager_name": "objects",
+            },
+        ),
+    ]

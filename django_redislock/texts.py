@@ -1,0 +1,28 @@
+"""How names and durations are shown to people, in the terminal and in the admin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from django.utils.translation import gettext_noop as _
+
+
+def printable(text: str) -> str:
+    """``text`` as it is, or as a literal where it holds what would steer a terminal: escapes, right-to-left marks."""
+    return text if text.isprintable() else repr(text)
+
+
+def duration(seconds: float, translate: Callable[[str], str] = str) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``; ``translate`` is ``gettext``, if any."""
+    tenths, whole = round(seconds * 10), round(seconds)
+    if tenths < 100:
+        text, numbers = _("%(whole)d.%(part)d s"), (tenths // 10, tenths % 10)
+    elif whole < 60:
+        text, numbers = _("%(whole)d s"), (whole, 0)
+    elif whole < 3600:
+        text, numbers = _("%(whole)d min %(part)d s"), (whole // 60, whole % 60)
+    elif whole < 86400:
+        text, numbers = _("%(whole)d h %(part)d min"), (whole // 3600, whole % 3600 // 60)
+    else:
+        text, numbers = _("%(whole)d d %(part)d h"), (whole // 86400, whole % 86400 // 3600)
+    return translate(text) % {"whole": numbers[0], "part": numbers[1]}
