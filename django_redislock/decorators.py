@@ -141,7 +141,7 @@ def locked_view(
             try:
                 response = yield Call(view, (request, *args), kwargs)
             except BaseException as error:
-                yield from lock._exit(error)
+                yield from lock._exit(error, awaited=loop is not None)
                 raise
             try:
                 yield from lock._release()
