@@ -813,7 +813,7 @@ async def test_a_task_that_nobody_keeps_is_not_collected_while_it_waits(
             done.append(True)
 
     asyncio.create_task(wait())  # noqa: RUF006
-    await auntil(lambda: queued(client))
+    await auntil(parked)
     gc.collect()
     busy()
     await auntil(lambda: done)
