@@ -10,11 +10,11 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
-from .cli.text import duration, printable
 from .conf import Seconds, seconds
 from .exceptions import LockLost, LockUnavailable
 from .lock import FairLock, Lock
 from .names import NameTemplate, lock_name
+from .texts import duration, printable
 
 # Exit statuses. Those of sysexits.h where one fits: hardly a program ends with them by chance, as it does with the 1 of
 # flock(1), and 75 is known as "try again later".

@@ -200,10 +200,8 @@ class Lease:
             return False
         if self.bridged:
             return True
-        if owner is None:
-            return False
         # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
-        return not owner.done() if isinstance(owner, asyncio.Future) else owner.is_alive()
+        return owner is not None and (not owner.done() if isinstance(owner, asyncio.Future) else owner.is_alive())
 
     def mine(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.

@@ -267,7 +267,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await arun(self._exit(error))
+        await arun(self._exit(error, awaited=True))
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
@@ -283,14 +283,15 @@ class Lock:
         try:
             answer = yield call
         except BaseException as error:
-            yield from self._exit(error)
+            yield from self._exit(error, awaited=loop is not None)
             raise
         yield from self._exit(None)
         return answer
 
-    def _exit(self, error: BaseException | None) -> Steps[None]:
+    def _exit(self, error: BaseException | None, *, awaited: bool = False) -> Steps[None]:
         lease = self._find()
-        if isinstance(error, GeneratorExit):  # an event loop that is gone: nothing can be awaited
+        if awaited and isinstance(error, GeneratorExit) and (lease is None or lease.depth == 1):
+            # a coroutine that is closed, because its event loop is gone, say: it may await nothing any more
             if lease is not None:
                 self._release_later(lease)
             return

@@ -100,7 +100,7 @@ def locked_view(
                 if begun:  # whoever catches it may still commit
                     LateRelease(lock, lease, request, None, begun)
                 else:
-                    yield from lock._exit(error)
+                    yield from lock._exit(error, awaited=loop is not None)
                 raise
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(lock, lease, request, response, begun)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from linecache import getline
 from typing import Any
 
+import pytest
+
 from django_redislock import connection, listener
 from django_redislock.connection import Backend, get_backend
 
@@ -90,3 +92,12 @@ def test_a_changed_setting_gives_a_listener_of_its_own() -> None:
     other = Backend("default", "redislock")
     assert listener.get_listener(other) is not ears
     other.close()
+
+
+def test_where_the_probe_is_refused_waiters_poll(eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PROBE", ("NO-SUCH-COMMAND",))
+    backend = Backend("default", "probed")
+    ears = listener.get_listener(backend)
+    ears.start()
+    eventually(lambda: ears.polled)
+    backend.close()

@@ -294,6 +294,19 @@ def test_the_trouble_that_a_leader_meets_is_raised_by_the_listener(desk: Desk, e
     assert [type(error) for error in desk.trouble] == [ConnectionError]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_interrupts_the_reading_goes_up_and_ends_the_connection(desk: Desk, error: type[BaseException]) -> None:
+    def interrupt(data: bytes) -> None:
+        raise error
+
+    desk.reader._handle = interrupt
+    desk.say("one")
+    with pytest.raises(error):
+        desk.reader.lead(desk.waiter("one"), GENEROUS)
+    assert desk.reader.lead(desk.waiter("two"), GENEROUS) is False
+    assert str(desk.reader._trouble) == "reading was interrupted"
+
+
 def test_a_reader_that_has_ended_reads_nothing_more(desk: Desk) -> None:
     desk.reader.end()
     assert desk.reader.lead(desk.waiter("one"), GENEROUS) is False

@@ -9,6 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from ..registry import LockInfo
+from ..texts import duration, printable
 
 
 def as_json(lock: LockInfo) -> dict[str, Any]:
@@ -80,22 +81,3 @@ def _width(text: str) -> int:
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
-
-
-def printable(text: str) -> str:
-    """``text`` as it is, or as a literal where it holds what would steer a terminal: escapes, right-to-left marks."""
-    return text if text.isprintable() else repr(text)
-
-
-def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
