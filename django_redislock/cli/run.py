@@ -10,8 +10,8 @@ from django.core.management.base import CommandError
 from ..commands import taken
 from ..exceptions import LockLost
 from ..lock import FairLock, Lock
+from ..texts import printable
 from .program import Program, Relay, has_terminal
-from .text import printable
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # as shells say it
 
