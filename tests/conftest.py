@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import isawaitable
@@ -29,6 +30,10 @@ from .ways import guarded as guarded
 from .ways import own_pools as own_pools
 from .ways import sentinels as sentinels
 from .ways import tls_port as tls_port
+
+# a shell that runs the tests in the background has these ignored, and so would the programs that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,9 @@ import ast
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,7 +96,9 @@ def test_acquired_and_released_are_logged_for_who_wants_to_see_them(caplog: pyte
     assert 0 <= float(released["held"]) < 10
 
 
-def test_a_loss_and_who_forced_it_are_logged_and_signalled_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_and_who_forced_it_are_logged_and_signalled_alike(
+    caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], Any]], Any]
+) -> None:
     heard: list[tuple[str, str]] = []
 
     def on_lost(*, name: str, fence: int, reason: str, **more: object) -> None:
@@ -111,11 +115,12 @@ def test_a_loss_and_who_forced_it_are_logged_and_signalled_alike(caplog: pytest.
         force_release("a b", by="jo from ops")
         with pytest.raises(LockLost):
             lock.release()
+        eventually(lambda: len(heard) == 2)  # the loss is told by a thread of its own
     finally:
         lock_lost.disconnect(on_lost)
         lock_force_released.disconnect(on_forced)
     ((forced,), (lost,)) = messages(caplog, "force-released"), messages(caplog, "lost")
-    assert heard == [("a b", "jo from ops"), ("a b", lost["reason"])]
+    assert set(heard) == {("a b", "jo from ops"), ("a b", lost["reason"])}
     assert (forced["name"], forced["by"]) == ("a b", "jo from ops")
     assert " " in forced["owner"] or forced["owner"].count(":") >= 2
 

@@ -262,6 +262,7 @@ def test_files_and_lists_release_too(eventually: Eventually, web: Web) -> None:
         eventually(lambda: not list_locks())
 
 
+@pytest.mark.django_db  # closing a response looks after the connections
 def test_a_file_stays_one_for_the_server(client: Any) -> None:
     response = site.file(RequestFactory().get("/"), pk=1)
     assert response.file_to_stream is not None  # type: ignore[attr-defined]
@@ -269,6 +270,7 @@ def test_a_file_stays_one_for_the_server(client: Any) -> None:
     assert list_locks() == []
 
 
+@pytest.mark.django_db  # closing a response looks after the connections
 def test_a_stream_that_is_closed_unread_releases() -> None:
     response = site.stream(RequestFactory().get("/"), pk=1)
     response.close()
@@ -286,6 +288,7 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Eve
     assert lease.lost
 
 
+@pytest.mark.django_db  # closing a response looks after the connections
 async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
     (lease,) = watchdog._leases.values()
