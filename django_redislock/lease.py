@@ -201,7 +201,7 @@ class Lease:
         if self.bridged:
             return True
         # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
-        return owner is not None and (not owner.done() if isinstance(owner, asyncio.Future) else owner.is_alive())
+        return owner is not None and (not owner.done() if asyncio.isfuture(owner) else owner.is_alive())
 
     def mine(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.
