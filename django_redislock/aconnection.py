@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import redis.asyncio.connection
 import redis.asyncio.sentinel
@@ -18,8 +18,32 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout as time_limit
-else:  # pragma: no cover (redis-py brings it along where Python has none)
-    from async_timeout import timeout as time_limit
+else:  # pragma: no cover
+
+    class time_limit:  # noqa: N801 (it stands for a function)
+        """What we need of asyncio.timeout. That of async_timeout cannot be moved by a callback of the loop."""
+
+        def __init__(self, when: None) -> None:
+            self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+            self._struck = False
+            self._strike: asyncio.Handle | None = None
+
+        async def __aenter__(self) -> time_limit:
+            return self
+
+        def reschedule(self, when: float) -> None:
+            self._strike = asyncio.get_running_loop().call_soon(self._end)
+
+        def _end(self) -> None:
+            self._struck = True
+            self._task.cancel()
+
+        async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+            if self._strike is not None:
+                self._strike.cancel()
+            if self._struck and kind is asyncio.CancelledError:
+                raise asyncio.TimeoutError
+
 
 # what a pool of connections brings along for itself, or what would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
@@ -108,8 +132,8 @@ class LoopConnections:
         await self._get_permit(urgency)
         try:
             async with time_limit(None) as limit:
-                # what came while the loop stood still is read before its time is up
-                alarm = asyncio.get_running_loop().call_later(self._maker.timeout, _end_soon, limit)
+                # it strikes one turn of the loop later: what came while the loop stood still is read before
+                alarm = asyncio.get_running_loop().call_later(self._maker.timeout, limit.reschedule, 0.0)
                 try:
                     return await self._exchange(packed, answers)
                 finally:
@@ -202,17 +226,13 @@ class LoopConnections:
                 await client.aclose()
 
 
-def _end_soon(limit: Any) -> None:
-    """In the next turn of the loop, behind what its last look at the sockets has found."""
-    # async_timeout gave it another name
-    (limit.reschedule if hasattr(limit, "reschedule") else limit.update)(0.0)
-
-
 async def _is_stale(connection: AbstractConnection) -> bool:
     """Whether the server has closed the connection, or has sent what nobody asked for."""
-    # redis-py 8 gave it another name
-    look = connection.can_read if hasattr(connection, "can_read") else connection.can_read_destructive
+    look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
+    if sys.version_info < (3, 11):  # pragma: no cover
+        # redis-py before 8 looks by reading for no time, and there a time limit of zero swallows a cancellation
+        look = asyncio.shield(look)
     try:
-        return bool(await look())
+        return bool(await look)
     except (ConnectionError, TimeoutError, OSError):
         return True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import threading
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
 from datetime import timedelta
@@ -168,8 +170,10 @@ async def test_tls_with_certificates_on_both_sides(
 
 async def test_a_certificate_that_cannot_be_verified_is_a_clear_error(tls_port: int) -> None:
     unknown = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0")
-    with caches(unknown), pytest.raises(LockUnavailable, match=r"(?i)certificate.verify.failed"):
+    with caches(unknown), pytest.raises(LockUnavailable) as caught:
         await Lock("a").aacquire()
+    # older redis-py keeps it out of its own message
+    assert re.search(r"(?i)certificate.verify.failed", "".join(traceback.format_exception(caught.value)))
 
 
 @BOTH
