@@ -26,6 +26,9 @@ RETRY_FOR = 1.0  # seconds; after that, connection trouble is reported
 FIRST_DELAY, LAST_DELAY = 0.02, 0.25
 
 
+_BY_SHA: dict[str, Script] = {}
+
+
 class Script:
     """One Lua script; ``--#include piece`` lines bring in the shared pieces."""
 
@@ -36,6 +39,7 @@ class Script:
             r"^ *--#include (\w+)$", lambda found: (folder / f"{found[1]}.lua").read_text("utf-8"), source, flags=re.M
         )
         self.sha = sha1(self.source.encode()).hexdigest()
+        _BY_SHA[self.sha] = self
 
     def by_sha(self, keys: tuple[str, ...], args: tuple[Any, ...]) -> Command:
         return ("EVALSHA", self.sha, len(keys), *keys, *args)
@@ -46,7 +50,6 @@ class Script:
 
 
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
-_BY_SHA = {script.sha: script for script in (_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO)}
 
 
 class Reply(NamedTuple):
