@@ -182,7 +182,7 @@ class Site:
 
     def complaints(self) -> list[str]:
         """Of its whole life, until it was stopped; but for the socket that uvicorn itself listens on."""
-        return complaints(self.stop(), but=f"type=1, proto=0, laddr=('127.0.0.1', {self.port})>")
+        return complaints(self.stop(), but=f"laddr=('127.0.0.1', {self.port})>")
 
     def kill(self) -> None:
         self.process.kill()

@@ -17,6 +17,8 @@ import pytest
 import redis
 from django.test import override_settings
 from django_redis.pool import ConnectionFactory
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from redisserver import RedisServer, _free_port, redis_server
 
@@ -156,7 +158,9 @@ class Sentinels:
 
     def __init__(self, stack: ExitStack, eventually: Eventually) -> None:
         self.servers = [stack.enter_context(redis_server(repl_diskless_sync_delay=0)) for _ in range(2)]
-        self.clients = [stack.enter_context(server.client()) for server in self.servers]
+        # a master that is demoted closes its connections
+        patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
+        self.clients = [stack.enter_context(server.client(**patient)) for server in self.servers]
         self.clients[1].replicaof("127.0.0.1", str(self.servers[0].port))
         eventually(lambda: self.clients[1].info("replication")["master_link_status"] == "up")
         self.port = _free_port()

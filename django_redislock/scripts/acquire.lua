@@ -6,9 +6,10 @@
 local call = redis.call
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
+local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 --#include grant
 
-if call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
+if call('EXISTS', lock, queue, KEYS[6]) == 0 then
   local fence = tonumber((grant(ARGV[2], ARGV[3], 'c', ARGV[5], ARGV[9])))
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
@@ -20,30 +21,30 @@ end
 
 local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
 local ticket = ARGV[8]
-local have = call('MGET', KEYS[1], KEYS[6])
+local have = call('MGET', lock, KEYS[6])
 local held, gone = have[1], have[2]
 
 if held then
   if string.sub(held, 1, #token + 1) == token .. ' ' then
     local _, at, flag, fence, since = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) ')
-    local left = call('PTTL', KEYS[1])
+    local left = call('PTTL', lock)
     if at ~= channel then
       -- adopted by another process: renewals follow the channel
       left = math.max(left, tonumber(ttl))
-      if flag == 'h' then call('HDEL', KEYS[3], '!') end
-      call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
-      call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
-      redis.pcall('PUBLISH', at, 'x ' .. token .. ' ' .. ARGV[1])
+      if flag == 'h' then call('HDEL', waiters, '!') end
+      call('SET', lock, table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
+      call('ZADD', KEYS[4], us + left * 1000, name)
+      redis.pcall('PUBLISH', at, 'x ' .. token .. ' ' .. name)
     end
     return {4, us, tonumber(fence), left}
   end
 else
   if gone then return {3, us, 0, 0} end
   --#include pass_on
-  local verdict = pass_on(token, mode)
+  local verdict = pass_on(queue, waiters, name, token, mode)
   if verdict == 'take' then
-    call('ZREM', KEYS[2], token)
-    call('HDEL', KEYS[3], token)
+    call('ZREM', queue, token)
+    call('HDEL', waiters, token)
     return {1, us, tonumber((grant(token, channel, 'c', ttl, owner))), tonumber(ttl)}
   elseif verdict == 'more' then
     return {2, us, tonumber(ticket) or 0, 0}
@@ -55,18 +56,18 @@ if ARGV[7] ~= '0' and not gone then
   local seen = '0'
   if ticket == '' then ticket = next_fence() end
   -- a waiter that was dropped, and lives: the others of its process may have been as well
-  if call('ZADD', KEYS[2], ticket, token) == 1 and ARGV[8] ~= '' then state = 5 end
+  if call('ZADD', queue, ticket, token) == 1 and ARGV[8] ~= '' then state = 5 end
   -- whoever asks from this channel is alive, whatever an old handoff says
-  local marks = call('HGET', KEYS[3], '!')
+  local marks = call('HGET', waiters, '!')
   if marks then
     local at, to = string.find(marks, channel, 1, true)
     if at then
-      call('HSET', KEYS[3], '!', string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1))
+      call('HSET', waiters, '!', string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1))
     end
   end
   if ARGV[7] == 'p' then channel, seen = '-', string.format('%.0f', us) end
-  call('HSET', KEYS[3], token, mode .. ' ' .. channel .. ' ' .. ttl .. ' ' .. seen .. ' ' .. owner)
-  call('PEXPIRE', KEYS[2], 60000)
-  call('PEXPIRE', KEYS[3], 60000)
+  call('HSET', waiters, token, mode .. ' ' .. channel .. ' ' .. ttl .. ' ' .. seen .. ' ' .. owner)
+  call('PEXPIRE', queue, 60000)
+  call('PEXPIRE', waiters, 60000)
 end
-return {state, us, tonumber(ticket) or 0, call('PTTL', KEYS[1])}
+return {state, us, tonumber(ticket) or 0, call('PTTL', lock)}

@@ -3,19 +3,20 @@
 -- ARGV    name, highest fence to set free or '' for any, '', highest fence known
 -- answer  {value of the lock or false, 1 = dead waiters remain: call again}
 local call = redis.call
-local held = call('GET', KEYS[1])
+local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local held = call('GET', lock)
 if held and ARGV[2] ~= '' then
   local fence = string.match(held, '^%S+ %S+ %S (%d+)')
   if fence and tonumber(fence) > tonumber(ARGV[2]) then return {false, 0} end
 end
-call('DEL', KEYS[1])
-call('ZREM', KEYS[4], ARGV[1])
+call('DEL', lock)
+call('ZREM', KEYS[4], name)
 local alive
 if held then
   local token, channel = string.match(held, '^(%S+) (%S+) ')
   if token then
     alive = channel
-    redis.pcall('PUBLISH', channel, 'f ' .. token .. ' ' .. ARGV[1])
+    redis.pcall('PUBLISH', channel, 'f ' .. token .. ' ' .. name)
   end
 end
 
@@ -23,4 +24,4 @@ local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
 --#include pass_on
-return {held, pass_on(nil, nil, alive) == 'more' and 1 or 0}
+return {held, pass_on(queue, waiters, name, nil, nil, alive) == 'more' and 1 or 0}

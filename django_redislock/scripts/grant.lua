@@ -1,4 +1,5 @@
--- (shared piece) makes a token the holder; needs `call` and `us`. Numbers are answered as text.
+-- (shared piece) makes a token the holder of `lock`, which is called `name`; needs `call` and `us` besides.
+-- Numbers are answered as text.
 local function next_fence()
   -- grows across FLUSHALL, restarts, and failover to a lagging replica: time, what the caller knows, and the last one,
   -- which is hardly ever ahead of them
@@ -16,7 +17,7 @@ end
 -- flag: c(onfirmed), or h(anded over) until the new holder is seen to live
 local function grant(token, channel, flag, lease, owner)
   local fence, since = next_fence()
-  call('SET', KEYS[1], token .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. owner, 'PX', lease)
-  call('ZADD', KEYS[4], us + lease * 1000, ARGV[1])
+  call('SET', lock, token .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. owner, 'PX', lease)
+  call('ZADD', KEYS[4], us + lease * 1000, name)
   return fence, since
 end

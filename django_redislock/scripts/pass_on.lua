@@ -1,4 +1,5 @@
--- (shared piece) decides who may have a free lock, and tells them; needs `call`, `us` and `grant`
+-- (shared piece) decides who of a queue, which is called `called`, may have the free lock, and tells them; needs `grant`
+-- and what that needs
 -- me, my_mode: the token that asks for itself, or nil.
 -- alive: the channel of a former holder that is not to be suspected; who calls lives anyway. Answers
 --   'take'    the lock is for whoever asks: the queue is empty, or the head is me, or I may overtake it
@@ -8,7 +9,7 @@
 -- Field '!' of the waiters hash: the channel to which the last handoff was made ('-': it is confirmed), then those whose
 -- handoffs ended without a sign of life. Where the lock is free, all of them are suspect, and their waiters are dropped;
 -- the living come back with their tickets, which clears them.
-local function pass_on(me, my_mode, alive)
+local function pass_on(queue, waiters, called, me, my_mode, alive)
   local dead, reaped, batch, marks = {}, 0, 1, nil
 
   local function mark(current)
@@ -17,14 +18,14 @@ local function pass_on(me, my_mode, alive)
       words = words + 1
       if dead[channel] == 'suspect' and words <= 16 then new = new .. ' ' .. channel end
     end
-    if new ~= marks then call('HSET', KEYS[3], '!', new) end
+    if new ~= marks then call('HSET', waiters, '!', new) end
     marks = new
   end
 
   while reaped < 5000 do
-    local heads = call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
+    local heads = call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
-      call('DEL', KEYS[3])
+      call('DEL', waiters)
       return 'take'
     end
     local drop, verdict = {}, nil
@@ -33,9 +34,9 @@ local function pass_on(me, my_mode, alive)
       if token == me then verdict = 'take' break end
       local entry
       if marks then
-        entry = call('HGET', KEYS[3], token)
+        entry = call('HGET', waiters, token)
       else
-        local found = call('HMGET', KEYS[3], token, '!')
+        local found = call('HMGET', waiters, token, '!')
         entry, marks = found[1], found[2] or '-'
         for channel in string.gmatch(marks, '%S+') do
           if channel ~= alive and channel ~= ARGV[3] and channel ~= '-' then dead[channel] = 'suspect' end
@@ -52,7 +53,7 @@ local function pass_on(me, my_mode, alive)
       elseif channel == '-' then
         -- a polled waiter comes by itself; four missed looks and it is gone
         if us - tonumber(seen) < 1000000 then
-          call('ZREM', KEYS[4], ARGV[1])
+          call('ZREM', KEYS[4], name)
           mark('-')
           verdict = 'passed' break
         end
@@ -68,25 +69,25 @@ local function pass_on(me, my_mode, alive)
         else
           ttl = tonumber(ttl)
           local lease = math.min(ttl, math.max(3000, math.floor(ttl / 3)))
-          call('ZREM', KEYS[2], token)
+          call('ZREM', queue, token)
           mark(channel)
-          call('HDEL', KEYS[3], token)
+          call('HDEL', waiters, token)
           local fence, since = grant(token, channel, 'h', lease, owner)
-          local message = 'g ' .. token .. ' ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. ARGV[1]
+          local message = 'g ' .. token .. ' ' .. fence .. ' ' .. since .. ' ' .. lease .. ' ' .. name
           redis.pcall('PUBLISH', channel, message)
           verdict = 'passed' break
         end
       else
-        call('ZREM', KEYS[4], ARGV[1])
+        call('ZREM', KEYS[4], name)
         mark('-')
-        if redis.pcall('PUBLISH', channel, 'w ' .. token .. ' ' .. ARGV[1]) ~= 0 then verdict = 'passed' break end
+        if redis.pcall('PUBLISH', channel, 'w ' .. token .. ' ' .. called) ~= 0 then verdict = 'passed' break end
         dead[channel] = 'gone'
         drop[#drop + 1] = token
       end
     end
     if #drop > 0 then
-      call('ZREM', KEYS[2], unpack(drop))
-      call('HDEL', KEYS[3], unpack(drop))
+      call('ZREM', queue, unpack(drop))
+      call('HDEL', waiters, unpack(drop))
       reaped = reaped + #drop
     end
     if verdict then return verdict end

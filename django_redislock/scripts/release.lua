@@ -3,33 +3,34 @@
 -- ARGV    name, token, channel, highest fence known
 -- answer  {1 = it was held by this token, 1 = dead waiters remain: call again}
 local call = redis.call
-local held = call('GET', KEYS[1])
+local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local held = call('GET', lock)
 local mine = ARGV[2] .. ' ' .. ARGV[3] .. ' '
 local was_held, trace, alive = 0, false, nil
 if held then
   if string.sub(held, 1, #mine) == mine then
     was_held, trace = 1, string.sub(held, #mine + 1, #mine + 1) == 'h'
-    call('DEL', KEYS[1])
+    call('DEL', lock)
   else
     local its, at = string.match(held, '^(%S+) (%S+) ')
     if its == ARGV[2] then
       -- the token was adopted: the process that renews it must hear that it has ended
       was_held, trace, alive = 1, true, at
-      call('DEL', KEYS[1])
-      redis.pcall('PUBLISH', at, 'x ' .. ARGV[2] .. ' ' .. ARGV[1])
+      call('DEL', lock)
+      redis.pcall('PUBLISH', at, 'x ' .. ARGV[2] .. ' ' .. name)
     end
   end
 end
 if KEYS[6] then call('SET', KEYS[6], '1', 'PX', 60000) end
 
 if was_held == 0 then
-  call('ZREM', KEYS[2], ARGV[2])
-  call('HDEL', KEYS[3], ARGV[2])
+  call('ZREM', queue, ARGV[2])
+  call('HDEL', waiters, ARGV[2])
   if held then return {0, 0} end
 end
-if call('EXISTS', KEYS[2]) == 0 then
-  call('ZREM', KEYS[4], ARGV[1])
-  if trace then call('DEL', KEYS[3]) end
+if call('EXISTS', queue) == 0 then
+  call('ZREM', KEYS[4], name)
+  if trace then call('DEL', waiters) end
   return {was_held, 0}
 end
 
@@ -37,4 +38,4 @@ local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
 --#include pass_on
-return {was_held, pass_on(nil, nil, alive) == 'more' and 1 or 0}
+return {was_held, pass_on(queue, waiters, name, nil, nil, alive) == 'more' and 1 or 0}

@@ -6,23 +6,24 @@
 local call = redis.call
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
-local held = call('GET', KEYS[1])
+local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local held = call('GET', lock)
 
 if not held then
   -- the lease is over; whoever waits should not have to find that out alone
-  call('ZREM', KEYS[4], ARGV[1])
+  call('ZREM', KEYS[4], name)
   --#include grant
   --#include pass_on
-  pass_on()
+  pass_on(queue, waiters, name)
   return {0, us, 0}
 end
 
 local token, channel, flag, fence, since, owner = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) (.*)$')
-if token ~= ARGV[2] then return {0, us, call('PTTL', KEYS[1])} end
+if token ~= ARGV[2] then return {0, us, call('PTTL', lock)} end
 if channel ~= ARGV[3] then return {2, us, 0} end
 
 local how, ms = ARGV[6], tonumber(ARGV[7])
-local left = call('PTTL', KEYS[1])
+local left = call('PTTL', lock)
 if flag == 'h' then left = math.max(left, math.ceil((since - us) / 1000) + tonumber(ARGV[5])) end
 if how == 'add' then
   left = left + ms
@@ -32,15 +33,15 @@ elseif how == 'keep' then
   left = math.max(left, ms)
 end
 if flag == 'h' then
-  local marks = call('HGET', KEYS[3], '!')
+  local marks = call('HGET', waiters, '!')
   if marks == channel then
-    call('HDEL', KEYS[3], '!')
+    call('HDEL', waiters, '!')
   elseif marks then
-    call('HSET', KEYS[3], '!', (string.gsub(marks, '^%S+', '-')))
+    call('HSET', waiters, '!', (string.gsub(marks, '^%S+', '-')))
   end
-  call('SET', KEYS[1], table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
+  call('SET', lock, table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
 else
-  call('PEXPIRE', KEYS[1], left)
+  call('PEXPIRE', lock, left)
 end
-call('ZADD', KEYS[4], us + left * 1000, ARGV[1])
+call('ZADD', KEYS[4], us + left * 1000, name)
 return {1, us, left}
