@@ -138,6 +138,10 @@ class LoopConnections:
                     return await self._exchange(packed, answers)
                 finally:
                     alarm.cancel()
+        except RuntimeError:
+            if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
+                raise GeneratorExit from None
+            raise
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {self._maker.timeout} s") from None
         finally:

@@ -68,6 +68,15 @@ class Couriers:
             self._failed(backend, courier.errands, error)
 
     def _run(self, backend: Backend, courier: _Courier) -> None:
+        try:
+            self._carry(backend, courier)
+        except BaseException:  # of a log handler of the site's, say: who is not there must be given nothing more
+            with self._mutex:
+                if courier in self._away[backend]:
+                    self._away[backend].remove(courier)
+            raise
+
+    def _carry(self, backend: Backend, courier: _Courier) -> None:
         connection: Connection | None = None
         while True:
             with self._mutex:

@@ -45,15 +45,17 @@ class Canceller:
     """``on_lost="cancel"``: ends the task that holds a lost lock, the way ``asyncio.timeout`` ends one."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
-        self._task = task
+        # weakly: what the watchdog keeps must not keep a task alive that everybody else has forgotten
+        self._task = weakref.ref(task)
+        self._loop = task.get_loop()
         # before Python 3.11 a task does not count who wants its end
         self._before: int = task.cancelling() if hasattr(task, "cancelling") else 0
         self._sent = self._over = False
 
-    def __call__(self, error: LockLost) -> None:
+    def strike(self) -> None:
         """Called from any thread."""
         try:
-            self._task.get_loop().call_soon_threadsafe(self._cancel)
+            self._loop.call_soon_threadsafe(self._cancel)
         except RuntimeError:
             pass  # the loop has ended, and the task with it
 
@@ -62,16 +64,18 @@ class Canceller:
         self._over = True
 
     def _cancel(self) -> None:
-        if not self._over:
+        task = self._task()
+        if not self._over and task is not None:
             self._sent = True
-            self._task.cancel()
+            task.cancel()
 
     def caused(self, error: BaseException | None) -> bool:
         """The block has ended with ``error``: is that our cancellation, and nobody else's besides?"""
         if self._over or not self._sent:
             return False
         self._over = True
-        others = hasattr(self._task, "uncancel") and self._task.uncancel() > self._before
+        task: Any = self._task()  # which runs
+        others = hasattr(task, "uncancel") and task.uncancel() > self._before
         return isinstance(error, asyncio.CancelledError) and not others
 
 
@@ -201,7 +205,10 @@ class Lease:
         if self.bridged:
             return True
         # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
-        return owner is not None and (not owner.done() if asyncio.isfuture(owner) else owner.is_alive())
+        if asyncio.isfuture(owner):
+            # nobody goes on with a task whose loop was closed over it
+            return not owner.done() and not owner.get_loop().is_closed()
+        return owner is not None and owner.is_alive()
 
     def mine(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.

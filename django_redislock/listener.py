@@ -111,7 +111,7 @@ class TaskWaiter(Waiter):
         try:
             self.loop.call_soon_threadsafe(self._unpark)
         except RuntimeError:  # the loop has ended, and whoever waited in it
-            self._listener.bury(self)
+            self._listener.bury_all(self.loop)
 
     def _unpark(self) -> None:
         if self._parked is not None and not self._parked.done():
@@ -133,12 +133,16 @@ class TaskWaiter(Waiter):
 
 
 class Group:
-    """The waiters of one name in this process, oldest first; the oldest looks when ``due`` (monotonic)."""
+    """The waiters of one name in this process's threads, or in one event loop, oldest first.
 
-    __slots__ = ("due", "name", "oldest", "waiters")
+    The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may stand still, or be gone.
+    """
 
-    def __init__(self, name: str) -> None:
+    __slots__ = ("due", "key", "name", "oldest", "waiters")
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None) -> None:
         self.name = name
+        self.key = (name, loop)
         # both are changed under the listener's mutex. A dict would find its first slowly when many before it have left
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
@@ -159,7 +163,7 @@ class Listener:
         self.polled = False
         self.generation = 0
         self.waiters: dict[str, Waiter] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[tuple[str, asyncio.AbstractEventLoop | None], Group] = {}
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._tasks = 0  # coroutines that wait
@@ -168,7 +172,7 @@ class Listener:
         self.connection: Connection | None = None
         self.reader: Reader | None = None
         backend.on_close.append(self.close)
-        backend.on_loop_end.append(self._bury_all)
+        backend.on_loop_end.append(self.bury_all)
         if backend.closed:  # a lease of before the settings changed: nobody would close us
             self._closed.set()
 
@@ -179,9 +183,9 @@ class Listener:
         with self._mutex:
             if token in self.waiters:
                 raise LockError(f"This process waits for the lock {name!r} with the same token already.", name)
-            group = self._groups.get(name)
+            group = self._groups.get((name, loop))
             if group is None:
-                group = self._groups[name] = Group(name)
+                group = self._groups[name, loop] = Group(name, loop)
             waiter: Waiter
             if loop is None:
                 waiter = ThreadWaiter(token, group, self)
@@ -206,23 +210,22 @@ class Listener:
             if group.oldest is waiter:
                 group.oldest = heir = next(iter(group.waiters.values()), None)
             if not group.waiters:
-                del self._groups[group.name]
+                del self._groups[group.key]
         if heir is not None:
             heir.wake()
 
-    def bury(self, waiter: Waiter) -> None:
-        """The waiter cannot be told any more: pass on what may be its own."""
-        self.unregister(waiter)
-        self.on_stray(self.backend, "g", waiter.token, waiter.group.name)
-
-    def _bury_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop ends, and whoever still waits in it."""
+    def bury_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop has ended, and whoever still waits in it cannot be told any more: pass on what may be theirs."""
+        buried: list[Waiter] = []
         with self._mutex:
-            waiters = [
-                waiter for waiter in self.waiters.values() if isinstance(waiter, TaskWaiter) and waiter.loop is loop
-            ]
-        for waiter in waiters:
-            self.bury(waiter)
+            for group in [group for group in self._groups.values() if group.key[1] is loop]:
+                del self._groups[group.key]
+                buried += group.waiters.values()
+            for waiter in buried:
+                del self.waiters[waiter.token]
+            self._tasks -= len(buried)
+        for waiter in buried:
+            self.on_stray(self.backend, "g", waiter.token, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left_ms: int) -> None:
         """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""

@@ -319,14 +319,14 @@ class Lock:
 
         task = _task()
         canceller = None
-        on_lost = self._on_lost
-        if on_lost == "cancel":
+        on_lost = None if self._on_lost == "cancel" else self._on_lost
+        if self._on_lost == "cancel":
             if task is None:
                 raise TypeError(
                     f"on_lost='cancel' cancels the task that holds the lock {self.name!r}, and sync code is no task: "
                     f"give a function, or use aacquire() or async with."
                 )
-            on_lost = canceller = Canceller(task)
+            canceller = Canceller(task)
 
         mine = self._own_lease_on_name()
         if mine is not None:
@@ -442,7 +442,8 @@ class Lock:
         self._let_go()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
-            watchdog.tell_lost(lease)
+            # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop
+            (watchdog.tell_lost if _task() is None else watchdog.announce)(lease)
         if lease.lost_reason:
             raise lease.lost_error()
         held_for = monotonic() - lease.since
@@ -460,6 +461,8 @@ class Lock:
     def _release_later(self, lease: Lease) -> None:
         """Release in the background, as often as it takes: for when ``release()`` was not to be had."""
         watchdog.forget(lease)
+        if lease.canceller is not None:
+            lease.canceller.end()
         watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
         lease.closed = True
         self._let_go()
@@ -490,6 +493,8 @@ class Lock:
         if lease.lost:
             raise lease.lost_error()
         watchdog.forget(lease, adoptable=True)
+        if lease.canceller is not None:
+            lease.canceller.end()
         lease.closed = True
         self._let_go()
         return lease.token

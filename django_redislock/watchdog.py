@@ -32,6 +32,7 @@ CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long se
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
+MANY = 1000  # entries of the agenda, before it is swept
 UNRENEWED = "not renewed any more"
 
 
@@ -53,13 +54,14 @@ class Watchdog:
     """See the module. All times are absolute and monotonic."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the garbage collection may close a generator that holds a lock, under us
         self._alarm = threading.Condition(self._mutex)
         self._leases: dict[str, Lease] = {}
         self._adoptable: deque[str] = deque(maxlen=1000)
         self._agenda: list[tuple[float, int, Lease | Farewell]] = []
         self._unsaid: set[Farewell] = set()
         self._order = itertools.count()
+        self._sweep_at = MANY
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._couriers = Couriers(self._answered, self._failed)
@@ -120,6 +122,11 @@ class Watchdog:
         if isinstance(task, Lease):
             task.due = due
         heapq.heappush(self._agenda, (due, next(self._order), task))
+        if len(self._agenda) > self._sweep_at:
+            # what was released or planned anew stays where it was until it comes up: hours, with a TTL of a day
+            self._agenda = [entry for entry in self._agenda if not _is_stale(entry)]
+            heapq.heapify(self._agenda)
+            self._sweep_at = max(MANY, 2 * len(self._agenda))
         if due < self._sleeps_until:
             self._alarm.notify()
         elif self._thread is None:
@@ -174,11 +181,12 @@ class Watchdog:
                 now = monotonic()
                 busy = bool(self._agenda)
                 while self._agenda:
-                    due, _, task = self._agenda[0]
-                    stale = isinstance(task, Lease) and not (task.watched and task.due == due)
+                    entry = heapq.heappop(self._agenda)
+                    due, _, task = entry
+                    stale = _is_stale(entry)
                     if due > now and not stale:
+                        heapq.heappush(self._agenda, entry)
                         break
-                    heapq.heappop(self._agenda)
                     if isinstance(task, Farewell):
                         farewells.append(task)
                     elif not stale:
@@ -266,7 +274,6 @@ class Watchdog:
     def _failed(self, backend: Backend, errands: list[Errand], error: Exception) -> None:
         """Plan another try."""
         delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
-        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
         with self._mutex:
             now = monotonic()
             for task, _, due in errands:
@@ -277,6 +284,7 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._unsaid.discard(task)
+        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
         if renewed.state == scripts.HELD:
@@ -304,6 +312,12 @@ class Watchdog:
             lease.watched = False
             self._leases.pop(lease.token, None)
             lease.lost_reason = reason
+        if lease.canceller is not None:
+            lease.canceller.strike()  # at once, not behind the receivers of the signal
+        self.announce(lease)
+
+    def announce(self, lease: Lease) -> None:
+        """Tell the site's code of a lease that is marked as lost, from a thread where there is anything to tell."""
         if lease.on_lost is None and not lock_lost.receivers:
             self.tell_lost(lease)
             return
@@ -325,6 +339,12 @@ class Watchdog:
                 lease.on_lost(lease.lost_error())
         except BaseException:
             log_event(ERROR, "on-lost-failed", name=lease.name, exc_info=True)
+
+
+def _is_stale(entry: tuple[float, int, Lease | Farewell]) -> bool:
+    """Whether the lease has ended, or was planned anew."""
+    due, _, task = entry
+    return isinstance(task, Lease) and not (task.watched and task.due == due)
 
 
 def _is_error(answer: object) -> bool:
