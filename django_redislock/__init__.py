@@ -19,11 +19,14 @@ from .registry import (
 )
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
 from .transactions import locked_atomic
+from .values import ConditionalValue, Counter
 from .views import locked_view
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ConditionalValue",
+    "Counter",
     "FairLock",
     "Lock",
     "LockError",

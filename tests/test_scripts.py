@@ -11,7 +11,7 @@ import pytest
 import redis
 
 import django_redislock
-from django_redislock import Lock, LockUnavailable, force_release, scripts
+from django_redislock import ConditionalValue, Counter, Lock, LockUnavailable, force_release, scripts
 from django_redislock.connection import get_backend
 from django_redislock.names import make_keys
 from django_redislock.scripts import Script
@@ -34,8 +34,8 @@ def code_of(source: str) -> str:
 
 
 def test_there_are_scripts_and_shared_pieces() -> None:
-    assert set(SCRIPTS) == {"acquire", "release", "renew", "force", "info"}
-    assert set(PIECES) == {"grant", "pass_on"}
+    assert set(SCRIPTS) == {"acquire", "release", "renew", "force", "info", "compare", "counter"}
+    assert set(PIECES) == {"grant", "pass_on", "once"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -141,6 +141,10 @@ def test_no_script_sets_a_global(using: str, monkeypatch: pytest.MonkeyPatch) ->
     assert run(scripts.release(backend, keys, "a", "d" * 22, unknown=True)) == (False, False)
     assert acquire("d", "L").state == scripts.GONE
     assert run(scripts.info(backend, keys, "a", 100))[3] == 0
+
+    value, counter = ConditionalValue("a", using=using), Counter("a", using=using)
+    assert [value.setgt(1), value.setgt(1), value.setne("b"), value.deleq("b")] == [True, False, True, True]
+    assert [counter.incr(), counter.reset(), counter.reset()] == [1, 1, 0]
 
 
 def test_an_unknown_script_is_sent_in_full_once(client: redis.Redis) -> None:

@@ -1,0 +1,56 @@
+"""Calls that run once in Redis, however often they are sent.
+
+The repetition of a call whose answer was lost must not count twice, and must hear what the first run has answered. So
+each call goes through a *slot*, which carries one call at a time and numbers them; the script leaves number and answer
+in the slot's key (``once.lua``). Slots are used again: Redis remembers one answer per call that runs at the same time,
+not one per call. Source: the sessions of NFS 4.1, RFC 8881, section 2.10.6.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from . import scripts
+from .connection import Backend
+from .scripts import Script
+from .steps import Steps
+
+
+class _Slot:
+    __slots__ = ("key", "number")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.number = 0
+
+
+_free: WeakKeyDictionary[Backend, list[_Slot]] = WeakKeyDictionary()
+
+
+@contextmanager
+def _slot(backend: Backend) -> Iterator[_Slot]:
+    """A slot for one call. The last one given back comes first, so that few are in use."""
+    free = _free.setdefault(backend, [])
+    try:
+        slot = free.pop()
+    except IndexError:
+        slot = _Slot(f"{backend.prefix}slot:{secrets.token_urlsafe(12)}")
+    slot.number += 1
+    try:
+        yield slot
+    finally:
+        free.append(slot)
+
+
+def execute_once(backend: Backend, script: Script, key: str, *args: Any) -> Steps[bytes]:
+    """Run ``script``, which includes ``once``, on ``key``. Raises LockUnavailable; it may have run or not, then.
+
+    For 60 s after its last run, a repetition is recognised.
+    """
+    with _slot(backend) as slot:
+        reply = yield from scripts.execute(backend, script.by_sha((slot.key, key), (slot.number, *args)))
+        return reply.answer  # type: ignore[no-any-return]

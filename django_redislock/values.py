@@ -1,0 +1,281 @@
+"""Values and counters that all processes share, each changed in one atomic step."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partialmethod
+from typing import TypeVar
+
+from .conf import Seconds, seconds
+from .connection import Backend, get_backend
+from .exceptions import LockError, LockUnavailable
+from .names import check_name
+from .once import execute_once
+from .scripts import Script, execute
+from .steps import Steps, arun, run_blocking
+
+T = TypeVar("T")
+
+Value = int | float | str
+
+EXACT = 2**53  # the largest integer up to which a double, in which Redis compares, misses none
+LARGEST = 2**63 - 1  # that a counter of Redis can hold
+EPS = 1e-9
+
+# which of < = > may hold between the value given and the one stored
+OPERATORS = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "==": "=", "!=": "<>"}
+UNORDERED = ("==", "!=")
+
+_COMPARE, _COUNTER = map(Script, ("compare", "counter"))
+
+# what Redis says when a key holds what is not ours, and what we say
+_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "no whole number"}
+
+
+class _Stored:
+    """Something under a name of its own."""
+
+    __slots__ = ("name", "using")
+
+    _kind: str
+
+    def __init__(self, name: str, *, using: str | None = None) -> None:
+        self.name = check_name(name)
+        self.using = using
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _key(self, backend: Backend) -> str:
+        return f"{backend.prefix}{self._kind}:{self.name}"
+
+    def _get_raw(self) -> Steps[bytes | None]:
+        backend = get_backend(self.using)
+        reply = yield from self._explain(execute(backend, ("GET", self._key(backend))))
+        return reply.answer  # type: ignore[no-any-return]
+
+    def _once(self, script: Script, *args: object) -> Steps[str]:
+        backend = get_backend(self.using)
+        answer = yield from self._explain(execute_once(backend, script, self._key(backend), *args))
+        return answer.decode(errors="replace")
+
+    def _explain(self, steps: Steps[T]) -> Steps[T]:
+        """Let ``steps`` fail in words that fit."""
+        try:
+            return (yield from steps)
+        except LockUnavailable as error:
+            cause = str(error.__cause__)
+            for words, found in _FOREIGN.items():
+                if words in cause:
+                    raise self._foreign(found) from None
+            if "would overflow" in cause:
+                raise OverflowError(f"The counter {self.name!r} would leave the range of 64 bits.") from None
+            raise LockUnavailable(f"The {self._kind} {self.name!r}: {error}", self.name) from error.__cause__
+
+    def _foreign(self, found: str) -> LockError:
+        return LockError(
+            f"The {self._kind} {self.name!r} cannot be used: somebody else has written its key "
+            f"{self._key(get_backend(self.using))!r}, which holds {found}. Nothing was changed. Delete the key or take "
+            f"another name.",
+            self.name,
+        )
+
+
+class ConditionalValue(_Stored):
+    """A value that is replaced or deleted only if another one compares so with it, in one atomic step.
+
+    ``name``
+        1 to 512 bytes, as of a lock; a lock, a value and a counter of the same name have nothing to do with each other.
+    ``using``
+        Alias in ``CACHES``; None: by the settings.
+    ``eps``
+        Numbers that differ by no more than this are equal; 0 compares exactly. ``>`` means "by more than ``eps``",
+        ``>=`` "or equal": exactly one of ``>``, ``==`` and ``<`` holds. Below 1, integers compare exactly. The
+        difference is one of doubles: 1.1 is above 1.0 by a little more than 0.1.
+
+    Values are int (from -2**53 to 2**53: beyond, doubles miss some), finite floats, and str. An int and a float compare
+    as numbers. Text has no order here: ``==`` and ``!=`` compare it whole, and text never equals a number; the other
+    four raise TypeError where either side is text.
+
+    Every operator has a short name with its twin for coroutines: ``setgt(value, new=None, ttl=None)`` is
+    ``set_if(">", value, new, ttl)``, ``delgt(value)`` is ``delete_if(">", value)``, and so on for ``lt ge le eq ne``.
+
+    Each method is one round trip, and bears lost connections: a call that had to be sent again runs once, and answers
+    what the first run did. Raises LockUnavailable when Redis cannot be reached (it may have been done, then); LockError
+    when somebody else has written something else under this key; TypeError and ValueError for bad values. Nothing is
+    changed in the last two cases.
+    """
+
+    __slots__ = ("eps",)
+
+    _kind = "value"
+
+    def __init__(self, name: str, *, using: str | None = None, eps: float = EPS) -> None:
+        super().__init__(name, using=using)
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+            raise TypeError(f"eps must be an int or a float, not {eps!r}.")
+        if not 0 <= eps < math.inf:
+            raise ValueError(f"eps must be 0 or more and finite, not {eps!r}.")
+        self.eps = float(eps)
+
+    def get(self) -> Value | None:
+        """What is stored; None when nothing is."""
+        return run_blocking(self._get(), "aget")
+
+    async def aget(self) -> Value | None:
+        """See get()."""
+        return await arun(self._get())
+
+    def set_if(self, op: str, value: Value, new: Value | None = None, ttl: Seconds | None = None) -> bool:
+        """Store ``new`` (None: ``value`` itself) if ``value op stored``, or if nothing is stored. Answers whether.
+
+        ``op`` is one of ``> < >= <= == !=``. ``ttl``: seconds after which the value is gone; None: never, even where
+        the value that is replaced had a TTL. A value that is not replaced keeps the TTL that it has.
+        """
+        return run_blocking(self._set_if(op, value, new, ttl), "aset_if")
+
+    async def aset_if(self, op: str, value: Value, new: Value | None = None, ttl: Seconds | None = None) -> bool:
+        """See set_if()."""
+        return await arun(self._set_if(op, value, new, ttl))
+
+    def delete_if(self, op: str, value: Value) -> bool:
+        """Delete what is stored if ``value op stored``. Answers whether it was deleted.
+
+        So False when nothing is stored: of many who try to delete the same value, one hears True.
+        """
+        return run_blocking(self._delete_if(op, value), "adelete_if")
+
+    async def adelete_if(self, op: str, value: Value) -> bool:
+        """See delete_if()."""
+        return await arun(self._delete_if(op, value))
+
+    setgt, asetgt = partialmethod(set_if, ">"), partialmethod(aset_if, ">")
+    setlt, asetlt = partialmethod(set_if, "<"), partialmethod(aset_if, "<")
+    setge, asetge = partialmethod(set_if, ">="), partialmethod(aset_if, ">=")
+    setle, asetle = partialmethod(set_if, "<="), partialmethod(aset_if, "<=")
+    seteq, aseteq = partialmethod(set_if, "=="), partialmethod(aset_if, "==")
+    setne, asetne = partialmethod(set_if, "!="), partialmethod(aset_if, "!=")
+    delgt, adelgt = partialmethod(delete_if, ">"), partialmethod(adelete_if, ">")
+    dellt, adellt = partialmethod(delete_if, "<"), partialmethod(adelete_if, "<")
+    delge, adelge = partialmethod(delete_if, ">="), partialmethod(adelete_if, ">=")
+    delle, adelle = partialmethod(delete_if, "<="), partialmethod(adelete_if, "<=")
+    deleq, adeleq = partialmethod(delete_if, "=="), partialmethod(adelete_if, "==")
+    delne, adelne = partialmethod(delete_if, "!="), partialmethod(adelete_if, "!=")
+
+    def _get(self) -> Steps[Value | None]:
+        raw = yield from self._get_raw()
+        return None if raw is None else self._read(raw.decode(errors="replace"))
+
+    def _set_if(self, op: str, value: Value, new: Value | None, ttl: Seconds | None) -> Steps[bool]:
+        _check_value(value, "value")
+        stored = value if new is None else _check_value(new, "new")
+        return (yield from self._compare(op, value, json.dumps(stored), _milliseconds(ttl)))
+
+    def _delete_if(self, op: str, value: Value) -> Steps[bool]:
+        _check_value(value, "value")
+        return (yield from self._compare(op, value, "", ""))
+
+    def _compare(self, op: str, value: Value, new: str, ttl: int | str) -> Steps[bool]:
+        if not isinstance(op, str) or op not in OPERATORS:
+            raise ValueError(f"op must be one of {', '.join(map(repr, OPERATORS))}, not {op!r}.")
+        if isinstance(value, str) and op not in UNORDERED:
+            raise TypeError(f"{value!r:.80} cannot be compared by {op!r}: text has no order here, only '==' and '!='.")
+        answer = yield from self._once(_COMPARE, OPERATORS[op], json.dumps(value), repr(self.eps), new, ttl)
+        if answer[0] == "?":
+            raise TypeError(
+                f"{value!r} cannot be compared by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
+                f"{self.name!r} holds: text has no order here, only '==' and '!='. Nothing was changed."
+            )
+        return answer == "1"
+
+    def _read(self, text: str) -> Value:
+        try:
+            if text == text.strip():
+                return _check_value(json.loads(text), "value")
+        except (ValueError, TypeError):
+            pass
+        raise self._foreign(f"{text!r:.80}")
+
+
+class Counter(_Stored):
+    """A whole number that many add to, of 64 bits. Each call is one atomic step and one round trip.
+
+    ``name``, ``using``
+        As of a :class:`ConditionalValue`; so are the errors.
+
+    A call that had to be sent again, because its answer was lost, counts once and answers what the first run did. After
+    LockUnavailable it may have counted or not.
+    """
+
+    __slots__ = ()
+
+    _kind = "counter"
+
+    def incr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """Add ``by`` and answer the count, at first ``by`` itself.
+
+        ``ttl``: seconds after which a counter that this call *creates* is gone, and begins again with 0. One that
+        exists keeps the end that it has, or has none: this counts per fixed window of time. Give every call the same
+        TTL. Raises OverflowError, and changes nothing, where the count would leave 64 bits.
+        """
+        return run_blocking(self._add(by, 1, ttl), "aincr")
+
+    async def aincr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """See incr()."""
+        return await arun(self._add(by, 1, ttl))
+
+    def decr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """Subtract ``by``; see incr(). The count may fall below 0."""
+        return run_blocking(self._add(by, -1, ttl), "adecr")
+
+    async def adecr(self, by: int = 1, ttl: Seconds | None = None) -> int:
+        """See decr()."""
+        return await arun(self._add(by, -1, ttl))
+
+    def get(self) -> int:
+        """The count; 0 when nothing is stored."""
+        return run_blocking(self._get(), "aget")
+
+    async def aget(self) -> int:
+        """See get()."""
+        return await arun(self._get())
+
+    def reset(self) -> int:
+        """Begin again with 0, without a TTL. Answers the last count; what is added meanwhile is in one of the two."""
+        return run_blocking(self._reset(), "areset")
+
+    async def areset(self) -> int:
+        """See reset()."""
+        return await arun(self._reset())
+
+    def _add(self, by: int, sign: int, ttl: Seconds | None) -> Steps[int]:
+        if isinstance(by, bool) or not isinstance(by, int):
+            raise TypeError(f"by must be an int, not {by!r}.")
+        if abs(by) > LARGEST:
+            raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {by!r}.")
+        return int((yield from self._once(_COUNTER, int(by) * sign, _milliseconds(ttl))))
+
+    def _reset(self) -> Steps[int]:
+        return int((yield from self._once(_COUNTER, "", "")))
+
+    def _get(self) -> Steps[int]:
+        raw = yield from self._get_raw()
+        try:
+            return 0 if raw is None else int(raw)
+        except ValueError:
+            raise self._foreign(f"{raw!r:.80}") from None
+
+
+def _check_value(value: Value, what: str) -> Value:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"{what} must be an int, a float or a str, not {value!r:.80}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, not {value!r}.")
+    if isinstance(value, int) and abs(value) > EXACT:
+        raise ValueError(f"{what} must be between -2**53 and 2**53 to be compared exactly, not {value!r}.")
+    return value
+
+
+def _milliseconds(ttl: Seconds | None) -> int | str:
+    return "" if ttl is None else round(seconds(ttl, "ttl") * 1000)
