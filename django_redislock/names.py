@@ -76,8 +76,8 @@ def make_keys(prefix: str, name: str) -> Keys:
     return Keys(lock, queue, waiters, keys)
 
 
-# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:". Whatever
-# sets such a lock free is given the pool's keys, so that it can pass the member on.
+# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
+# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
 _POOL = "pool:"
 _OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
 
