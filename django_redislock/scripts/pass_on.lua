@@ -21,8 +21,12 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
       if dead[channel] == 'suspect' and words <= 16 then new = new .. ' ' .. channel end
     end
     if new ~= marks then
-      call('HSET', marks_at, '!', new)
-      if apart then call('PEXPIRE', marks_at, 60000) end
+      if new == '-' then
+        call('HDEL', marks_at, '!')
+      else
+        call('HSET', marks_at, '!', new)
+        if apart then call('PEXPIRE', marks_at, 60000) end
+      end
     end
     marks = new
   end

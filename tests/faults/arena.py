@@ -1,0 +1,232 @@
+"""Where workers fight over locks while something goes wrong, and are judged by their history."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from redisserver import RedisServer
+
+from ..processes import Worker
+from ..proxy import Proxy
+from .history import History, Trouble, Violation
+from .worker import NURSERY
+
+TTL = 2.0  # seconds
+AFTER = 1.0  # seconds for which the trouble of a fault that is over goes on: retries, handoffs to those who stood still
+PLACES = [("fair", True), ("other-fair", True), ("plain", False), ("mixed", True), ("mixed", False)]
+HOLDS = [0.0] * 70 + [0.001] * 20 + [0.01] * 6 + [0.05] * 2 + [0.2]  # past 0.1 s a section counts as a long one
+TIMEOUTS = [None] * 12 + [0, 0.01, 0.1, 5]
+PATIENCE = 60.0  # seconds that nothing should take
+
+
+def alias(url: str) -> dict[str, Any]:
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
+
+
+class Process:
+    """A worker, as the arena knows it."""
+
+    def __init__(self, label: str, pid: int, log: Path) -> None:
+        self.label = label
+        self.pid = pid
+        self.log = log
+        self._read = self._gots = 0
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def said(self, event: str) -> bool:
+        return self.log.exists() and f" {event}" in self.log.read_text()
+
+    def gots(self) -> int:
+        """How many locks it has got so far."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        self._gots += data.count(b" got ")
+        return self._gots
+
+    def lives(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+class Nursery:
+    """Workers are born here."""
+
+    def __init__(self) -> None:
+        self._worker = Worker(NURSERY)
+        self._worker.expect("ready")
+
+    def bear(self, order: dict[str, Any]) -> int:
+        self._worker.tell(json.dumps(order))
+        return int(self._worker.expect("child")[0])
+
+    def close(self) -> None:
+        self._worker.kill()
+
+
+class Arena:
+    """One run: workers against a server, through proxies of their own where something is done to their network."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        server: RedisServer,
+        *,
+        seed: int = 0,
+        caches: dict[str, Any] | None = None,
+        places: Sequence[tuple[str, bool]] = PLACES,
+        holds: Sequence[float] = HOLDS,
+        timeouts: Sequence[float | None] = TIMEOUTS,
+        threads: int = 2,
+        tasks: int = 3,
+        mutant: str | None = None,
+    ) -> None:
+        self.nursery = nursery
+        self.server = server
+        self.dice = random.Random(seed)
+        self.folder = Path(tempfile.mkdtemp(prefix="redislock-faults-"))
+        self.history = History()
+        self.processes: list[Process] = []
+        self.proxies: dict[str, Proxy] = {}
+        self.caches = caches or alias(server.url)
+        self.order: dict[str, Any] = {
+            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
+            "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
+        }  # fmt: skip
+        self._born = 0
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def add(self, *, proxied: bool = False) -> Process:
+        """One more worker, that has its first lock when this returns."""
+        self._born += 1
+        label = f"p{self._born}"
+        caches = self.caches
+        if proxied:
+            self.proxies[label] = Proxy(self.server.port)
+            caches = alias(self.proxies[label].url)
+        log = self.folder / f"{label}.log"
+        seed = f"{self.order['seed']} {label}"
+        pid = self.nursery.bear({**self.order, "log": str(log), "caches": caches, "seed": seed})
+        process = Process(label, pid, log)
+        self.processes.append(process)
+        self.until(lambda: process.said("got"))
+        return process
+
+    def kill(self, process: Process) -> None:
+        """kill -9. What it held is nobody's until its lease has ended."""
+        now = monotonic()
+        process.signal(signal.SIGKILL)
+        self.history.dead.add(process.label)
+        self.history.troubles.append(Trouble(now, now + TTL + AFTER, process.label))
+        self.processes.remove(process)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> None:
+        deadline = monotonic() + within
+        while not condition():
+            assert monotonic() < deadline, f"still not so after {within} s; the logs are in {self.folder}"
+            sleep(0.005)
+
+    @contextmanager
+    def trouble(self, process: Process | None = None, *, forgets: bool = False, after: float = AFTER) -> Iterator[None]:
+        """What is done inside excuses what the checker would not forgive otherwise."""
+        begin = monotonic()
+        try:
+            yield
+        finally:
+            now = monotonic()
+            label = None if process is None else process.label
+            self.history.troubles.append(Trouble(begin, now + after, label))
+            if forgets:
+                self.history.troubles.append(Trouble(begin, now, label, forgets=True))
+
+    def obtained(self, times: int = 1) -> None:
+        """Wait until every worker has got locks again, so many times: the trouble is over."""
+        wanted = {process: process.gots() + times for process in self.processes}
+        self.until(lambda: all(process.gots() >= number for process, number in wanted.items()))
+
+    def enough(self, times: int) -> bool:
+        """Whether every worker has got so many locks in all."""
+        return all(process.gots() >= times for process in self.processes)
+
+    def shows(self, kinds: set[str]) -> bool:
+        """Whether the history shows any of these already."""
+        so_far = History()
+        so_far.read(self.folder)
+        return any(violation.kind in kinds for violation in so_far.check())
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> list[Violation]:
+        """Let the workers end, and tell what was wrong."""
+        for process in self.processes:
+            process.signal(signal.SIGTERM)
+        deadline = monotonic() + PATIENCE
+        for process in self.processes:
+            while process.lives() and monotonic() < deadline:
+                sleep(0.005)
+        over = all(not process.lives() for process in self.processes)
+        self.history.read(self.folder)
+        found = self.history.check()
+        if over:
+            # where nothing went wrong, nobody has to clear up behind the others
+            found += self.left("queue:") if not self.history.troubles else []
+            self.sweep()
+            found += self.left("")
+        return found
+
+    def sweep(self) -> None:
+        """Use each lock once more, as the next one would."""
+        log = self.folder / "sweeper.txt"
+        pid = self.nursery.bear({**self.order, "log": str(log), "caches": self.caches, "sweep": True})
+        sweeper = Process("sweeper", pid, log)
+        self.until(lambda: not sweeper.lives())
+        assert sweeper.said("bye"), "some lock cannot be had any more"
+
+    def left(self, where: str) -> Iterator[Violation]:
+        """What is in Redis though nobody uses a lock now; only what is called ``where...``."""
+        with self.server.client() as client:
+            for key in client.scan_iter(f"redislock*:{where}*", count=1000):
+                name = key.decode().partition(":")[2]
+                if name != "fence" and not (name.startswith("gone:") and client.pttl(key) >= 0):
+                    content = client.hgetall(key) if name.startswith("waiters:") else ""
+                    yield Violation("left", f"{name} ({client.pttl(key)} ms) {content}")
+            self.until(lambda: not client.pubsub_channels())
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.lives():
+                process.signal(signal.SIGKILL)
+        self.until(lambda: not any(process.lives() for process in self.processes))
+        for proxy in self.proxies.values():
+            proxy.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def arena(nursery: Nursery, server: RedisServer, *, workers: int = 2, **options: Any) -> Iterator[Arena]:
+    """A run with so many workers, for the time of a block; what was wrong is for the block to find out."""
+    with ExitStack() as stack:
+        run = Arena(nursery, server, **options)
+        stack.callback(run.close)
+        for _ in range(workers):
+            run.add()
+        yield run
