@@ -245,7 +245,7 @@ def _board(boarding: tuple[str | None, str]) -> tuple[Flight, bool]:
 
 def _land(boarding: tuple[str | None, str], flight: Flight, trouble: LockUnavailable | None) -> None:
     with _mutex:
-        del _flights[boarding]
+        _flights.pop(boarding, None)  # in a child that was forked meanwhile there are none
     flight.land(trouble)
 
 
