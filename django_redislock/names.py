@@ -6,12 +6,14 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
+_UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
@@ -45,7 +47,7 @@ def check_token(token: str) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
+    return _QUOTED.sub(_percent, str(value))
 
 
 def lock_name(*parts: object) -> str:
@@ -55,6 +57,24 @@ def lock_name(*parts: object) -> str:
     'order:42:a%3Ab'
     """
     return check_name(":".join(map(quote, parts)))
+
+
+def fit_name(text: str, mark: str = "") -> str:
+    """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
+
+    With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
+    different pairs of text and mark never meet.
+    """
+    if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
+        return text
+    name = f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}"
+    if len(name.encode()) > MAX_NAME_BYTES:
+        name = f"{name[:80]}%~{sha256(name.encode()).hexdigest()}"
+    return name
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
 
 
 class Keys(NamedTuple):
