@@ -945,6 +945,35 @@ def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
     assert look.held("seat") is None
 
 
+def test_a_lock_whose_release_failed_is_not_taken_again_without_asking_redis(
+    bad_network: tuple[Proxy, str], look: Look, hold: Hold
+) -> None:
+    """R8: the release may have run, and somebody else may hold the lock; a reentrant acquire must not say it is ours."""
+    network, using = bad_network
+    warm_up(using)
+    lock = hold(FairLock("seat", using=using, reentrant=True))
+    lost = network.lose_answer("lock:seat", times=1000)
+    with pytest.raises(LockUnavailable):
+        lock.release()
+    lost.times = 0
+    hold(FairLock("seat", token="a-token-of-somebody-else"))
+    assert not lock.acquire(blocking=False)
+
+
+def test_who_could_not_release_a_lock_may_wait_for_it_like_anybody(
+    bad_network: tuple[Proxy, str], look: Look, hold: Hold
+) -> None:
+    """R8: nothing renews it any more, so this is no waiting for oneself without end."""
+    network, using = bad_network
+    warm_up(using)
+    lock = hold(FairLock("seat", using=using))
+    lost = network.lose_answer("lock:seat", times=1000)
+    with pytest.raises(LockUnavailable):
+        lock.release()
+    lost.end()
+    assert lock.acquire(blocking_timeout=None)
+
+
 def test_a_release_that_finds_no_token_at_its_first_try_says_that_the_lock_was_lost(look: Look, hold: Hold) -> None:
     """R8: only a repeated release may find nothing."""
     lock = hold(FairLock("seat"))
