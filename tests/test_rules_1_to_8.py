@@ -356,6 +356,22 @@ def test_a_handed_over_lease_ends_here_no_later_than_in_redis_when_its_wake_come
     assert waiter.ends <= client.pttl(f"{PREFIX}lock:seat") / 1000 + monotonic() + 0.001
 
 
+def test_a_handed_over_lease_is_no_longer_than_it_is_when_the_clock_of_the_server_has_jumped_ahead(
+    look: Look, take: Take, hold: Hold
+) -> None:
+    """R1: whenever the grant was made, it was not made in the future."""
+    holder = hold(fair("seat"))
+    waiter = take(fair("seat", ttl=3, auto_renew=False))
+    look.queue("seat")
+    backend = get_backend()
+    assert backend.anchor
+    us, sent = backend.anchor
+    backend.anchor = (us - 3_600_000_000, sent)  # what the server said before it jumped
+    holder.release()
+    assert waiter.result()
+    assert waiter.ends <= monotonic() + 3
+
+
 def test_acquire_never_answers_true_when_the_lease_is_over_already(
     bad_network: tuple[Proxy, str], look: Look, hold: Hold
 ) -> None:

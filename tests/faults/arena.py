@@ -14,6 +14,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from redisserver import RedisServer
 
 from ..processes import Worker
@@ -29,8 +32,15 @@ TIMEOUTS = [None] * 12 + [0, 0.01, 0.1, 5]
 PATIENCE = 60.0  # seconds that nothing should take
 
 
+def eventually(condition: Callable[[], Any]) -> None:
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < deadline, f"still not so after {PATIENCE} s"
+        sleep(0.005)
+
+
 def alias(url: str) -> dict[str, Any]:
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
+    return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
 
 
 class Process:
@@ -89,7 +99,6 @@ class Arena:
         server: RedisServer,
         *,
         seed: int = 0,
-        caches: dict[str, Any] | None = None,
         places: Sequence[tuple[str, bool]] = PLACES,
         holds: Sequence[float] = HOLDS,
         timeouts: Sequence[float | None] = TIMEOUTS,
@@ -104,12 +113,13 @@ class Arena:
         self.history = History()
         self.processes: list[Process] = []
         self.proxies: dict[str, Proxy] = {}
-        self.caches = caches or alias(server.url)
+        self.cache = getattr(server, "cache", alias(server.url))
         self.order: dict[str, Any] = {
             "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
         }  # fmt: skip
         self._born = 0
+        self.moved(server)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
@@ -117,17 +127,24 @@ class Arena:
         """One more worker, that has its first lock when this returns."""
         self._born += 1
         label = f"p{self._born}"
-        caches = self.caches
+        cache = self.cache
         if proxied:
             self.proxies[label] = Proxy(self.server.port)
-            caches = alias(self.proxies[label].url)
+            cache = alias(self.proxies[label].url)
         log = self.folder / f"{label}.log"
         seed = f"{self.order['seed']} {label}"
-        pid = self.nursery.bear({**self.order, "log": str(log), "caches": caches, "seed": seed})
+        pid = self.nursery.bear({**self.order, "log": str(log), "cache": cache, "seed": seed})
         process = Process(label, pid, log)
         self.processes.append(process)
         self.until(lambda: process.said("got"))
         return process
+
+    def any(self) -> Process:
+        return self.dice.choice(self.processes)
+
+    def proxied(self) -> Process:
+        """One whose network is at our mercy."""
+        return self.dice.choice([process for process in self.processes if process.label in self.proxies])
 
     def kill(self, process: Process) -> None:
         """kill -9. What it held is nobody's until its lease has ended."""
@@ -137,13 +154,24 @@ class Arena:
         self.history.troubles.append(Trouble(now, now + TTL + AFTER, process.label))
         self.processes.remove(process)
 
+    def redis(self, *command: Any) -> Any:
+        """Tell the server something, from outside."""
+        return self.client.execute_command(*command)
+
+    def moved(self, server: RedisServer) -> None:
+        """This is the server now."""
+        self.server = server
+        # a restart or CLIENT KILL may have closed its connection
+        self.client = server.client(retry=Retry(NoBackoff(), 1))
+
     # -- time -------------------------------------------------------------------------------------------------------
 
-    def until(self, condition: Callable[[], Any], within: float = PATIENCE) -> None:
-        deadline = monotonic() + within
-        while not condition():
-            assert monotonic() < deadline, f"still not so after {within} s; the logs are in {self.folder}"
-            sleep(0.005)
+    def until(self, condition: Callable[[], Any]) -> None:
+        eventually(condition)
+
+    def last(self, seconds: float) -> None:
+        """Let a fault go on for so long."""
+        sleep(seconds)
 
     @contextmanager
     def trouble(self, process: Process | None = None, *, forgets: bool = False, after: float = AFTER) -> Iterator[None]:
@@ -196,37 +224,42 @@ class Arena:
     def sweep(self) -> None:
         """Use each lock once more, as the next one would."""
         log = self.folder / "sweeper.txt"
-        pid = self.nursery.bear({**self.order, "log": str(log), "caches": self.caches, "sweep": True})
+        pid = self.nursery.bear({**self.order, "log": str(log), "cache": self.cache, "sweep": True})
         sweeper = Process("sweeper", pid, log)
         self.until(lambda: not sweeper.lives())
         assert sweeper.said("bye"), "some lock cannot be had any more"
 
     def left(self, where: str) -> Iterator[Violation]:
         """What is in Redis though nobody uses a lock now; only what is called ``where...``."""
-        with self.server.client() as client:
-            for key in client.scan_iter(f"redislock*:{where}*", count=1000):
-                name = key.decode().partition(":")[2]
-                if name != "fence" and not (name.startswith("gone:") and client.pttl(key) >= 0):
-                    content = client.hgetall(key) if name.startswith("waiters:") else ""
-                    yield Violation("left", f"{name} ({client.pttl(key)} ms) {content}")
-            self.until(lambda: not client.pubsub_channels())
+        self.until(lambda: not self.client.pubsub_channels("redislock*"))
+        for key in self.client.scan_iter(f"redislock*:{where}*", count=1000):
+            name = key.decode().partition(":")[2]
+            ends = self.client.pttl(key) > 0
+            content = self.client.hkeys(key) if name.startswith("waiters:") else ""
+            # a handoff to somebody who gave no sign of life is remembered for a minute
+            suspects = content == [b"!"] and self.history.troubles
+            if name != "fence" and not (ends and (suspects or name.startswith("gone:"))):
+                yield Violation("left", f"{name} ({'ends' if ends else 'stays'}) {content}")
 
     def close(self) -> None:
         for process in self.processes:
             if process.lives():
                 process.signal(signal.SIGKILL)
         self.until(lambda: not any(process.lives() for process in self.processes))
+        self.client.close()
         for proxy in self.proxies.values():
             proxy.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
-def arena(nursery: Nursery, server: RedisServer, *, workers: int = 2, **options: Any) -> Iterator[Arena]:
-    """A run with so many workers, for the time of a block; what was wrong is for the block to find out."""
+def arena(
+    nursery: Nursery, server: RedisServer, *, workers: int = 2, proxied: Sequence[int] = (), **options: Any
+) -> Iterator[Arena]:
+    """A run with so many workers, some of them behind proxies, for the time of a block."""
     with ExitStack() as stack:
         run = Arena(nursery, server, **options)
         stack.callback(run.close)
-        for _ in range(workers):
-            run.add()
+        for index in range(workers):
+            run.add(proxied=index in proxied)
         yield run

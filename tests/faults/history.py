@@ -1,4 +1,4 @@
-"""What workers saw, and what must be true of it. Times are of CLOCK_MONOTONIC, one clock for all processes of a machine.
+"""What workers saw, and what must be true of it. All times are of CLOCK_MONOTONIC, one clock for all processes.
 
 A worker writes one line for each thing that happens to it: ``time event number ...``, where ``number`` tells its
 critical sections from one another. What it believes is what counts: a hold begins when ``acquire()`` has returned True,
@@ -149,14 +149,13 @@ class History:
                 active.append(section)
 
     def gaps(self) -> Iterator[tuple[float, float, str]]:
-        """(begin, end, name): when nobody held a lock and somebody waited for it without end, who got it or lives."""
+        """(begin, end, name): when nobody was sure to hold a lock, and somebody who lives, or got it, waited for it."""
         for sections in self.by_name(self.sections):
             changes: list[tuple[float, int, int]] = []  # (when, holders, waiters)
             for section in sections:
                 lives = section.process not in self.dead
                 if section.got is not None:
-                    over = section.finished or section.held or section.got
-                    changes += [(section.got, 1, 0), (over, -1, 0)]
+                    changes += [(section.got, 1, 0), (section.held or section.got, -1, 0)]
                 end = section.got or section.finished
                 if end is not None and (lives or section.got) and section.timeout is None:
                     changes += [(section.asked, 0, 1), (end, 0, -1)]

@@ -156,7 +156,7 @@ def work(line: str) -> None:
     setattr(lock_module, "Attempt", NotedAttempt)  # noqa: B010
     log = Log(order["log"])
     _watch_for_failures(log)
-    with override_settings(CACHES=order["caches"]):
+    with override_settings(CACHES={"default": order["cache"]}):
         if order["sweep"]:
             for name, _ in order["places"]:
                 with FairLock(name, ttl=order["ttl"], blocking_timeout=60):

@@ -1,0 +1,331 @@
+"""What can go wrong between the locks and Redis, done to an arena: by real means where there are any, else by a proxy.
+
+Each fault is one row of README's table "What happens when".
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from django_redis.cache import RedisCache
+
+from redisserver import RedisServer, redis_server
+
+from ..ways import Sentinels
+from .arena import TTL, Arena, eventually
+from .clock import Clock, server_with_clock
+
+LONG = TTL + 0.5  # seconds: longer than any lease
+
+
+class Fault(NamedTuple):
+    """``strike`` does it and undoes it. ``two``: whether two can ever think that they hold the lock.
+
+    ``server``: a server of its own kind, made for it; None: any will do.
+    """
+
+    title: str
+    strike: Callable[[Arena], None]
+    holder: str
+    waiters: str
+    two: str = "no"
+    server: Callable[[], AbstractContextManager[RedisServer]] | None = None
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def kill_processes(run: Arena) -> None:
+    for _ in range(2):
+        run.kill(run.any())
+        run.add()
+
+
+def stop_process(run: Arena) -> None:
+    victim = run.any()
+    with run.trouble(victim):
+        victim.signal(signal.SIGSTOP)
+        run.last(LONG)
+        victim.signal(signal.SIGCONT)
+
+
+# -- connections and the network ---------------------------------------------------------------------------------------
+
+
+def kill_connections(run: Arena) -> None:
+    for _ in range(20):
+        run.redis("CLIENT", "KILL", "TYPE", "normal")
+        run.last(0.05)
+
+
+def kill_subscriptions(run: Arena) -> None:
+    with run.trouble():
+        for _ in range(10):
+            run.redis("CLIENT", "KILL", "TYPE", "pubsub")
+            run.last(0.1)
+
+
+def delay_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].delay_answer("EVALSHA", 0.3, times=10**9, every=10)
+        run.last(2)
+        trouble.end()
+
+
+def lose_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].lose_answer("EVALSHA", times=10**9, every=10)
+        run.last(1.5)
+        trouble.end()
+
+
+def tear_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].tear_answer("EVALSHA", times=10**9, every=10)
+        run.last(1.5)
+        trouble.end()
+
+
+def partition(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim, after=5):  # what was on its way waits for its own timeout
+        run.proxies[victim.label].partition()
+        run.last(LONG)
+        run.proxies[victim.label].heal()
+
+
+def swallow_wakes(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
+        run.last(LONG)
+        trouble.end()
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def restart_empty(run: Arena) -> None:
+    with run.trouble(forgets=True):
+        run.server.stop()
+        run.server.start()
+
+
+def restart(run: Arena) -> None:
+    with run.trouble():
+        run.server.stop()
+        run.server.start()
+
+
+def restart_slowly(run: Arena) -> None:
+    with run.trouble():
+        run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 20000)) end", 0)
+        run.redis("CONFIG", "SET", "rdbcompression", "no")
+        run.client.shutdown(save=True)
+        run.server.stop()
+        # microseconds for each key, and how often it looks up from its work
+        run.server.options |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "20000"}
+        run.server.start()
+
+
+def stop_server(run: Arena) -> None:
+    assert run.server.process is not None
+    with run.trouble():
+        run.server.process.send_signal(signal.SIGSTOP)
+        run.last(LONG)
+        run.server.process.send_signal(signal.SIGCONT)
+
+
+def pause_clients(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CLIENT", "PAUSE", "1000", "ALL")
+        run.last(1)
+
+
+def flush(run: Arena) -> None:
+    for _ in range(5):
+        with run.trouble(forgets=True):
+            run.redis("FLUSHALL")
+        run.last(0.2)
+
+
+def clear_cache(run: Arena) -> None:
+    for _ in range(5):
+        with run.trouble(forgets=True):
+            RedisCache(run.server.url, {}).clear()
+        run.last(0.2)
+
+
+def flush_scripts(run: Arena) -> None:
+    for _ in range(50):
+        run.redis("SCRIPT", "FLUSH")
+        run.last(0.02)
+
+
+def evict(run: Arena) -> None:
+    with run.trouble(forgets=True):
+        used = int(run.client.info("memory")["used_memory"])
+        run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", used + 1_000_000)
+        for _ in range(10):
+            run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e4)) end",
+                      0, run.dice.random())  # fmt: skip
+            run.last(0.1)
+        run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 0)
+
+
+# -- what the server answers -------------------------------------------------------------------------------------------
+
+
+def read_only(run: Arena) -> None:
+    with run.trouble():
+        run.redis("REPLICAOF", "127.0.0.1", "1")
+        run.last(1.5)
+        run.redis("REPLICAOF", "NO", "ONE")
+
+
+def out_of_memory(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CONFIG", "SET", "maxmemory", "1")
+        run.last(1.5)
+        run.redis("CONFIG", "SET", "maxmemory", "0")
+
+
+def cannot_save(run: Arena) -> None:
+    in_the_way = Path(run.server.options["dir"]) / "dump.rdb"
+    in_the_way.unlink(missing_ok=True)
+    in_the_way.mkdir()
+    with run.trouble():
+        run.redis("CONFIG", "SET", "save", "3600 1000000000")
+        run.redis("BGSAVE")
+        run.until(lambda: run.client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        run.last(1.5)
+        run.redis("CONFIG", "SET", "save", "")
+    in_the_way.rmdir()
+
+
+def new_password(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CONFIG", "SET", "requirepass", "another")
+        for kind in ("normal", "pubsub"):
+            run.redis("CLIENT", "KILL", "TYPE", kind)
+        run.last(1.5)
+        run.redis("CONFIG", "SET", "requirepass", "")
+
+
+def no_rights(run: Arena) -> None:
+    with run.trouble():
+        run.redis("ACL", "SETUSER", "default", "-eval", "-evalsha")
+        run.last(1.5)
+        run.redis("ACL", "SETUSER", "default", "+@all")
+
+
+def no_channels(run: Arena) -> None:
+    with run.trouble():
+        run.redis("ACL", "SETUSER", "default", "resetchannels")
+        run.last(2)
+        run.redis("ACL", "SETUSER", "default", "allchannels")
+
+
+# -- a replica -----------------------------------------------------------------------------------------------------------
+
+
+class Watched(RedisServer):
+    """A master with a replica, and a sentinel that promotes it."""
+
+    def __init__(self, sentinels: Sentinels) -> None:
+        self.__dict__ = sentinels.servers[0].__dict__
+        self.sentinels = sentinels
+        self.cache = sentinels.alias()
+
+
+@contextmanager
+def watched() -> Iterator[RedisServer]:
+    with ExitStack() as stack:
+        yield Watched(Sentinels(stack, eventually))
+
+
+def promote(run: Arena) -> None:
+    """The master dies, and its replica had not heard the last it did for half a second."""
+    assert isinstance(run.server, Watched)
+    sentinels = run.server.sentinels
+    master, replica = sentinels.servers
+    sentinels.replicate()
+    with run.trouble(forgets=True):
+        # a password that nobody asked for: the master refuses it, and the link stays down
+        sentinels.clients[1].config_set("masterauth", "wrong")
+        sentinels.clients[1].execute_command("CLIENT", "KILL", "TYPE", "master")
+        run.last(0.5)
+        master.stop()
+        run.until(lambda: sentinels.master() == replica.port)
+        run.until(lambda: sentinels.clients[1].info("replication")["role"] == "master")
+        run.moved(replica)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def jump(seconds: float) -> Callable[[Arena], None]:
+    def strike(run: Arena) -> None:
+        assert isinstance(run.server, Clock)
+        with run.trouble(forgets=seconds > 0):
+            run.server.jump(seconds)
+            run.obtained()
+
+    return strike
+
+
+def persistent() -> AbstractContextManager[RedisServer]:
+    return redis_server(appendonly="yes", appendfsync="always")
+
+
+FAULTS = [
+    Fault("``kill -9`` of a process", kill_processes, "is dead", "get it when its lease has ended"),
+    Fault(
+        "a process stands still for longer than its TTL (``SIGSTOP``)", stop_process,
+        "``lost`` as soon as it runs again", "get it when its lease has ended",
+    ),
+    Fault("``CLIENT KILL`` of the connections", kill_connections, "nothing", "nothing"),
+    Fault(
+        "``CLIENT KILL`` of the subscriptions", kill_subscriptions, "nothing", "queue again; others may overtake them",
+    ),
+    Fault("answers come late", delay_answers, "nothing", "nothing"),
+    Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing"),
+    Fault("answers break off in the middle", tear_answers, "nothing", "nothing"),
+    Fault(
+        "the network of one process is cut for longer than its TTL", partition,
+        "``lost`` when its lease ends", "of that process: wait; others get it when the lease has ended",
+    ),
+    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease of the handoff ends, and get it then"),
+    Fault(
+        "Redis restarts with persistence (AOF, ``always``)", restart, "nothing", "nothing", server=persistent,
+    ),
+    Fault("Redis restarts and loads for a second (``LOADING``)", restart_slowly, "``LockUnavailable`` from calls", "wait"),
+    Fault(
+        "Redis restarts empty", restart_empty, "``lost``, when it has connected again", "queue again", "yes, until told",
+    ),
+    Fault("Redis stands still for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
+    Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls take longer", "wait"),
+    Fault("``FLUSHALL``", flush, "``lost`` at its next renewal or its release", "queue again", "yes, until told"),
+    Fault("``cache.clear()``", clear_cache, "the same", "queue again", "yes, until told"),
+    Fault("``SCRIPT FLUSH``, ``NOSCRIPT``", flush_scripts, "nothing", "nothing"),
+    Fault("eviction (``allkeys-lru``)", evict, "``lost`` at its next renewal or its release", "queue again", "yes, until told"),
+    Fault("``READONLY``", read_only, "", ""),
+    Fault("``OOM``", out_of_memory, "", ""),
+    Fault("``MISCONF``", cannot_save, "", ""),
+    Fault("``NOAUTH``", new_password, "", ""),
+    Fault("``NOPERM`` for scripts", no_rights, "", ""),
+    Fault("``NOPERM`` for channels", no_channels, "", ""),
+    Fault(
+        "a Sentinel promotes a replica that lacks the last writes", promote,
+        "``lost`` at its next renewal or its release", "queue again", "yes, until told", server=watched,
+    ),
+    Fault("the clock of the server jumps ahead", jump(3600), "", "", "yes, until told", server=server_with_clock),
+    Fault("the clock of the server jumps back", jump(-3600), "", "", server=server_with_clock),
+]  # fmt: skip
