@@ -24,7 +24,7 @@ from ..proxy import Proxy
 from .history import History, Trouble, Violation
 from .worker import NURSERY
 
-TTL = 2.0  # seconds
+TTL = 1.5  # seconds
 AFTER = 1.0  # seconds for which the trouble of a fault that is over goes on: retries, handoffs to those who stood still
 PLACES = [("fair", True), ("other-fair", True), ("plain", False), ("mixed", True), ("mixed", False)]
 HOLDS = [0.0] * 70 + [0.001] * 20 + [0.01] * 6 + [0.05] * 2 + [0.2]  # past 0.1 s a section counts as a long one

@@ -19,7 +19,7 @@ from ..ways import Sentinels
 from .arena import TTL, Arena, eventually
 from .clock import Clock, server_with_clock
 
-LONG = TTL + 0.5  # seconds: longer than any lease
+LONG = TTL + 0.3  # seconds: longer than any lease
 
 
 class Fault(NamedTuple):
@@ -33,6 +33,7 @@ class Fault(NamedTuple):
     holder: str
     waiters: str
     two: str = "no"
+    network: bool = False  # it needs a worker behind a proxy
     server: Callable[[], AbstractContextManager[RedisServer]] | None = None
 
 
@@ -73,7 +74,7 @@ def delay_answers(run: Arena) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].delay_answer("EVALSHA", 0.3, times=10**9, every=10)
-        run.last(2)
+        run.last(1)
         trouble.end()
 
 
@@ -81,7 +82,7 @@ def lose_answers(run: Arena) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].lose_answer("EVALSHA", times=10**9, every=10)
-        run.last(1.5)
+        run.last(1)
         trouble.end()
 
 
@@ -89,7 +90,7 @@ def tear_answers(run: Arena) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].tear_answer("EVALSHA", times=10**9, every=10)
-        run.last(1.5)
+        run.last(1)
         trouble.end()
 
 
@@ -186,14 +187,14 @@ def evict(run: Arena) -> None:
 def read_only(run: Arena) -> None:
     with run.trouble():
         run.redis("REPLICAOF", "127.0.0.1", "1")
-        run.last(1.5)
+        run.last(1)
         run.redis("REPLICAOF", "NO", "ONE")
 
 
 def out_of_memory(run: Arena) -> None:
     with run.trouble():
         run.redis("CONFIG", "SET", "maxmemory", "1")
-        run.last(1.5)
+        run.last(1)
         run.redis("CONFIG", "SET", "maxmemory", "0")
 
 
@@ -205,7 +206,7 @@ def cannot_save(run: Arena) -> None:
         run.redis("CONFIG", "SET", "save", "3600 1000000000")
         run.redis("BGSAVE")
         run.until(lambda: run.client.info("persistence")["rdb_last_bgsave_status"] == "err")
-        run.last(1.5)
+        run.last(1)
         run.redis("CONFIG", "SET", "save", "")
     in_the_way.rmdir()
 
@@ -215,25 +216,25 @@ def new_password(run: Arena) -> None:
         run.redis("CONFIG", "SET", "requirepass", "another")
         for kind in ("normal", "pubsub"):
             run.redis("CLIENT", "KILL", "TYPE", kind)
-        run.last(1.5)
+        run.last(1)
         run.redis("CONFIG", "SET", "requirepass", "")
 
 
 def no_rights(run: Arena) -> None:
     with run.trouble():
         run.redis("ACL", "SETUSER", "default", "-eval", "-evalsha")
-        run.last(1.5)
+        run.last(1)
         run.redis("ACL", "SETUSER", "default", "+@all")
 
 
 def no_channels(run: Arena) -> None:
     with run.trouble():
         run.redis("ACL", "SETUSER", "default", "resetchannels")
-        run.last(2)
+        run.last(1)
         run.redis("ACL", "SETUSER", "default", "allchannels")
 
 
-# -- a replica -----------------------------------------------------------------------------------------------------------
+# -- a replica ---------------------------------------------------------------------------------------------------------
 
 
 class Watched(RedisServer):
@@ -271,61 +272,72 @@ def promote(run: Arena) -> None:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def jump(seconds: float) -> Callable[[Arena], None]:
-    def strike(run: Arena) -> None:
-        assert isinstance(run.server, Clock)
-        with run.trouble(forgets=seconds > 0):
-            run.server.jump(seconds)
-            run.obtained()
+def jump_ahead(run: Arena) -> None:
+    assert isinstance(run.server, Clock)
+    with run.trouble(forgets=True):
+        run.server.jump(3600)
+        run.obtained()
 
-    return strike
+
+def jump_back(run: Arena) -> None:
+    assert isinstance(run.server, Clock)
+    with run.trouble():
+        run.server.jump(-3600)
+        run.obtained()
 
 
 def persistent() -> AbstractContextManager[RedisServer]:
     return redis_server(appendonly="yes", appendfsync="always")
 
 
+YES = "yes, until told"
+RENEWAL = "``lost`` at its next renewal or its release"
+REFUSED = "calls raise ``LockUnavailable``"
+
 FAULTS = [
-    Fault("``kill -9`` of a process", kill_processes, "is dead", "get it when its lease has ended"),
+    Fault("a process dies (``kill -9``)", kill_processes, "is dead", "get it when its lease has ended"),
     Fault(
-        "a process stands still for longer than its TTL (``SIGSTOP``)", stop_process,
-        "``lost`` as soon as it runs again", "get it when its lease has ended",
+        "a process stands still for longer than the TTL (``SIGSTOP``)", stop_process,
+        "``lost``, as soon as it runs again", "get it when the lease has ended",
     ),
-    Fault("``CLIENT KILL`` of the connections", kill_connections, "nothing", "nothing"),
+    Fault("connections are cut (``CLIENT KILL``), again and again", kill_connections, "nothing", "nothing"),
     Fault(
-        "``CLIENT KILL`` of the subscriptions", kill_subscriptions, "nothing", "queue again; others may overtake them",
+        "subscriptions are cut, again and again", kill_subscriptions,
+        "nothing", "queue again with their tickets; those of others may have gone before",
     ),
-    Fault("answers come late", delay_answers, "nothing", "nothing"),
-    Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing"),
-    Fault("answers break off in the middle", tear_answers, "nothing", "nothing"),
+    Fault("answers come late by 0.3 s", delay_answers, "nothing", "nothing", network=True),
+    Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing", network=True),
+    Fault("answers break off in the middle", tear_answers, "nothing", "nothing", network=True),
     Fault(
-        "the network of one process is cut for longer than its TTL", partition,
-        "``lost`` when its lease ends", "of that process: wait; others get it when the lease has ended",
+        "the network of one process is gone for longer than the TTL", partition,
+        "``lost`` when its lease ends", "in that process wait; elsewhere get it when the lease has ended", network=True,
     ),
-    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease of the handoff ends, and get it then"),
+    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease ends, and get it then", network=True),
+    Fault("Redis restarts with all its data (AOF)", restart, "nothing", "wait", server=persistent),
     Fault(
-        "Redis restarts with persistence (AOF, ``always``)", restart, "nothing", "nothing", server=persistent,
+        "Redis restarts and loads for a second (``LOADING``)", restart_slowly, REFUSED, "wait; newcomers are refused"
     ),
-    Fault("Redis restarts and loads for a second (``LOADING``)", restart_slowly, "``LockUnavailable`` from calls", "wait"),
-    Fault(
-        "Redis restarts empty", restart_empty, "``lost``, when it has connected again", "queue again", "yes, until told",
-    ),
+    Fault("Redis restarts empty", restart_empty, "``lost``, when it is there again", "queue again", YES),
     Fault("Redis stands still for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
     Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls take longer", "wait"),
-    Fault("``FLUSHALL``", flush, "``lost`` at its next renewal or its release", "queue again", "yes, until told"),
-    Fault("``cache.clear()``", clear_cache, "the same", "queue again", "yes, until told"),
-    Fault("``SCRIPT FLUSH``, ``NOSCRIPT``", flush_scripts, "nothing", "nothing"),
-    Fault("eviction (``allkeys-lru``)", evict, "``lost`` at its next renewal or its release", "queue again", "yes, until told"),
-    Fault("``READONLY``", read_only, "", ""),
-    Fault("``OOM``", out_of_memory, "", ""),
-    Fault("``MISCONF``", cannot_save, "", ""),
-    Fault("``NOAUTH``", new_password, "", ""),
-    Fault("``NOPERM`` for scripts", no_rights, "", ""),
-    Fault("``NOPERM`` for channels", no_channels, "", ""),
+    Fault("``FLUSHALL``", flush, RENEWAL, "queue again at their next look", YES),
+    Fault("``cache.clear()``", clear_cache, RENEWAL, "queue again at their next look", YES),
+    Fault("``SCRIPT FLUSH`` (``NOSCRIPT``)", flush_scripts, "nothing", "nothing"),
+    Fault("eviction (``maxmemory-policy allkeys-lru``)", evict, RENEWAL, "queue again at their next look", YES),
+    Fault("``READONLY`` for 1 s", read_only, REFUSED, "wait; newcomers are refused"),
+    Fault("``OOM`` for 1 s", out_of_memory, "nothing: it can release", "nothing; newcomers are refused"),
+    Fault("``MISCONF`` for 1 s", cannot_save, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOAUTH`` for 1 s", new_password, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOPERM`` for scripts, 1 s", no_rights, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOPERM`` for channels", no_channels, "nothing", "look four times a second"),
     Fault(
-        "a Sentinel promotes a replica that lacks the last writes", promote,
-        "``lost`` at its next renewal or its release", "queue again", "yes, until told", server=watched,
+        "a Sentinel promotes a replica that lacks the last writes", promote, RENEWAL, "queue again", YES, server=watched
     ),
-    Fault("the clock of the server jumps ahead", jump(3600), "", "", "yes, until told", server=server_with_clock),
-    Fault("the clock of the server jumps back", jump(-3600), "", "", server=server_with_clock),
+    Fault("the server's clock jumps an hour ahead", jump_ahead, RENEWAL, "get it", YES, server=server_with_clock),
+    Fault(
+        "the server's clock jumps an hour back", jump_back,
+        "nothing", "nothing; but the lock of one who dies then is free an hour later", server=server_with_clock,
+    ),
 ]  # fmt: skip
+PROCESSES = [kill_processes, stop_process]
+AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
