@@ -60,6 +60,8 @@ class Process:
 
     def gots(self) -> int:
         """How many locks it has got so far."""
+        if not self.log.exists():
+            return 0
         with self.log.open("rb") as file:
             file.seek(self._read)
             data = file.read()
@@ -109,6 +111,7 @@ class Arena:
         self.nursery = nursery
         self.server = server
         self.dice = random.Random(seed)
+        self.victims = random.Random(seed)  # who strikes processes may do so in a thread of its own
         self.folder = Path(tempfile.mkdtemp(prefix="redislock-faults-"))
         self.history = History()
         self.processes: list[Process] = []
@@ -118,15 +121,14 @@ class Arena:
             "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
         }  # fmt: skip
-        self._born = 0
+        self._all: list[Process] = []
         self.moved(server)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
     def add(self, *, proxied: bool = False) -> Process:
         """One more worker, that has its first lock when this returns."""
-        self._born += 1
-        label = f"p{self._born}"
+        label = f"p{len(self._all) + 1}"
         cache = self.cache
         if proxied:
             self.proxies[label] = Proxy(self.server.port)
@@ -136,15 +138,23 @@ class Arena:
         pid = self.nursery.bear({**self.order, "log": str(log), "cache": cache, "seed": seed})
         process = Process(label, pid, log)
         self.processes.append(process)
+        self._all.append(process)
         self.until(lambda: process.said("got"))
         return process
 
     def any(self) -> Process:
-        return self.dice.choice(self.processes)
+        return self.victims.choice(self.processes)
 
     def proxied(self) -> Process:
         """One whose network is at our mercy."""
-        return self.dice.choice([process for process in self.processes if process.label in self.proxies])
+        known: list[Process] = []
+
+        def look() -> list[Process]:
+            known[:] = [process for process in self.processes if process.label in self.proxies]
+            return known
+
+        self.until(look)  # the next may be about to be born
+        return self.dice.choice(known)
 
     def kill(self, process: Process) -> None:
         """kill -9. What it held is nobody's until its lease has ended."""
@@ -187,9 +197,17 @@ class Arena:
                 self.history.troubles.append(Trouble(begin, now, label, forgets=True))
 
     def obtained(self, times: int = 1) -> None:
-        """Wait until every worker has got locks again, so many times: the trouble is over."""
+        """Wait until every worker that lives has got locks again, so many times: the trouble is over."""
         wanted = {process: process.gots() + times for process in self.processes}
-        self.until(lambda: all(process.gots() >= number for process, number in wanted.items()))
+        self.until(lambda: all(one.gots() >= wanted.get(one, 0) for one in list(self.processes)))
+
+    def entered(self, times: int) -> None:
+        """Wait for so many sections more, of all workers together."""
+        so_far = self._entered()
+        self.until(lambda: self._entered() >= so_far + times)
+
+    def _entered(self) -> int:
+        return sum(process.gots() for process in list(self._all))
 
     def enough(self, times: int) -> bool:
         """Whether every worker has got so many locks in all."""

@@ -5,10 +5,13 @@ Each fault is one row of README's table "What happens when".
 
 from __future__ import annotations
 
+import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from django_redis.cache import RedisCache
@@ -42,8 +45,9 @@ class Fault(NamedTuple):
 
 def kill_processes(run: Arena) -> None:
     for _ in range(2):
-        run.kill(run.any())
-        run.add()
+        victim = run.any()
+        run.kill(victim)
+        run.add(proxied=victim.label in run.proxies)
 
 
 def stop_process(run: Arena) -> None:
@@ -341,3 +345,27 @@ FAULTS = [
 ]  # fmt: skip
 PROCESSES = [kill_processes, stop_process]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
+
+
+def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
+    """So many faults, one after the other, with ``rest`` sections in between, while processes are
+    killed and stopped all the time."""
+    over = threading.Event()
+    dice = random.Random(run.dice.random())
+
+    def strike_processes() -> None:
+        while not over.wait(dice.random() * 2):
+            dice.choice(PROCESSES)(run)
+
+    other = threading.Thread(target=strike_processes)
+    other.start()
+    try:
+        for _ in range(rounds):
+            fault = run.dice.choice(AT_ANY_TIME)
+            print(f"{monotonic():.3f} {fault.strike.__name__}", flush=True)
+            fault.strike(run)
+            run.entered(rest)
+    finally:
+        over.set()
+        other.join()
+    run.obtained(3)

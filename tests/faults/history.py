@@ -37,7 +37,10 @@ class Section:
     outcome: str = ""  # released, lost, unavailable, timeout, refused; else an error
 
     def __str__(self) -> str:
-        return f"{self.process}/{self.number} {self.name} fence={self.fence} ticket={self.ticket} {self.outcome}"
+        return (
+            f"{self.process}/{self.number} {self.name} asked={self.asked:.3f} timeout={self.timeout} "
+            f"got={self.got} fence={self.fence} ticket={self.ticket} {self.finished} {self.outcome}"
+        )
 
     @property
     def place(self) -> int:

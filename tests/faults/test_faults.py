@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from contextlib import nullcontext
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from redisserver import RedisServer, redis_server
 
 from .arena import Nursery, arena
-from .faults import AT_ANY_TIME, FAULTS, PROCESSES, Fault
+from .faults import FAULTS, Fault, strike_at_random
 
 # in the long form: so many faults at random, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "5"))
@@ -36,23 +35,6 @@ def test_faults_at_random(nursery: Nursery) -> None:
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many of them."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
     with redis_server() as server, arena(nursery, server, workers=3, proxied=[0, 1], seed=SEED) as run:
-        over = threading.Event()
-
-        def strike_processes() -> None:
-            dice = random.Random(SEED)
-            while not over.wait(dice.random() * 2):
-                dice.choice(PROCESSES)(run)
-
-        other = threading.Thread(target=strike_processes)
-        other.start()
-        try:
-            for _ in range(ROUNDS):
-                fault = run.dice.choice(AT_ANY_TIME)
-                print(fault.strike.__name__)
-                fault.strike(run)
-        finally:
-            over.set()
-            other.join()
-        run.obtained(3)
+        strike_at_random(run, ROUNDS, rest=10)
         assert run.finish() == []
         print(f"{len(run.history.obtained)} sections, {run.history.count('lost')} lost")
