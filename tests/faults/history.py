@@ -29,7 +29,7 @@ class Section:
     timeout: float | None  # seconds; None: it waits without end
     got: float | None = None
     fence: int = 0
-    ticket: int | None = None  # None: it never queued
+    ticket: int | None = None  # None: it never queued; 0: its request was repeated, and may have queued unseen
     held: float | None = None  # when it was last sure of its hold
     left: float = 0.0  # seconds of lease that it had then
     told: float | None = None  # when it was told that the lock is lost
@@ -230,7 +230,8 @@ def _order(history: History) -> Iterator[Violation]:
         if not all(section.fair for section in sections):
             continue
         last: Section | None = None
-        for section in sorted((one for one in sections if one.got is not None), key=lambda one: one.fence):
+        known = [section for section in sections if section.got is not None and section.ticket != 0]
+        for section in sorted(known, key=lambda one: one.fence):
             if last is not None and section.place < last.place:
                 if not history.troubled(section.asked, _got(section), section.process):
                     yield Violation("order", f"{section} was overtaken by {last}")

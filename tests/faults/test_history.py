@@ -102,6 +102,10 @@ def test_who_never_queued_overtakes_as_well() -> None:
     assert kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 200 None"), p3=THIRD) == ["order"]
 
 
+def test_who_may_have_queued_unseen_did_not_overtake() -> None:
+    assert kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 200 0"), p3=THIRD) == []
+
+
 def test_plain_locks_know_no_order() -> None:
     plain = [line.replace("FairLock", "Lock") for line in SECOND]
     assert kinds(p1=FIRST, p2=plain, p3=THIRD) == []

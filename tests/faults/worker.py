@@ -56,7 +56,7 @@ class NotedAttempt(Attempt):
     __slots__ = ()
 
     def leave(self) -> None:
-        _ticket.set(self.ticket)
+        _ticket.set(0 if self.ticket is None and self.unknown else self.ticket)
         super().leave()
 
 
