@@ -69,7 +69,7 @@ def soak(nursery: Nursery, sections: int, seed: int) -> None:
             holds=[0.0] * 999 + [0.3], places=[(f"{name}{number}", name == "fair") for name in ("fair", "plain")
                                               for number in range(3)] + [("mixed", True), ("mixed", False)],
         ) as run:  # fmt: skip
-            strike_at_random(run, 10, rest=3000)
+            strike_at_random(run, 10, rest=8000)
             found = run.finish()
             for violation in found:
                 print(violation, flush=True)

@@ -62,9 +62,10 @@ def stop_process(run: Arena) -> None:
 
 
 def kill_connections(run: Arena) -> None:
-    for _ in range(20):
-        run.redis("CLIENT", "KILL", "TYPE", "normal")
-        run.last(0.05)
+    with run.trouble():  # who wants to wait for some milliseconds alone may not come to a third try
+        for _ in range(20):
+            run.redis("CLIENT", "KILL", "TYPE", "normal")
+            run.last(0.05)
 
 
 def kill_subscriptions(run: Arena) -> None:
