@@ -964,7 +964,7 @@ def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
 def test_a_lock_whose_release_failed_is_not_taken_again_without_asking_redis(
     bad_network: tuple[Proxy, str], look: Look, hold: Hold
 ) -> None:
-    """R8: the release may have run, and somebody else may hold the lock; a reentrant acquire must not say it is ours."""
+    """R8: the release may have run, and another may hold the lock; a reentrant acquire must not say that it is ours."""
     network, using = bad_network
     warm_up(using)
     lock = hold(FairLock("seat", using=using, reentrant=True))
@@ -988,6 +988,18 @@ def test_who_could_not_release_a_lock_may_wait_for_it_like_anybody(
         lock.release()
     lost.end()
     assert lock.acquire(blocking_timeout=None)
+
+
+def test_a_block_whose_end_does_not_reach_redis_frees_its_lock_when_redis_is_there_again(
+    bad_network: tuple[Proxy, str], look: Look, eventually: Eventually
+) -> None:
+    """R8: nobody can try that release again, and the others should not have to wait for the TTL."""
+    network, using = bad_network
+    with pytest.raises(LockUnavailable), FairLock("seat", ttl=600, using=using):
+        network.cut()
+    assert look.held("seat")
+    network.mend()
+    eventually(lambda: not look.held("seat"))
 
 
 def test_a_release_that_finds_no_token_at_its_first_try_says_that_the_lock_was_lost(look: Look, hold: Hold) -> None:
