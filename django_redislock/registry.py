@@ -160,9 +160,12 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     value = yield from scripts.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
-    log_event(WARNING, "force-released", name=name, by=by, owner=before.owner if before else "?")
+    freed = _lock_info(name, value, 0, 0.0, 0)
+    if before is not None and (freed is None or before.fence == freed.fence):
+        freed = before  # knows more; it has not changed hands since
+    log_event(WARNING, "force-released", name=name, by=by, owner=freed.owner if freed else "?")
     yield Tell(lock_force_released, LockInfo, name=name, by=by)
-    return before or _lock_info(name, value, 0, 0.0, 0)
+    return freed
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
