@@ -66,7 +66,11 @@ class LockedCommand(BaseCommand):
         self.lock.purpose = type(self).__module__.rpartition(".")[2]
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with taken(self.lock, busy_status=self.lock_busy_status, at_least=at_least):
-            return super().execute(*args, **options)
+            try:
+                return super().execute(*args, **options)
+            except SystemExit as end:  # an end like any other, as that of a program is
+                ended = end
+        raise ended
 
 
 def _default_name(command: type[BaseCommand]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -150,6 +152,28 @@ def test_it_keeps_the_lock_for_machines_whose_clocks_differ() -> None:
     info = get_lock("report")
     assert info is not None
     assert 15 < info.lease_left <= 20
+
+
+@pytest.mark.parametrize("status", [0, 3, None, "a message"])
+def test_it_keeps_the_lock_when_the_command_exits_as_well(status: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        report(lambda command, **options: sys.exit(status), lock_at_least=20)
+    assert caught.value.code == status
+    info = get_lock("report")
+    assert info is not None
+    assert 15 < info.lease_left <= 20
+
+
+def test_a_command_that_exits_when_its_lock_was_lost_is_a_command_error() -> None:
+    def lose(command: Any, **options: Any) -> None:
+        force_release("report")
+        with suppress(LockLost):
+            command.lock.extend(1)
+        sys.exit(0)
+
+    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
+        report(lose)
+    assert caught.value.returncode == 76
 
 
 def test_an_error_of_the_command_goes_up_and_the_lock_is_free() -> None:
