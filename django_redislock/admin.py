@@ -245,6 +245,8 @@ class LockAdmin(ModelAdmin):
             locks = read_page(words=words, names=names).locks
         except LockUnavailable:
             return None  # the list says so
+        if not all(self.has_delete_permission(request, HeldLock.of(lock)) for lock in locks):
+            raise PermissionDenied  # a subclass may allow some locks only
         highest = max((lock.fence for lock in locks), default=0)
         if request.POST.get("post"):
             gone = len(names or ()) - len(locks) if not across else 0

@@ -18,6 +18,7 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_redislock import Lock, LockUnavailable, force_release, get_lock, lock_force_released
+from django_redislock.admin import LockAdmin
 from django_redislock.connection import Backend
 from django_redislock.models import HeldLock
 
@@ -368,6 +369,22 @@ def test_who_may_only_view_sets_nothing_free(staff: Callable[..., Client], clien
     assert user.post(url("delete", "a"), {"post": "yes"}).status_code == 403
     user.post(LIST, {"action": "delete_selected", "_selected_action": ["a"], "post": "yes"})
     assert holder(client, "a")
+
+
+def test_the_permission_for_each_lock_counts_for_many_at_once(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allowed(self: LockAdmin, request: Any, obj: HeldLock | None = None) -> bool:
+        return obj is None or obj.name.startswith("mine:")
+
+    monkeypatch.setattr(LockAdmin, "has_delete_permission", allowed)
+    for name in ("mine:1", "theirs:1"):
+        put(client, name)
+    for data in ({}, {"post": "yes"}, {"select_across": "1"}, {"select_across": "1", "post": "yes"}):
+        assert select(admin, "mine:1", "theirs:1", **data).status_code == 403
+        assert holder(client, "mine:1")
+        assert holder(client, "theirs:1")
+    assert told(select(admin, "mine:1", post="yes")) == ["1 lock was set free."]
 
 
 def test_who_may_only_delete_ends_on_the_index(staff: Callable[..., Client], client: redis.Redis) -> None:
