@@ -6,12 +6,13 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
+_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
@@ -45,7 +46,11 @@ def check_token(token: str) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
+    return _QUOTED.sub(_percent, str(value))
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
 
 
 def lock_name(*parts: object) -> str:
@@ -53,8 +58,16 @@ def lock_name(*parts: object) -> str:
 
     >>> lock_name("order", 42, "a:b")
     'order:42:a%3Ab'
+
+    What would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
     """
-    return check_name(":".join(map(quote, parts)))
+    return _made_name(":".join(map(quote, parts)))
+
+
+def _made_name(text: str) -> str:
+    """``text``, whose values are quoted, as a name. Nobody who can choose a value makes it too long; none holds ``%~``."""
+    encoded = text.encode(errors="surrogatepass")
+    return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
 
 
 class Keys(NamedTuple):
@@ -89,7 +102,7 @@ class _QuotingFormatter(string.Formatter):
 class NameTemplate:
     """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
 
-    Values are quoted as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
+    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
     """
 
     _formatter = _QuotingFormatter()
@@ -120,4 +133,4 @@ class NameTemplate:
                 f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
                 f"There are: {', '.join(sorted(values)) or 'no values'}."
             ) from error
-        return check_name(name)
+        return _made_name(name)

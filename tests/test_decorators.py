@@ -223,6 +223,13 @@ def test_a_view_runs_under_the_lock_of_its_url(web: Client) -> None:
     assert list_locks() == []
 
 
+def test_no_value_in_a_url_is_too_long_for_a_name(web: Client) -> None:
+    one, other = (web.get(f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
+    assert one.startswith("order:xxx")
+    assert one != other
+    assert len(one) <= 512
+
+
 def test_positional_url_arguments_have_their_names() -> None:
     request = RequestFactory().get("/")
     assert order(request, "7").content == b"order:7"
