@@ -7,8 +7,10 @@ from .decorators import locked
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lock import FairLock, Lock
 from .names import lock_name
+from .pool import LockPool
 from .registry import (
     LockInfo,
+    LockStatus,
     WaiterInfo,
     aforce_release,
     aget_lock,
@@ -34,6 +36,8 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwned",
+    "LockPool",
+    "LockStatus",
     "LockUnavailable",
     "LockedCommand",
     "WaiterInfo",

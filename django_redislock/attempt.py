@@ -98,6 +98,7 @@ class Attempt:
                     # a fence is the time of its grant, as a rule
                     if handed and unasked and taken.us - taken.number > WAKE_LATE:
                         listener.reconnect()
+                    self._got(f"{self.name}{taken.member}" if self.keys.any else self.name)
                     return Granted(taken.number, ends, handed)
                 late += 1
                 if late >= LATE_ANSWERS:
@@ -166,6 +167,7 @@ class Attempt:
                     return None, False  # of an earlier attempt with this token, which has withdrawn
                 ends = listener.deadline_of(grant)
                 if monotonic() < ends:
+                    self._got(grant.name)
                     return Granted(grant.fence, ends, True), False
                 return None, False  # woken too late: it may be somebody else's by now
             if waiter.look:
@@ -177,6 +179,11 @@ class Attempt:
             if due and now >= min(due):
                 return None, True
             yield Park(waiter, min(due) - now if due else None)
+
+    def _got(self, name: str) -> None:
+        """What was asked for by a pool's name has one of its own now."""
+        if name != self.name:
+            self.name, self.keys = name, make_keys(self.backend.prefix, name)
 
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""

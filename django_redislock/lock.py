@@ -367,7 +367,7 @@ class Lock:
             lease = Lease(
                 backend,
                 attempt.keys,
-                self.name,
+                attempt.name,
                 token,
                 fence=granted.fence,
                 ttl=ttl,
@@ -392,10 +392,10 @@ class Lock:
             attempt.leave()
         waited = monotonic() - start
         if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "acquired", name=self.name, fence=lease.fence, waited=waited)
+            log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
         if lock_acquired.receivers:
             try:
-                yield Tell(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=waited)
+                yield Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited)
             except BaseException:  # cancelled
                 self._release_later(lease)
                 raise
@@ -427,7 +427,7 @@ class Lock:
             lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
-                lease.backend, lease.keys, self.name, lease.token, unknown=lease.unknown
+                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown
             )
         except Exception:
             lease.tried_release = True
@@ -464,7 +464,7 @@ class Lock:
         watchdog.forget(lease)
         if lease.canceller is not None:
             lease.canceller.end()
-        watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown)
+        watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
         lease.closed = True
         self._let_go()
 
@@ -570,6 +570,13 @@ class FairLock(Lock):
     __slots__ = ()
 
     _mode = "F"
+
+
+def tokens_here(backend: Backend) -> dict[str, str]:
+    """The tokens of what this thread or task holds, by name."""
+    task = _task()
+    leases = [holding.lease for holding in _holdings.get().values()]
+    return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
 
 
 def _timeout(value: Seconds | None) -> float | None:

@@ -71,19 +71,45 @@ def _made_name(text: str) -> str:
 
 
 class Keys(NamedTuple):
-    """The Redis keys of one lock, in the order in which every script expects them."""
+    """The Redis keys of one lock."""
 
     lock: str
     queue: str
     waiters: str
-    listing: str  # the index of held locks, shared by all
-    fence: str  # shared by all
+    all: tuple[str, ...]  # in the order in which every script expects them
+    any: bool = False  # member of a pool
 
 
 def make_keys(prefix: str, name: str) -> Keys:
     """The keys of the lock ``name``; ``prefix`` ends with the hash tag and a colon, so that all share one slot."""
-    return Keys(
-        f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}", f"{prefix}index", f"{prefix}fence"
+    lock, queue, waiters = f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}"
+    keys = (lock, queue, waiters, f"{prefix}index", f"{prefix}fence")  # the last two are shared by all
+    if name.startswith(_POOL) and (found := _OF_POOL.match(name)):
+        return Keys(lock, queue, waiters, keys + pool_keys(prefix, found.group()), found.end() == len(name))
+    return Keys(lock, queue, waiters, keys)
+
+
+# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
+# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
+_POOL = "pool:"
+_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
+
+
+def pool_name(name: str) -> str:
+    """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
+    return f"{lock_name('pool', name)}:"
+
+
+def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
+    """The keys of a pool, ``asked`` for by its :func:`pool_name`, in the order in which every script expects them."""
+    return (
+        f"{prefix}members:{asked}",
+        f"{prefix}free:{asked}",
+        f"{prefix}busy:{asked}",
+        f"{prefix}leaving:{asked}",
+        f"{prefix}queue:{asked}",
+        f"{prefix}waiters:{asked}",
+        f"{prefix}took:",
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+from collections.abc import Sequence
 from hashlib import sha1
 from importlib.resources import files
 from time import monotonic
@@ -24,6 +26,7 @@ CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 RETRY_FOR = 1.0  # seconds; after that, connection trouble is reported
 FIRST_DELAY, LAST_DELAY = 0.02, 0.25
+BATCH = 1000  # arguments of one command
 
 
 _BY_SHA: dict[str, Script] = {}
@@ -33,11 +36,7 @@ class Script:
     """One Lua script; ``--#include piece`` lines bring in the shared pieces."""
 
     def __init__(self, name: str) -> None:
-        folder = files(__package__) / "scripts"
-        source = (folder / f"{name}.lua").read_text("utf-8")
-        self.source = re.sub(
-            r"^ *--#include (\w+)$", lambda found: (folder / f"{found[1]}.lua").read_text("utf-8"), source, flags=re.M
-        )
+        self.source = _source(name)
         self.sha = sha1(self.source.encode()).hexdigest()
         _BY_SHA[self.sha] = self
 
@@ -49,7 +48,13 @@ class Script:
         return ("EVAL", self.source, *command[2:])
 
 
+def _source(name: str) -> str:
+    source = (files(__package__) / "scripts" / f"{name}.lua").read_text("utf-8")
+    return re.sub(r"^ *--#include (\w+)$", lambda found: _source(found[1]), source, flags=re.M)
+
+
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
+_CHECKOUT, _MEMBERS = map(Script, ("checkout", "members"))
 
 
 class Reply(NamedTuple):
@@ -121,6 +126,7 @@ class Taken(NamedTuple):
     left: int  # milliseconds of lease, of whoever holds the lock; negative when nobody does
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
+    member: str  # of a pool, when one was granted; as names quote it
 
 
 def acquire(
@@ -137,21 +143,42 @@ def acquire(
     until: float = 0.0,
     urgency: int = ENTERING,
 ) -> Steps[Taken]:
-    """Take the lock, or queue for it (``wait``: "0" no, "1" yes, "p" as one who polls). Idempotent per token."""
-    command = _ACQUIRE.by_sha(
-        (*keys, f"{backend.prefix}gone:{token}"),
+    """Take the lock (or any member of a pool), or queue for it. Idempotent per token.
+
+    ``wait``: "0" no, "1" yes, "p" as one who polls.
+    """
+    script = _CHECKOUT if keys.any else _ACQUIRE
+    command = script.by_sha(
+        (*keys.all, f"{backend.prefix}gone:{token}"),
         (name, token, backend.channel, backend.known, ttl, mode, wait, ticket or "", owner),
     )
     repeated = False
     while True:
         answered = yield from execute(backend, command, name, until=until, urgency=urgency)
-        (state, us, number, left), sent, again = answered
+        (state, us, number, left, *member), sent, again = answered
         repeated = repeated or again
         backend.anchor = us, sent
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            return Taken(state, us, number, left, sent, repeated)
+            return Taken(state, us, number, left, sent, repeated, member[0].decode() if member else "")
+
+
+def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
+    """Put members into the pool or take them out (``how``: see members.lua), however many, in one write."""
+    staged = f"{backend.prefix}staged:{secrets.token_urlsafe(12)}"
+    commands: list[Command] = [
+        ("ZADD", staged, *(word for member in members[start : start + BATCH] for word in ("0", member)))
+        for start in range(0, len(members), BATCH)
+    ]
+    commands.append(("PEXPIRE", staged, 60_000))
+    script = _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known))
+    *_, changed = yield from execute_many(backend, [*commands, script])
+    if isinstance(changed, NoScriptError):
+        changed = (yield from execute(backend, in_full(script), name)).answer
+    if isinstance(changed, ResponseError):
+        raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {changed}", name) from changed
+    return changed  # type: ignore[no-any-return]
 
 
 def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool = False) -> Steps[tuple[bool, bool]]:
@@ -168,10 +195,9 @@ def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: boo
             return held, twice
 
 
-def release_command(backend: Backend, keys: tuple[str, ...], name: str, token: str, *, unknown: bool) -> Command:
-    if unknown:
-        keys = (*keys, f"{backend.prefix}gone:{token}")
-    return _RELEASE.by_sha(keys, (name, token, backend.channel, backend.known))
+def release_command(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool) -> Command:
+    declared = (*keys.all, f"{backend.prefix}gone:{token}") if unknown else keys.all
+    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known))
 
 
 class Renewed(NamedTuple):
@@ -184,7 +210,7 @@ class Renewed(NamedTuple):
 
 def renew_command(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Command:
     """``how``: keep (at least ms from now), confirm (at least ttl from the grant), add (ms more), set (ms from now)."""
-    return _RENEW.by_sha(keys, (name, token, backend.channel, backend.known, ttl, how, ms))
+    return _RENEW.by_sha(keys.all, (name, token, backend.channel, backend.known, ttl, how, ms))
 
 
 def renew(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Steps[Renewed]:
@@ -212,7 +238,7 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys, (name, "" if fence is None else fence, "", backend.known))
+    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, "", backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

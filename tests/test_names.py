@@ -176,12 +176,12 @@ def test_the_error_about_a_token_does_not_repeat_it(token: Any) -> None:
 
 def test_all_keys_of_a_lock_share_one_hash_tag_whatever_its_name() -> None:
     for name in ("a", "{b}", "}{", "a{"):
-        for key in make_keys("site:redislock{0}:", name):
+        for key in make_keys("site:redislock{0}:", name).all:
             tag = key[key.index("{") + 1 : key.index("}")]
             assert tag == "0"
 
 
 def test_keys_of_different_names_differ() -> None:
     one, other = make_keys("p{0}:", "a"), make_keys("p{0}:", "b")
-    assert set(one) & set(other) == {"p{0}:index", "p{0}:fence"}
-    assert len(set(one)) == 5
+    assert set(one.all) & set(other.all) == {"p{0}:index", "p{0}:fence"}
+    assert len(set(one.all)) == 5
