@@ -113,6 +113,14 @@ def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
     )
 
 
+def has_fields(text: str) -> bool:
+    """Whether there is anything to fill in ``text``, taken as a template."""
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
+    except ValueError:  # a lone brace
+        return False
+
+
 class _QuotingFormatter(string.Formatter):
     """``str.format`` whose values are quoted after their format spec was applied."""
 

@@ -75,6 +75,11 @@ def locked_view(
 
     def decorate(view: Callable[..., R]) -> Callable[..., R]:
         refuse_generators(view, "locked_view")
+        if isinstance(view, type):
+            raise TypeError(
+                f"locked_view cannot decorate the class {view.__qualname__}: use "
+                f"@method_decorator(locked_view(...), name='dispatch')."
+            )
 
         def guarded(
             request: HttpRequest, args: Any, kwargs: Any, loop: Loop | None, aliases: list[str], begun: list[str]

@@ -451,6 +451,14 @@ def test_a_method_decorated_as_a_function_is_told_how_to() -> None:
         Wrong.as_view()(RequestFactory().get("/"))
 
 
+def test_a_class_is_told_where_it_is_decorated_how_to() -> None:
+    with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*Wrong.*method_decorator\(.*dispatch"):
+
+        @locked_view("x")
+        class Wrong(View):
+            pass
+
+
 def test_a_stop_iteration_of_the_function_itself_goes_up() -> None:
     @locked("a")
     def function() -> None:
