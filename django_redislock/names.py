@@ -65,7 +65,7 @@ def lock_name(*parts: object) -> str:
 
 
 def _made_name(text: str) -> str:
-    """``text``, whose values are quoted, as a name. Nobody who can choose a value makes it too long; none holds ``%~``."""
+    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
     encoded = text.encode(errors="surrogatepass")
     return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
 
@@ -136,7 +136,8 @@ class _QuotingFormatter(string.Formatter):
 class NameTemplate:
     """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
 
-    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
+    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a
+    template that can never be filled.
     """
 
     _formatter = _QuotingFormatter()

@@ -40,9 +40,9 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         def book(pk): ...
 
     ``name`` is the lock's; for a decorator it may be a template over the arguments of the call or a callable that gets
-    them, as in :func:`locked`; a block has no arguments and takes a plain name (lock_name() makes one of values). ``db`` is one alias in ``DATABASES`` or several: the first begins first and commits
-    last. (Two databases do not commit as one: what the second refuses, the first has not yet written.) ``fair`` takes a
-    :class:`FairLock`; the other options are those of :class:`Lock`.
+    them, as in :func:`locked`; a block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    several: the first begins first and commits last. (Two databases do not commit as one: what the second refuses, the
+    first has not yet written.) ``fair`` takes a :class:`FairLock`; the other options are those of :class:`Lock`.
 
     Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
     as well: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
