@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,6 +266,27 @@ def test_looking_at_the_confirmation_sets_nothing_free(admin: Client, client: re
     admin.get(url("delete", "a"))
     select(admin, "a")
     assert holder(client, "a")
+
+
+def test_no_page_speaks_of_deleting(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    for page, title in [(admin.get(url("delete", "a")), "Set the lock free"), (select(admin, "a"), "Set locks free")]:
+        text = page.content.decode()
+        assert f'<li aria-current="page">{title}</li>' in text
+        assert re.findall(r">[^<]*delete[^<]*<", text, re.I) == []
+
+
+def test_a_confirmation_page_of_a_sites_own_is_used(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "a")
+    assert "admin/django_redislock/heldlock/delete_selected_confirmation.html" in _templates(select(admin, "a"))
+    monkeypatch.setattr(LockAdmin, "delete_selected_confirmation_template", "admin/base_site.html")
+    assert _templates(select(admin, "a"))[0] == "admin/base_site.html"
+
+
+def _templates(response: Any) -> list[str]:
+    return [template.name for template in response.templates]
 
 
 def test_setting_free_tells_the_holder_and_the_site_who_did_it(admin: Client, eventually: Callable[..., Any]) -> None:
