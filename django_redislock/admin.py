@@ -249,7 +249,7 @@ class LockAdmin(ModelAdmin):
             raise PermissionDenied
         highest = max((lock.fence for lock in locks), default=0)
         if request.POST.get("post"):
-            gone = len(names or ()) - len(locks) if not across else 0
+            gone = 0 if names is None else len(names) - len(locks)
             self.release(request, [lock.name for lock in locks], _number(request.POST.get("fence"), highest), gone)
             return None
         if not locks:
