@@ -19,7 +19,7 @@ from django_redislock.cli.arguments import SubcommandParser, exit_status, name_o
 from django_redislock.cli.run import run
 from django_redislock.cli.text import as_json, portrait, table, with_queue
 from django_redislock.cli.watch import watch
-from django_redislock.commands import BUSY, LOST, UNAVAILABLE, LockBusy
+from django_redislock.commands import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.connection import get_backend
 from django_redislock.texts import duration, printable
 
@@ -222,13 +222,8 @@ class Command(BaseCommand):
         self, *, name: str, program: Sequence[str], conflict_exit_code: int, verbosity: int, **options: Any
     ) -> None:
         known = ("ttl", "wait", "fair", "at_least", "kill_after", "using")
-        try:
+        with quiet_when_busy(self, verbosity):
             status = run(name, program, busy_status=conflict_exit_code, **{option: options[option] for option in known})
-        except LockBusy:
-            # on nine of ten machines with the same crontab it is busy: that is no news, which cron would mail
-            if getattr(self, "_called_from_command_line", False) and verbosity < 2 and not self.stderr.isatty():
-                sys.exit(conflict_exit_code)
-            raise
         if status:
             sys.exit(status)
 
