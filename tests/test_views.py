@@ -195,7 +195,7 @@ def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -
 
 
 def test_a_late_release_that_redis_does_not_hear_is_made_up_for(
-    account: Account, settings: Settings, eventually: Eventually
+    account: Account, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     with redis_server() as own:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": own.url}}
@@ -206,7 +206,8 @@ def test_a_late_release_that_redis_does_not_hear_is_made_up_for(
             return HttpResponse("paid")
 
         with transaction.atomic():
-            assert view(RequestFactory().get("/")).content == b"paid"
+            assert view(RequestFactory().get("/pay/")).content == b"paid"
+        assert "event=not-released name=account path=/pay/ error=" in caplog.text
         own.start()
         with Lock("account", blocking_timeout=GENEROUS):
             pass
