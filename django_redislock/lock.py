@@ -483,7 +483,10 @@ class Lock:
         return self._renew("set" if replace_ttl else "add", ms)
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
-        lease = self._lease()
+        return (yield from self._renew_lease(self._lease(), how, ms))
+
+    def _renew_lease(self, lease: Lease, how: str, ms: int | None) -> Steps[bool]:
+        """Renew this very acquisition, from any thread, task or context."""
         if lease.lost_reason:
             raise lease.lost_error()
         ms = lease.ttl_ms if ms is None else ms
