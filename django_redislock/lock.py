@@ -303,9 +303,11 @@ class Lock:
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
-            # the block's own error matters more, and a loss has been told
-            if not isinstance(trouble, LockLost):
+            # the block's own error matters more
+            if not isinstance(trouble, LockLost):  # which has been told
                 log_event(WARNING, "not-released", name=self.name, error=trouble)
+                if lease is not None:
+                    self._release_later(lease)
 
     def _acquire(
         self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
