@@ -17,7 +17,7 @@ from . import blocks, registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
-from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
@@ -303,8 +303,9 @@ class Lock:
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
-            # the block's own error matters more
-            log_event(WARNING, "not-released", name=self.name, error=trouble)
+            # the block's own error matters more, and a loss has been told
+            if not isinstance(trouble, LockLost):
+                log_event(WARNING, "not-released", name=self.name, error=trouble)
 
     def _acquire(
         self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
