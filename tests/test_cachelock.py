@@ -575,8 +575,8 @@ def test_without_a_timeout_it_ends_with_its_thread(ours: Make, settings: Any, ev
 def test_without_thread_local_it_outlives_its_thread_while_the_object_lives(
     ours: Make, settings: Any, eventually: Eventually
 ) -> None:
-    settings.REDISLOCK = {"CACHE": "ours", "TTL": 0.3}
-    lock, witness = ours(thread_local=False), caches["redis-py"].lock("witness", timeout=0.9)  # type: ignore[attr-defined]
+    settings.REDISLOCK = {"CACHE": "ours", "TTL": 1}
+    lock, witness = ours(thread_local=False), caches["redis-py"].lock("witness", timeout=2.5)  # type: ignore[attr-defined]
     thread = threading.Thread(target=lock.acquire)
     thread.start()
     thread.join()
