@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
+_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
@@ -50,6 +50,10 @@ def quote(value: object) -> str:
     return _QUOTED.sub(_percent, str(value))
 
 
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
+
+
 def lock_name(*parts: object) -> str:
     """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that two different tuples never meet.
 
@@ -61,6 +65,12 @@ def lock_name(*parts: object) -> str:
     return _made_name(":".join(map(quote, parts)))
 
 
+def _made_name(text: str) -> str:
+    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
+    encoded = text.encode(errors="surrogatepass")
+    return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
+
+
 def fit_name(text: str, mark: str = "") -> str:
     """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
 
@@ -70,16 +80,6 @@ def fit_name(text: str, mark: str = "") -> str:
     if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
         return text
     return _made_name(f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}")
-
-
-def _made_name(text: str) -> str:
-    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
-    encoded = text.encode(errors="surrogatepass")
-    return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
-
-
-def _percent(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
 
 
 class Keys(NamedTuple):
@@ -109,7 +109,7 @@ _OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
 
 def pool_name(name: str) -> str:
     """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
-    return f"{lock_name('pool', name)}:"
+    return f"{_POOL}{quote(name)}:"
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
