@@ -516,6 +516,19 @@ def test_an_exception_in_the_block_wins_over_the_loss(
     assert "event=not-released" not in caplog.text  # which would tell the same again
 
 
+def test_an_exception_in_the_block_wins_over_a_release_that_came_before(
+    kind: type[Lock], caplog: pytest.LogCaptureFixture
+) -> None:
+    def section() -> None:
+        with kind(NAME) as lock:
+            lock.release()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        section()
+    assert f"event=not-released name={NAME} error=" in caplog.text
+
+
 def test_what_a_block_that_raised_could_not_release_is_given_back_in_the_end(
     kind: type[Lock], server: RedisServer, settings: Settings, client: redis.Redis, eventually: Eventually
 ) -> None:
