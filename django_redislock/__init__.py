@@ -9,6 +9,7 @@ from .lock import FairLock, Lock
 from .names import lock_name
 from .registry import (
     LockInfo,
+    LockStatus,
     WaiterInfo,
     aforce_release,
     aget_lock,
@@ -34,6 +35,7 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwned",
+    "LockStatus",
     "LockUnavailable",
     "LockedCommand",
     "WaiterInfo",

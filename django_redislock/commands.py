@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -40,6 +40,8 @@ class LockedCommand(BaseCommand):
     ``lock_at_least``
         Seconds, from when it was taken, that the lock is kept even when the command has ended before: for commands
         that several machines start at the same minute by clocks that differ.
+    ``lock_options``
+        Whatever else :class:`Lock` takes: ``{"wait": "poll", "note": "the books of the year"}``, say.
     ``lock_busy_status``
         Exit status when the lock is busy.
 
@@ -54,6 +56,7 @@ class LockedCommand(BaseCommand):
     lock_fair: bool = False
     lock_using: str | None = None
     lock_at_least: Seconds = 0
+    lock_options: Mapping[str, Any] = {}
     lock_busy_status: int = BUSY
 
     lock: Lock  # while the command runs
@@ -62,7 +65,8 @@ class LockedCommand(BaseCommand):
         template = self.lock_name
         name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
         kind = FairLock if self.lock_fair else Lock
-        self.lock = kind(name, ttl=self.lock_ttl, blocking_timeout=self.lock_wait, using=self.lock_using)
+        options_of_lock = {"ttl": self.lock_ttl, "blocking_timeout": self.lock_wait, "using": self.lock_using}
+        self.lock = kind(name, **{**options_of_lock, **self.lock_options})
         self.lock.purpose = type(self).__module__.rpartition(".")[2]
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with taken(self.lock, busy_status=self.lock_busy_status, at_least=at_least):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from . import scripts
 from .connection import Backend, get_backend
 from .names import make_keys
-from .registry import LockInfo, batches, check_answers, is_name, read_locks
+from .registry import LockInfo, batches, check_answers, is_name, read_locks, split_owner
 from .steps import Steps, run_blocking
 
 
@@ -118,6 +118,6 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_
         parts = (value or b"").split(b" ", 5)  # what is no value of ours is not shown in the end
         if len(parts) == 6 and parts[3].isdigit() and parts[4].isdigit() and len(parts[3]) + len(parts[4]) < 40:
             waiters = waiting if isinstance(waiting, int) else 0  # a key that somebody else wrote
-            owner = parts[5].decode(errors="replace")
+            owner, _ = split_owner(parts[5])
             found.append(_Row(row.name, row.ends, owner, int(parts[3]), int(parts[4]), waiters))
     return found

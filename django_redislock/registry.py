@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from enum import Enum
 from fnmatch import translate
 from logging import WARNING
 from typing import Any, TypeVar
@@ -34,13 +35,23 @@ def is_name(name: str) -> bool:
     return True
 
 
+class LockStatus(Enum):
+    """Who has a lock, as the one who asks sees it. ERROR: it never expires, so that none of us can have written it."""
+
+    FREE = "free"
+    UNAVAILABLE = "unavailable"  # held elsewhere
+    LOCKED = "locked"  # held here
+    ERROR = "error"
+
+
 @dataclass(frozen=True)
 class WaiterInfo:
-    """One that queues: who, since when (seconds), and whether for a FairLock."""
+    """One that queues: who, since when (seconds), and whether for a FairLock; ``note`` is its own."""
 
     owner: str
     waited: float
     fair: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,8 @@ class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
     ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
-    all; ``queue`` holds the first 100 of them in order, where it was asked for. Tokens are not told: a token is the
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder
+    wanted to be known. Tokens are not told: a token is the
     right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
     """
 
@@ -61,6 +73,7 @@ class LockInfo:
     waiters: int
     token_hint: str
     queue: tuple[WaiterInfo, ...] = ()
+    note: str = ""
 
     @property
     def expires(self) -> datetime:
@@ -68,12 +81,34 @@ class LockInfo:
         return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
 
 
+def status_of(value: bytes | None, left_ms: int, token: str | None) -> LockStatus:
+    """The status of a lock with this value and so much lease, for the bearer of ``token``."""
+    if value is None:
+        return LockStatus.FREE
+    if left_ms < 0:
+        return LockStatus.ERROR
+    return LockStatus.LOCKED if token and value.startswith(f"{token} ".encode()) else LockStatus.UNAVAILABLE
+
+
+def split_owner(text: bytes) -> tuple[str, str]:
+    """Owner and note. Scripts know them as one text; owners have no control characters."""
+    owner, _, note = text.decode(errors="replace").partition("\n")
+    return owner, note
+
+
+def owner_of(value: bytes) -> str:
+    """Who holds the lock with this value; ``?`` when it is none of ours."""
+    found = _VALUE.fullmatch(value)
+    return "?" if found is None else split_owner(found[4])[0]
+
+
 def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
     """``value`` is what acquire.lua writes; anything else was written by somebody else and is no lock of ours."""
     found = _VALUE.fullmatch(value)
     if found is None:
         return None
-    token, fence, since, owner = (part.decode(errors="replace") for part in found.groups())
+    token, fence, since = (part.decode(errors="replace") for part in found.groups()[:3])
+    owner, note = split_owner(found[4])
     return LockInfo(
         name=name,
         owner=owner,
@@ -84,13 +119,14 @@ def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queu
         waiters=waiters,
         token_hint=f"{token[:4]}…",
         queue=tuple(queue),
+        note=note,
     )
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
-    mode, _, _, _, owner = f"{(entry or b'L - 0 0 ?').decode(errors='replace')}     ".split(" ", 4)
-    owner = owner.rstrip(" ")
-    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=mode == "F")
+    parts = (entry or b"L - 0 0 ?").split(b" ", 4)
+    owner, note = split_owner(parts[4] if len(parts) == 5 else b"")
+    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=parts[0] == b"F", note=note)
 
 
 def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:

@@ -188,7 +188,7 @@ class LateRelease:
         except LockLost:
             pass  # which has been told
         except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=self._lock.name, error=error)
+            log_event(ERROR, "not-released", name=self._lock.name, error=error, stands_for=error.stands_for)
             self._lock._release_later(self._lease)
 
     def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
