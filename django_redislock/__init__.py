@@ -5,8 +5,10 @@ from __future__ import annotations
 from .commands import LockedCommand
 from .decorators import locked
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .getorset import alocked_get_or_set, locked_get_or_set
 from .lock import FairLock, Lock
 from .names import lock_name
+from .pool import LockPool
 from .registry import (
     LockInfo,
     LockStatus,
@@ -35,6 +37,7 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockNotOwned",
+    "LockPool",
     "LockStatus",
     "LockUnavailable",
     "LockedCommand",
@@ -42,6 +45,7 @@ __all__ = [
     "aforce_release",
     "aget_lock",
     "alist_locks",
+    "alocked_get_or_set",
     "force_release",
     "get_lock",
     "list_locks",
@@ -52,5 +56,6 @@ __all__ = [
     "lock_released",
     "locked",
     "locked_atomic",
+    "locked_get_or_set",
     "locked_view",
 ]

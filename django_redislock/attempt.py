@@ -39,6 +39,7 @@ class Attempt:
         "asking",
         "attempts",
         "backend",
+        "backoff",
         "busy_for",
         "deadline",
         "keys",
@@ -47,7 +48,6 @@ class Attempt:
         "mode",
         "name",
         "owner",
-        "pace",
         "polls",
         "seized",
         "ticket",
@@ -89,7 +89,7 @@ class Attempt:
         self.adopts = adopts  # an acquisition made elsewhere: if that fails, it is not ours to end
         self.loop = loop  # of the coroutine that tries; None: a thread
         self.polls = polls  # by choice: nothing is subscribed to
-        self.pace = Pace(backoff or POLLING)  # of polling
+        self.backoff = backoff or POLLING
         self.attempts = attempts  # at most so many tries; None: only time counts
         self.tries = 0
         self.seized: bytes | None = None  # value of the lock when somebody else held it
@@ -109,8 +109,9 @@ class Attempt:
 
     def _poll(self) -> Steps[Granted | None]:
         """Look, and look again after a while."""
+        pace = Pace(self.backoff)
         while True:
-            delay = self.pace.next_look()
+            delay = pace.next_look()
             last = self.deadline is None or (self.attempts or math.inf) <= self.tries + 1
             last = last or 0.0 < (self.deadline or 0.0) <= monotonic()
             taken, granted = yield from self._look("0" if last else as_polled(delay))
@@ -123,14 +124,18 @@ class Attempt:
         """Look when told to, and by the clock for when nobody tells."""
         listener = self.listener
         unasked = False  # this look was made by the clock alone
+        pace: Pace | None = None
         while True:
             if self.deadline is not None and self.waiter is None and listener.ready:
                 self.waiter = listener.register(self.name, self.token, self.loop)
             queued = self.waiter is not None and listener.ready
             generation = listener.generation
-            polled = listener.polled
-            delay = self.pace.next_look() if polled else 0.0
-            taken, granted = yield from self._look((as_polled(delay) if polled else "1") if queued else "0")
+            wait, delay = "1" if queued else "0", 0.0
+            if queued and listener.polled:
+                pace = pace or Pace(self.backoff)
+                delay = pace.next_look()
+                wait = as_polled(delay)
+            taken, granted = yield from self._look(wait)
             if granted is not None:
                 # a fence is the time of its grant, as a rule
                 if granted.handed and unasked and taken.us - taken.number > WAKE_LATE:
@@ -162,6 +167,7 @@ class Attempt:
                 return taken, None
             ends = scripts.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
+                self._got(f"{self.name}{taken.member}" if self.keys.any else self.name)
                 return taken, Granted(taken.number, ends, taken.state == scripts.ALREADY)
         raise LockUnavailable(
             f"Redis answers more slowly than the TTL of the lock {self.name!r} ({self.ttl} ms).", self.name
@@ -210,6 +216,7 @@ class Attempt:
                     return None, False  # of an earlier attempt with this token, which has withdrawn
                 ends = listener.deadline_of(grant)
                 if monotonic() < ends:
+                    self._got(grant.name)
                     return Granted(grant.fence, ends, True), False
                 return None, False  # woken too late: it may be somebody else's by now
             if waiter.look:
@@ -221,6 +228,11 @@ class Attempt:
             if due and now >= min(due):
                 return None, True
             yield Park(waiter, min(due) - now if due else None)
+
+    def _got(self, name: str) -> None:
+        """What was asked for by a pool's name has one of its own now."""
+        if name != self.name:
+            self.name, self.keys = name, make_keys(self.backend.prefix, name)
 
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""

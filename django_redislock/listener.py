@@ -39,6 +39,7 @@ class Grant(NamedTuple):
     fence: int
     us: int  # server time of the grant
     lease_ms: int
+    name: str  # of the lock: of a member, for one that waits for a pool
 
 
 class Waiter:
@@ -347,13 +348,14 @@ class Listener:
         kind, _, rest = data.decode().partition(" ")
         if kind == "g":
             token, fence, us, lease_ms, name = rest.split(" ", 4)
-            grant = Grant(int(fence), int(us), int(lease_ms))
+            grant = Grant(int(fence), int(us), int(lease_ms), name)
         else:
             token, _, name = rest.partition(" ")
             grant = None
-        if grant is not None and monotonic() >= self.deadline_of(grant):
-            self.tell_all(name)  # this process stood still: others may have dropped all its waiters
         waiter = self.waiters.get(token) if kind in "gw" else None
+        if grant is not None and monotonic() >= self.deadline_of(grant):
+            # this process stood still: others may have dropped all its waiters
+            self.tell_all(name if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif kind != "p":

@@ -159,14 +159,14 @@ class Lock:
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
         timeout = options.check_timeout(blocking_timeout)
-        return run_blocking(_whether(self._acquire(blocking, timeout, token, None)), "aacquire")
+        return run_blocking(self._acquire(blocking, timeout, token, None), "aacquire")
 
     async def aacquire(
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
         timeout = options.check_timeout(blocking_timeout)
-        return await arun(_whether(self._acquire(blocking, timeout, token, asyncio.get_running_loop())))
+        return await arun(self._acquire(blocking, timeout, token, asyncio.get_running_loop()))
 
     def seize(self) -> None:
         """Take the lock whoever holds it, ahead of the queue, whose waiters keep their places.
@@ -178,11 +178,11 @@ class Lock:
         Raises LockError when this thread or task holds the lock itself (with ``reentrant``, that counts as one more
         acquire), LockUnavailable; LockNotAcquired for a given ``token`` that was released already.
         """
-        run_blocking(self._acquire(False, None, None, None, seizes=True), "aseize")
+        run_blocking(self._take(False, None, None, None, seizes=True), "aseize")
 
     async def aseize(self) -> None:
         """See seize()."""
-        await arun(self._acquire(False, None, None, asyncio.get_running_loop(), seizes=True))
+        await arun(self._take(False, None, None, asyncio.get_running_loop(), seizes=True))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
@@ -321,7 +321,7 @@ class Lock:
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
     def _enter(self, loop: Loop | None) -> Steps[None]:
-        return self._acquire(None, None, None, loop)
+        return self._take(None, None, None, loop)
 
     def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
@@ -354,6 +354,15 @@ class Lock:
             log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
 
     def _acquire(
+        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
+    ) -> Steps[bool]:
+        try:
+            yield from self._take(blocking, timeout, token, loop)
+        except LockNotAcquired:
+            return False
+        return True
+
+    def _take(
         self,
         blocking: bool | None,
         timeout: float | None,
@@ -427,7 +436,7 @@ class Lock:
             lease = Lease(
                 backend,
                 attempt.keys,
-                self.name,
+                attempt.name,
                 token,
                 fence=granted.fence,
                 ttl=ttl,
@@ -455,14 +464,14 @@ class Lock:
             attempt.leave()
         waited = monotonic() - start
         if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "acquired", name=self.name, fence=lease.fence, waited=waited)
+            log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
         news = []
         if attempt.seized is not None:
             was = registry.owner_of(attempt.seized)
-            log_event(WARNING, "seized", name=self.name, fence=lease.fence, by=owner, owner=was)
-            news.append(Tell(lock_force_released, type(self), name=self.name, by=owner))
+            log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=owner, owner=was)
+            news.append(Tell(lock_force_released, type(self), name=lease.name, by=owner))
         if lock_acquired.receivers:
-            news.append(Tell(lock_acquired, type(self), name=self.name, fence=lease.fence, waited=waited))
+            news.append(Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited))
         try:
             yield from news
         except BaseException:  # cancelled
@@ -488,14 +497,14 @@ class Lock:
             yield from self._release_lease(lease)
         return True
 
-    def _release_lease(self, lease: Lease) -> Steps[None]:
-        """Release this very acquisition, from any thread, task or context."""
+    def _release_lease(self, lease: Lease, *, own: bool = True) -> Steps[None]:
+        """Release this very acquisition, from any thread, task or context. ``own``: see scripts.release()."""
         watchdog.unwatch(lease)
         if lease.canceller is not None:
             lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
-                lease.backend, lease.keys, self.name, lease.token, unknown=lease.unknown, own=True
+                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown, own=own
             )
         except LockUnavailable as error:
             lease.tried_release = True
@@ -537,7 +546,7 @@ class Lock:
         watchdog.forget(lease)
         if lease.canceller is not None:
             lease.canceller.end()
-        watchdog.send_farewell(lease.backend, self.name, lease.token, unknown=lease.unknown, own=True)
+        watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown, own=True)
         lease.closed = True
         self._let_go()
 
@@ -546,7 +555,10 @@ class Lock:
         return self._renew("set" if replace_ttl else "add", ms)
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
-        lease = self._lease()
+        return (yield from self._renew_lease(self._lease(), how, ms))
+
+    def _renew_lease(self, lease: Lease, how: str, ms: int | None) -> Steps[bool]:
+        """Renew this very acquisition, from any thread, task or context."""
         if lease.lost_reason:
             raise lease.lost_error()
         ms = lease.ttl_ms if ms is None else ms
@@ -650,13 +662,11 @@ class FairLock(Lock):
     _mode = "F"
 
 
-def _whether(steps: Steps[None]) -> Steps[bool]:
-    """Whether the lock was got."""
-    try:
-        yield from steps
-    except LockNotAcquired:
-        return False
-    return True
+def tokens_here(backend: Backend) -> dict[str, str]:
+    """The tokens of what this thread or task holds, by name."""
+    task = _task()
+    leases = [holding.lease for holding in _holdings.get().values()]
+    return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
 
 
 def _task() -> Task | None:

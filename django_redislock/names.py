@@ -6,12 +6,14 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
+_UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
@@ -45,7 +47,7 @@ def check_token(token: str) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
+    return _QUOTED.sub(_percent, str(value))
 
 
 def lock_name(*parts: object) -> str:
@@ -57,20 +59,64 @@ def lock_name(*parts: object) -> str:
     return check_name(":".join(map(quote, parts)))
 
 
+def fit_name(text: str, mark: str = "") -> str:
+    """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
+
+    With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
+    different pairs of text and mark never meet.
+    """
+    if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
+        return text
+    name = f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}"
+    if len(name.encode()) > MAX_NAME_BYTES:
+        name = f"{name[:80]}%~{sha256(name.encode()).hexdigest()}"
+    return name
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
+
+
 class Keys(NamedTuple):
-    """The Redis keys of one lock, in the order in which every script expects them."""
+    """The Redis keys of one lock."""
 
     lock: str
     queue: str
     waiters: str
-    listing: str  # the index of held locks, shared by all
-    fence: str  # shared by all
+    all: tuple[str, ...]  # in the order in which every script expects them
+    any: bool = False  # member of a pool
 
 
 def make_keys(prefix: str, name: str) -> Keys:
     """The keys of the lock ``name``; ``prefix`` ends with the hash tag and a colon, so that all share one slot."""
-    return Keys(
-        f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}", f"{prefix}index", f"{prefix}fence"
+    lock, queue, waiters = f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}"
+    keys = (lock, queue, waiters, f"{prefix}index", f"{prefix}fence")  # the last two are shared by all
+    if name.startswith(_POOL) and (found := _OF_POOL.match(name)):
+        return Keys(lock, queue, waiters, keys + pool_keys(prefix, found.group()), found.end() == len(name))
+    return Keys(lock, queue, waiters, keys)
+
+
+# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
+# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
+_POOL = "pool:"
+_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
+
+
+def pool_name(name: str) -> str:
+    """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
+    return f"{lock_name('pool', name)}:"
+
+
+def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
+    """The keys of a pool, ``asked`` for by its :func:`pool_name`, in the order in which every script expects them."""
+    return (
+        f"{prefix}members:{asked}",
+        f"{prefix}free:{asked}",
+        f"{prefix}busy:{asked}",
+        f"{prefix}leaving:{asked}",
+        f"{prefix}queue:{asked}",
+        f"{prefix}waiters:{asked}",
+        f"{prefix}took:",
     )
 
 

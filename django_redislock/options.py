@@ -35,6 +35,8 @@ def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int 
     """Return ``wait`` when all three fit together: only who polls has a pace, and counts its tries."""
     if wait is not None:
         way_to_wait(wait, "wait")
+    if backoff is None and attempts is None:
+        return wait
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "

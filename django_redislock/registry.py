@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
@@ -36,12 +37,36 @@ def is_name(name: str) -> bool:
 
 
 class LockStatus(Enum):
-    """Who has a lock, as the one who asks sees it. ERROR: it never expires, so that none of us can have written it."""
+    """What a lock is, as seen from here."""
 
     FREE = "free"
     UNAVAILABLE = "unavailable"  # held elsewhere
-    LOCKED = "locked"  # held here
-    ERROR = "error"
+    LOCKED = "locked"  # held here: by this thread or task, or by a token that it was given
+    ERROR = "error"  # held without an expiry, which only somebody else's writes can cause
+
+
+def status_of(value: bytes | None, left_ms: int, token: str | None) -> LockStatus:
+    """``value`` and PTTL of a lock's key; ``token``: by which it would be held here."""
+    if value is None:
+        return LockStatus.FREE
+    if left_ms == -1:
+        return LockStatus.ERROR
+    return LockStatus.LOCKED if token and value.startswith(f"{token} ".encode()) else LockStatus.UNAVAILABLE
+
+
+def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, str]) -> Steps[list[LockStatus]]:
+    """Of many locks, in one round trip, if any; ``tokens``: those held here, by name."""
+    if not names:
+        return []
+    keys = [make_keys(backend.prefix, name).lock for name in names]
+    gets: list[Any] = [("MGET", *batch) for batch in batches(keys)]
+    answers = yield from scripts.execute_many(backend, gets + [("PTTL", key) for key in keys])
+    check_answers(backend, answers)
+    values = itertools.chain.from_iterable(answers[: len(gets)])
+    return [
+        status_of(value, left, tokens.get(name))
+        for name, value, left in zip(names, values, answers[len(gets) :], strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -79,15 +104,6 @@ class LockInfo:
     def expires(self) -> datetime:
         """When the lease ends if nobody renews it."""
         return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
-
-
-def status_of(value: bytes | None, left_ms: int, token: str | None) -> LockStatus:
-    """The status of a lock with this value and so much lease, for the bearer of ``token``."""
-    if value is None:
-        return LockStatus.FREE
-    if left_ms < 0:
-        return LockStatus.ERROR
-    return LockStatus.LOCKED if token and value.startswith(f"{token} ".encode()) else LockStatus.UNAVAILABLE
 
 
 def split_owner(text: bytes) -> tuple[str, str]:

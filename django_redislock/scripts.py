@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import secrets
+from collections.abc import Sequence
 from hashlib import sha1
 from importlib.resources import files
 from time import monotonic
@@ -27,6 +29,7 @@ LOST, HELD, ADOPTED = 0, 1, 2  # renew, release
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 RETRYING = EqualJitterBackoff(cap=0.25, base=0.02)  # when connections fail
+BATCH = 1000  # arguments of one command
 
 
 _BY_SHA: dict[str, Script] = {}
@@ -36,11 +39,7 @@ class Script:
     """One Lua script; ``--#include piece`` lines bring in the shared pieces."""
 
     def __init__(self, name: str) -> None:
-        folder = files(__package__) / "scripts"
-        source = (folder / f"{name}.lua").read_text("utf-8")
-        self.source = re.sub(
-            r"^ *--#include (\w+)$", lambda found: (folder / f"{found[1]}.lua").read_text("utf-8"), source, flags=re.M
-        )
+        self.source = _source(name)
         self.sha = sha1(self.source.encode()).hexdigest()
         _BY_SHA[self.sha] = self
 
@@ -52,7 +51,13 @@ class Script:
         return ("EVAL", self.source, *command[2:])
 
 
+def _source(name: str) -> str:
+    source = (files(__package__) / "scripts" / f"{name}.lua").read_text("utf-8")
+    return re.sub(r"^ *--#include (\w+)$", lambda found: _source(found[1]), source, flags=re.M)
+
+
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
+_CHECKOUT, _MEMBERS = map(Script, ("checkout", "members"))
 
 
 class Reply(NamedTuple):
@@ -129,6 +134,7 @@ class Taken(NamedTuple):
     left: int  # milliseconds of lease, of whoever holds the lock; negative when nobody does
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
+    member: str  # of a pool, when one was granted; as names quote it
     seized: bytes | None  # value of the lock that somebody else held
 
 
@@ -146,12 +152,13 @@ def acquire(
     until: float = 0.0,
     urgency: int = ENTERING,
 ) -> Steps[Taken]:
-    """Take the lock, or queue for it. Idempotent per token.
+    """Take the lock (or any member of a pool), or queue for it. Idempotent per token.
 
     ``wait``: "0" no, "1" yes, "p1000" as one who polls and counts as alive for 1000 ms, "s" take it from its holder.
     """
-    command = _ACQUIRE.by_sha(
-        (*keys, f"{backend.prefix}gone:{token}"),
+    script = _CHECKOUT if keys.any else _ACQUIRE
+    command = script.by_sha(
+        (*keys.all, f"{backend.prefix}gone:{token}"),
         (name, token, backend.channel, backend.known, ttl, mode, wait, ticket or "", owner),
     )
     repeated = False
@@ -163,7 +170,25 @@ def acquire(
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            return Taken(state, us, number, left, sent, repeated, more[0] if more else None)
+            member, seized = (more[0].decode(), None) if keys.any else ("", more[0] if more else None)
+            return Taken(state, us, number, left, sent, repeated, member, seized)
+
+
+def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
+    """Put members into the pool or take them out (``how``: see members.lua), however many, in one write."""
+    staged = f"{backend.prefix}staged:{secrets.token_urlsafe(12)}"
+    commands: list[Command] = [
+        ("ZADD", staged, *(word for member in members[start : start + BATCH] for word in ("0", member)))
+        for start in range(0, len(members), BATCH)
+    ]
+    commands.append(("PEXPIRE", staged, 60_000))
+    script = _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known))
+    *_, changed = yield from execute_many(backend, [*commands, script])
+    if isinstance(changed, NoScriptError):
+        changed = (yield from execute(backend, in_full(script), name)).answer
+    if isinstance(changed, ResponseError):
+        raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {changed}", name) from changed
+    return changed  # type: ignore[no-any-return]
 
 
 def release(
@@ -184,11 +209,10 @@ def release(
 
 
 def release_command(
-    backend: Backend, keys: tuple[str, ...], name: str, token: str, *, unknown: bool, own: bool = False
+    backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool, own: bool = False
 ) -> Command:
-    if unknown:
-        keys = (*keys, f"{backend.prefix}gone:{token}")
-    return _RELEASE.by_sha(keys, (name, token, backend.channel, backend.known, *([1] if own else [])))
+    declared = (*keys.all, f"{backend.prefix}gone:{token}") if unknown else keys.all
+    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, *([1] if own else [])))
 
 
 class Renewed(NamedTuple):
@@ -201,7 +225,7 @@ class Renewed(NamedTuple):
 
 def renew_command(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Command:
     """``how``: keep (at least ms from now), confirm (at least ttl from the grant), add (ms more), set (ms from now)."""
-    return _RENEW.by_sha(keys, (name, token, backend.channel, backend.known, ttl, how, ms))
+    return _RENEW.by_sha(keys.all, (name, token, backend.channel, backend.known, ttl, how, ms))
 
 
 def renew(backend: Backend, keys: Keys, name: str, token: str, ttl: int, how: str, ms: int) -> Steps[Renewed]:
@@ -229,7 +253,7 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys, (name, "" if fence is None else fence, "", backend.known))
+    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, "", backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

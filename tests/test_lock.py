@@ -323,7 +323,7 @@ def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(
 ) -> None:
     monkeypatch.setattr(get_backend(), "known", 0)  # set back at the end: the next test lives in the present
     future = server_time(client) + 10**9
-    client.set(KEYS.fence, future)
+    client.set("redislock{0}:fence", future)
     with kind(NAME) as lock:
         assert lock.fence == future + 1
     client.flushall()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, lock_name
-from django_redislock.names import MAX_NAME_BYTES, NameTemplate, check_name, check_token, make_keys, quote
+from django_redislock.names import MAX_NAME_BYTES, NameTemplate, check_name, check_token, fit_name, make_keys, quote
 
 # -- names ----------------------------------------------------------------------------------------------------------
 
@@ -154,12 +154,49 @@ def test_the_error_about_a_token_does_not_repeat_it(token: Any) -> None:
 
 def test_all_keys_of_a_lock_share_one_hash_tag_whatever_its_name() -> None:
     for name in ("a", "{b}", "}{", "a{"):
-        for key in make_keys("site:redislock{0}:", name):
+        for key in make_keys("site:redislock{0}:", name).all:
             tag = key[key.index("{") + 1 : key.index("}")]
             assert tag == "0"
 
 
 def test_keys_of_different_names_differ() -> None:
     one, other = make_keys("p{0}:", "a"), make_keys("p{0}:", "b")
-    assert set(one) & set(other) == {"p{0}:index", "p{0}:fence"}
-    assert len(set(one)) == 5
+    assert set(one.all) & set(other.all) == {"p{0}:index", "p{0}:fence"}
+    assert len(set(one.all)) == 5
+
+
+# -- any text as a name ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["order:42", " ", "größe", "a%b", "{a}", "x" * 512, "é" * 256])
+def test_a_text_that_can_be_a_name_is_its_own(text: str) -> None:
+    assert fit_name(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "name"),
+    [
+        ("", "", "%:"),
+        ("a\nb", "", "%:a%0Ab"),
+        ("a\ud800b", "", "%:a%ED%A0%80b"),
+        ("%:a", "", "%:%25:a"),
+        ("order:42", "2", "%2:order:42"),
+        ("order:42", "2:0", "%2%3A0:order:42"),
+    ],
+)
+def test_any_other_text_is_quoted_behind_its_mark(text: str, mark: str, name: str) -> None:
+    assert fit_name(text, mark) == check_name(name)
+
+
+@pytest.mark.parametrize("text", ["x" * 513, "é" * 257, "\n" * 512, "x" * 100_000])
+@pytest.mark.parametrize("mark", ["", "2", "m" * 1000])
+def test_a_text_that_is_too_long_is_hashed(text: str, mark: str) -> None:
+    name = check_name(fit_name(text, mark))
+    assert name.startswith("%" + mark[:10])
+    assert name != fit_name(f"{text}y", mark)
+
+
+def test_two_different_texts_never_meet() -> None:
+    texts = ["", "%", "%:", "%:a", "a", "%25:a", "%2:a", "2:a", "\n", "%0A", "%:%0A", "x" * 600, fit_name("x" * 600)]
+    pairs = list(itertools.product(texts, ["", "2", "%", ":", "2:a"]))
+    assert len({fit_name(text, mark) for text, mark in pairs}) == len(pairs)

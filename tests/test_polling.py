@@ -19,6 +19,7 @@ from django_redislock import (
     Lock,
     LockedCommand,
     LockNotAcquired,
+    LockPool,
     force_release,
     listener,
     locked,
@@ -265,6 +266,56 @@ def test_a_polled_waiter_that_was_counted_out_comes_back_to_its_place(
     assert holder(client) == token
     force_release(NAME)
     assert second.result(GENEROUS)
+
+
+def test_a_member_of_a_pool_can_be_polled_for(
+    settings: Any, client: redis.Redis, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"WAIT": "poll"}
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    held = pool.acquire()
+    with pytest.raises(LockNotAcquired) as caught:
+        other()(lambda: pool.acquire(blocking_timeout=0.1))
+    assert caught.value.attempts > 1
+    assert caught.value.waited >= 0.1
+    thread = other()
+    waiting = thread.start(lambda: pool.acquire(fair=True))
+    eventually(lambda: client.keys("*queue:pool:accounts:"))
+    held.release()
+    member = waiting.result(GENEROUS)
+    assert member.key == "alice"
+    thread(member.release)
+
+
+def test_who_waits_for_any_member_behind_a_polled_head_that_died_gets_one(
+    settings: Any,
+    start: Start,
+    client: redis.Redis,
+    other: Callable[[], Other],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", LONG)
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    held = pool.acquire()
+    worker = start("""
+from django.test import override_settings
+with override_settings(REDISLOCK={"WAIT": "poll"}):
+    LockPool("accounts").acquire(fair=True)
+""")
+    queue = "redislock{0}:queue:pool:accounts:"
+    eventually(lambda: client.zcard(queue) == 1)
+    thread = other()
+    waiting = thread.start(lambda: pool.acquire(fair=True))
+    eventually(lambda: client.zcard(queue) == 2)
+    worker.kill()
+    held.release()
+    begin = monotonic()
+    member = waiting.result(GENEROUS)
+    assert monotonic() - begin < 4 * 0.5 + 1
+    thread(member.release)
 
 
 # -- how often, how long -----------------------------------------------------------------------------------------------

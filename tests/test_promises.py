@@ -254,7 +254,7 @@ def test_10_000_locks_among_a_million_other_keys_are_listed_within_a_second(othe
             keys = make_keys(backend.prefix, name)
             commands.append(
                 scripts._ACQUIRE.by_sha(
-                    (*keys, f"{backend.prefix}gone:{token}"),
+                    (*keys.all, f"{backend.prefix}gone:{token}"),
                     (name, token, backend.channel, 0, 600_000, "F", "0", "", "somebody"),
                 )
             )

@@ -34,8 +34,11 @@ def code_of(source: str) -> str:
 
 
 def test_there_are_scripts_and_shared_pieces() -> None:
-    assert set(SCRIPTS) == {"acquire", "release", "renew", "force", "info", "compare", "counter"}
-    assert set(PIECES) == {"grant", "pass_on", "once"}
+    assert set(SCRIPTS) == {
+        *("acquire", "checkout", "release", "renew", "force", "info", "members"),
+        *("compare", "counter"),
+    }
+    assert set(PIECES) == {"grant", "enqueue", "pass_on", "hand_on", "pool", "once"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -52,8 +55,11 @@ def test_a_script_opens_with_its_keys_arguments_and_answer(name: str) -> None:
 def test_a_script_uses_the_keys_that_it_names(name: str) -> None:
     named = re.search(r"^-- KEYS +(.*)$", SCRIPTS[name], re.M)
     assert named is not None
-    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", Script(name).source)}
-    assert max(used) == len(named[1].split(", "))
+    pool = ", ".join(f"pool {number}" for number in range(7))
+    names = re.sub(r" \((?!7 keys).*", "", re.sub(r"pool \(7 keys.*?\)", pool, re.sub(r" \(stems.*?\)", "", named[1])))
+    source = Script(name).source
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", source)}
+    assert max(used) == (5 if "KEYS[#KEYS]" in source else len(names.split(", ")))
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -68,8 +74,10 @@ def test_every_key_is_declared(name: str) -> None:
         for name, value in zip(names.split(", "), values.split(", "), strict=True)
         if value.startswith("KEYS[")
     }
+    # of a pool's members there may be thousands; their keys are made of declared ones, in the same slot
+    made = ("lock_stem .. ", "marks_at")
     for command, first in calls:
-        assert first.startswith("KEYS[") or first in declared or command in {"TIME", "PUBLISH", "PUBSUB"}
+        assert first.startswith(("KEYS[", *made)) or first in declared or command in {"TIME", "PUBLISH", "PUBSUB"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -77,20 +85,22 @@ def test_the_shared_pieces_are_resolved(name: str) -> None:
     source = Script(name).source
     assert "#include" not in source
     for piece in re.findall(r"--#include (\w+)", SCRIPTS[name]):
-        assert PIECES[piece].rstrip() in source
+        assert Script(piece).source.rstrip() in source
 
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_every_shared_piece_is_shared(piece: str) -> None:
-    assert sum(f"--#include {piece}\n" in source for source in SCRIPTS.values()) > 1
+    assert sum(f"--#include {piece}\n" in source for source in SOURCES.values()) > 1
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_includes_what_it_calls(name: str) -> None:
     code = code_of(Script(name).source)
-    for piece in PIECES:
-        called = re.search(rf"\b{piece}\(", re.sub(rf"local function {piece}\(", "", code)) is not None
-        assert called == (f"--#include {piece}\n" in SCRIPTS[name])
+    functions = {piece: re.findall(r"^local function (\w+)", text, re.M) for piece, text in PIECES.items()}
+    for piece, defined in functions.items():
+        if defined:  # else it is made of statements
+            called = any(re.search(rf"(?<!function )\b{function}\(", code) for function in defined)
+            assert called == (Script(piece).source.rstrip() in Script(name).source)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

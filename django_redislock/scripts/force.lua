@@ -1,5 +1,5 @@
 -- force: set a lock free whoever holds it, tell the holder, pass it on.
--- KEYS    lock, queue, waiters, index, fence
+-- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool's member only)
 -- ARGV    name, highest fence to set free or '' for any, '', highest fence known
 -- answer  {value of the lock or false, 1 = dead waiters remain: call again}
 local call = redis.call
@@ -23,5 +23,5 @@ end
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 --#include grant
---#include pass_on
-return {held, pass_on(queue, waiters, name, nil, nil, alive) == 'more' and 1 or 0}
+--#include hand_on
+return {held, hand_on(alive)}

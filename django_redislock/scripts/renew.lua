@@ -1,5 +1,5 @@
 -- renew: move the end of a lease that this token holds; confirms a handoff.
--- KEYS    lock, queue, waiters, index, fence
+-- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool's member only)
 -- ARGV    name, token, channel, highest fence known, ttl ms, how, ms
 --         how = keep: at least ms from now; confirm: at least ttl from the grant; add: ms more; set: ms from now
 -- answer  {state, server us, lease left ms, of whoever holds the lock}; states: see scripts.py
@@ -13,8 +13,8 @@ if not held then
   -- the lease is over; whoever waits should not have to find that out alone
   call('ZREM', KEYS[4], name)
   --#include grant
-  --#include pass_on
-  pass_on(queue, waiters, name)
+  --#include hand_on
+  hand_on()
   return {0, us, 0}
 end
 

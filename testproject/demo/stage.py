@@ -18,7 +18,6 @@ from redis.exceptions import RedisError
 
 from django_redislock import list_locks
 from django_redislock.connection import get_backend
-from django_redislock.names import make_keys
 
 
 @contextmanager
@@ -46,9 +45,8 @@ def own_keys() -> Iterator[None]:
         finally:
             # locks vanish by themselves; the fence is meant to stay, but nobody will use this prefix again
             backend = get_backend()
-            keys = make_keys(backend.prefix, "any")
             with suppress(RedisError, OSError):
-                backend.execute(("DEL", keys.fence, keys.listing))
+                backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))
 
 
 @contextmanager

@@ -1,0 +1,41 @@
+-- checkout: take any free member of a pool, or queue for one; also every later look of a waiter. Idempotent per token.
+-- KEYS    lock, queue, waiters (stems of the members'), index, fence, pool (7 keys), gone
+-- ARGV    as for acquire
+-- answer  {state, server us, fence or ticket, ms until a lease may end, the member granted}; states: see scripts.py
+local call = redis.call
+local clock = call('TIME')
+local us = clock[1] * 1000000 + clock[2]
+local lock, queue, waiters, name, gone = KEYS[1], KEYS[2], KEYS[3], ARGV[1], KEYS[13]
+local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
+local ticket = ARGV[8]
+--#include grant
+--#include pass_on
+--#include pool
+
+local has = call('GET', KEYS[12] .. token)
+local held = has and call('GET', lock_stem .. has)
+if held and string.sub(held, 1, #token + 1) == token .. ' ' then
+  return {4, us, tonumber(string.match(held, '^%S+ %S+ %S (%d+) ')), call('PTTL', lock_stem .. has), has}
+end
+local over = call('EXISTS', gone) == 1
+if over then return {3, us, 0, 0, ''} end
+
+local verdict
+if call('EXISTS', line) == 1 then verdict = serve(token, mode) else verdict = pick() and 'take' end
+if verdict == 'take' then
+  call('ZREM', line, token)
+  call('HDEL', line_waiters, token)
+  local member, fence = string.sub(name, #stem + 1), tonumber((grant(token, channel, 'c', ttl, owner)))
+  if call('EXISTS', line) == 1 then serve() end
+  return {1, us, fence, tonumber(ttl), member}
+elseif verdict == 'more' then
+  return {2, us, tonumber(ticket) or 0, 0, ''}
+end
+
+--#include enqueue
+local left = -2
+if call('EXISTS', free) == 0 then
+  local due = call('ZRANGE', busy, 0, 0, 'WITHSCORES')[2]
+  left = due and math.max(0, math.ceil((due - us) / 1000)) or 5000
+end
+return {state, us, tonumber(ticket) or 0, left, ''}
