@@ -13,7 +13,7 @@ from typing import Any
 import asgiref.sync
 
 from .connection import Backend
-from .exceptions import LockLost, LockUnavailable
+from .exceptions import LockLost, LockNotOwned, LockUnavailable
 from .names import Keys
 
 # why a lease was lost
@@ -88,6 +88,7 @@ class Lease:
 
     __slots__ = (
         "_bond",
+        "adopted",
         "backend",
         "bridged",
         "canceller",
@@ -158,7 +159,8 @@ class Lease:
         self.pid = os.getpid()
         self.depth = 1  # times acquired, when reentrant
         self.lost_reason = ""
-        self.closed = False  # released or detached
+        self.closed = False  # released, detached or adopted
+        self.adopted = False  # the token went on elsewhere, or was released there
         self.tried_release = False
         self.watched = False
         self.due = 0.0  # when the watchdog looks next
@@ -219,6 +221,12 @@ class Lease:
         own, unless that is the sync caller of ``async_to_sync``.
         """
         return self.ours and (task is None or self.owner() is task or is_bridge(task))
+
+    def adopted_error(self) -> LockNotOwned:
+        return LockNotOwned(
+            f"Cannot release the lock {self.name!r}: another process or thread has taken it with the same token.",
+            self.name,
+        )
 
     def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
         """What a release says that Redis did not hear."""

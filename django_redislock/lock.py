@@ -486,6 +486,10 @@ class Lock:
         """Whether it is free now: False for the inner release of a reentrant lock."""
         lease = self._find()
         if lease is None:
+            former = _holdings.get().get(self)
+            if former is not None and former.lease.adopted:
+                self._let_go()
+                raise former.lease.adopted_error()
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
@@ -519,10 +523,7 @@ class Lock:
         lease.closed = True
         self._let_go()
         if held == scripts.ADOPTED:
-            raise LockNotOwned(
-                f"Cannot release the lock {self.name!r}: another process has adopted its token and holds it now.",
-                self.name,
-            )
+            raise lease.adopted_error()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
             # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop

@@ -73,7 +73,7 @@ class Watchdog:
         with self._mutex:
             before = self._leases.get(lease.token)
             if before is not None and before is not lease:  # another thread has taken it with the same token
-                before.watched, before.closed = False, True
+                before.watched, before.closed, before.adopted = False, True, True
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -309,7 +309,7 @@ class Watchdog:
 
     def _end(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = True
+        lease.closed = lease.adopted = True
         self.forget(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
