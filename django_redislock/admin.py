@@ -248,12 +248,14 @@ class LockAdmin(ModelAdmin):
         words = request.GET.get("q", "").split() if across else []
         names = None if across else {HeldLock(key=key).name for key in keys}
         try:
-            locks = read_page(words=words, names=names).locks
+            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names).locks]
         except LockUnavailable:
             return None  # the list says so
+        if not all(self.has_delete_permission(request, lock) for lock in locks):
+            raise PermissionDenied
         highest = max((lock.fence for lock in locks), default=0)
         if request.POST.get("post"):
-            gone = len(names or ()) - len(locks) if not across else 0
+            gone = 0 if names is None else len(names) - len(locks)
             self.release(request, [lock.name for lock in locks], _number(request.POST.get("fence"), highest), gone)
             return None
         if not locks:
@@ -265,16 +267,17 @@ class LockAdmin(ModelAdmin):
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
-            "locks": [self.describe(HeldLock.of(lock)) for lock in locks[:SHOWN]],
+            "locks": [self.describe(lock) for lock in locks[:SHOWN]],
             "more": _more(len(locks) - SHOWN),
             "total": len(locks),
             "fence": highest,
             "across": across,
-            "keys": keys[:1] if across else [HeldLock.named(lock.name).key for lock in locks],
+            "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         }
         request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_redislock/heldlock/delete_selected_confirmation.html", context)
+        ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
+        return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
     def release(self, request: HttpRequest, names: Collection[str], fence: int, gone: int = 0) -> None:
         """Set these locks free, write it into their histories, and tell the user.

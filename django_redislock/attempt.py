@@ -254,7 +254,7 @@ class Attempt:
         """The same in the background, wherever the attempt was interrupted."""
         if self.asked and (self.ticket is not None or not self.adopts):
             unknown = self.unknown or self.asking
-            watchdog.send_farewell(self.backend, self.name, self.token, unknown=unknown)
+            watchdog.send_farewell(self.backend, self.name, self.token, unknown=unknown, held=False)
 
     def leave(self) -> None:
         if self.waiter is not None:

@@ -17,7 +17,7 @@ from . import blocks, options, registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
-from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
@@ -349,9 +349,10 @@ class Lock:
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
-            # the block's own error matters more
-            stands_for = getattr(trouble, "stands_for", 0.0)
-            log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
+            # the block's own error matters more, and a loss has been told
+            if not isinstance(trouble, LockLost):
+                stands_for = getattr(trouble, "stands_for", 0.0)
+                log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
 
     def _acquire(
         self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
@@ -467,7 +468,8 @@ class Lock:
             log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
         news = []
         if attempt.seized is not None:
-            was = registry.owner_of(attempt.seized)
+            old = registry.holder_of(attempt.seized)
+            was = "?" if old is None else old.owner
             log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=owner, owner=was)
             news.append(Tell(lock_force_released, type(self), name=lease.name, by=owner))
         if lock_acquired.receivers:
@@ -547,7 +549,7 @@ class Lock:
         watchdog.forget(lease)
         if lease.canceller is not None:
             lease.canceller.end()
-        watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown, own=True)
+        watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
         lease.closed = True
         self._let_go()
 

@@ -13,7 +13,7 @@ from .connection import Backend, get_backend
 from .exceptions import LockNotAcquired
 from .lease import OnLost
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, lock_name, make_keys, pool_name, quote
+from .names import Keys, check_name, make_keys, pool_name, quote
 from .registry import LockStatus, read_statuses
 from .steps import Steps, arun, run_blocking
 
@@ -63,7 +63,7 @@ class LockPool:
     def __init__(self, name: str, *, using: str | None = None) -> None:
         self.name = check_name(name)
         self.using = using
-        pool_name(name)  # may be too long, quoted
+        check_name(pool_name(name))  # may be too long, quoted
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -238,8 +238,9 @@ class LockPool:
     def _quoted(self, key: object) -> str:
         if not isinstance(key, str) or not key:
             raise TypeError(f"A member of a pool must be a str that is not empty, not {key!r}.")
-        lock_name("pool", self.name, key)  # may be too long
-        return quote(key)
+        member = quote(key)
+        check_name(f"{pool_name(self.name)}{member}")  # may be too long
+        return member
 
     def _place(self) -> tuple[Backend, Keys]:
         backend = get_backend(self.using)
@@ -266,7 +267,7 @@ class LockPool:
     def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
         backend, _ = self._place()
         keys = yield from self._keys()
-        names = [lock_name("pool", self.name, key) for key in keys]
+        names = [f"{pool_name(self.name)}{quote(key)}" for key in keys]
         statuses = yield from read_statuses(backend, names, tokens_here(backend))
         return list(zip(keys, statuses, strict=True))
 

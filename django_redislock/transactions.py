@@ -22,7 +22,7 @@ from .exceptions import LockLost, LockUnavailable
 from .lease import Lease
 from .lock import FairLock, Lock
 from .log import log_event
-from .names import check_name
+from .names import check_name, has_fields
 from .steps import run
 
 P = ParamSpec("P")
@@ -40,9 +40,9 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         def book(pk): ...
 
     ``name`` is the lock's; for a decorator it may be a template over the arguments of the call or a callable that gets
-    them, as in :func:`locked`. ``db`` is one alias in ``DATABASES`` or several: the first begins first and commits
-    last. (Two databases do not commit as one: what the second refuses, the first has not yet written.) ``fair`` takes a
-    :class:`FairLock`; the other options are those of :class:`Lock`.
+    them, as in :func:`locked`; a block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    several: the first begins first and commits last. (Two databases do not commit as one: what the second refuses, the
+    first has not yet written.) ``fair`` takes a :class:`FairLock`; the other options are those of :class:`Lock`.
 
     Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
     as well: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
@@ -68,6 +68,10 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     def __enter__(self) -> Lock:
         if not isinstance(self._name, str):
             raise TypeError(f"A with block has no arguments to make a name of: give a str, not {self._name!r}.")
+        if has_fields(self._name):
+            raise ValueError(
+                f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
+            )
         block = self._block(self._name)
         lock = block.__enter__()
         self._entered.block = block

@@ -55,7 +55,8 @@ def locked_view(
     Others wait ``blocking_timeout`` seconds (0: not at all; None: by the settings) and are then answered with 423
     Locked and ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients that prefer it, else
     plain text; or with what ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT). ``methods`` are the HTTP
-    methods that lock; None: all but OPTIONS. The other options are those of :class:`Lock`.
+    methods that lock; None: all but OPTIONS, those that a client invents as well. The other options are those of
+    :class:`Lock`.
 
     The lock is held until what the view wrote can be read. Under ATOMIC_REQUESTS the transactions begin inside the
     lock; where Django has begun them already (a single method of a class, below ``@api_view``), the lock goes when they
@@ -84,11 +85,16 @@ def locked_view(
 
     def decorate(view: Callable[..., R]) -> Callable[..., R]:
         refuse_generators(view, "locked_view")
+        if isinstance(view, type):
+            raise TypeError(
+                f"locked_view cannot decorate the class {view.__qualname__}: use "
+                f"@method_decorator(locked_view(...), name='dispatch')."
+            )
 
         def guarded(
             request: HttpRequest, args: Any, kwargs: Any, loop: Loop | None, aliases: list[str], begun: list[str]
         ) -> Steps[Any]:
-            signature = inspect.signature(view) if args else None
+            signature = _signature(view, request, *args, **kwargs)
             name = yield Work(lambda: name_of(signature, (request, *args), {**kwargs}, request=request))
             lock = kind(name, **options)
             lock.purpose = f"{_user_of(request)}{request.method} {request.path}"
@@ -132,7 +138,7 @@ def locked_view(
                     f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
                     f"@method_decorator(locked_view(...))."
                 )
-            return request.method in locking
+            return request.method != "OPTIONS" if locking is None else request.method in locking
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -198,6 +204,21 @@ def _instance_of(view: object) -> Any:
     return getattr(getattr(view, "func", view), "__self__", None)
 
 
+def _signature(view: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.Signature | None:
+    """Tells the names of positional arguments, and the defaults of those that the URL leaves out.
+
+    ``method_decorator`` hands over a bound method that claims to be its function, ``self`` included: that of the bound
+    method is meant. None where the URL's arguments do not fit, since a decorator in between makes others of them.
+    """
+    inner = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+    signature = inspect.signature(view if _instance_of(inner) is None else getattr(inner, "func", inner))
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    return signature
+
+
 def _to_open(request: HttpRequest, *views: object) -> list[str]:
     """The aliases on which Django's handler would have begun, but for us."""
     match = request.resolver_match
@@ -234,9 +255,10 @@ def _user_of(request: Any) -> str:
     return ""
 
 
-def _methods(methods: Iterable[str] | None) -> frozenset[str]:
+def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """None: all but OPTIONS. A list would miss those that clients invent, for which a function view runs as well."""
     if methods is None:
-        return frozenset(METHODS) - {"OPTIONS"}
+        return None
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
     chosen = frozenset(method.upper() for method in methods)

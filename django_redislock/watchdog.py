@@ -43,12 +43,12 @@ class Farewell(NamedTuple):
     name: str
     token: str
     unknown: bool
-    own: bool
     until: float
+    held: bool  # else it is of an attempt that was given up, of which nothing need be there
 
     def command(self) -> Command:
         keys = make_keys(self.backend.prefix, self.name)
-        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown, own=self.own)
+        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown, own=self.held)
 
 
 class Watchdog:
@@ -104,11 +104,11 @@ class Watchdog:
             if lease.watched:
                 self._plan(self._next(lease), lease)
 
-    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool, own: bool = False) -> None:
-        """Release or withdraw ``token`` in the background, as often as it takes. ``own``: see scripts.release()."""
+    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool, held: bool = True) -> None:
+        """Release or withdraw ``token`` in the background, as often as it takes. Failures are logged if it was held."""
         with self._mutex:
             now = monotonic()
-            farewell = Farewell(backend, name, token, unknown, own, now + REMEMBER_FOR)
+            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR, held)
             self._unsaid.add(farewell)
             self._plan(now, farewell)
 
@@ -122,7 +122,8 @@ class Watchdog:
             try:
                 exchange(connection, batch)
             except Exception as error:
-                log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
+                if _worth_a_word(batch):
+                    log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -292,7 +293,8 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._unsaid.discard(task)
-        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
+        if _worth_a_word(errands):
+            log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
         if renewed.state == scripts.HELD:
@@ -353,6 +355,11 @@ def _is_stale(entry: tuple[float, int, Lease | Farewell]) -> bool:
     """Whether the lease has ended, or was planned anew."""
     due, _, task = entry
     return isinstance(task, Lease) and not (task.watched and task.due == due)
+
+
+def _worth_a_word(errands: list[Errand]) -> bool:
+    """Whether a failure concerns what somebody holds. Who did not get a lock has been told why."""
+    return any(isinstance(errand.task, Lease) or errand.task.held for errand in errands)
 
 
 def _is_error(answer: object) -> bool:

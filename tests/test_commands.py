@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, OutputWrapper
 from django.test import override_settings
 
 from django_redislock import (
@@ -93,11 +95,35 @@ def test_the_status_of_a_busy_lock_can_be_chosen() -> None:
     assert caught.value.returncode == 0
 
 
-def test_from_the_command_line_a_busy_lock_ends_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("arguments", "says"), [([], False), (["-v2"], True), (["--traceback"], False)])
+def test_cron_has_nothing_to_mail_about_a_busy_lock(
+    arguments: list[str], says: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Lock("report"), pytest.raises(SystemExit) as caught:
+        Report().run_from_argv(["manage.py", "report", *arguments])
+    assert caught.value.code == 75
+    assert ("The lock report is held by " in capsys.readouterr().err) == says
+
+
+def test_at_a_terminal_a_busy_lock_says_who_holds_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
     with Lock("report"), pytest.raises(SystemExit) as caught:
         Report().run_from_argv(["manage.py", "report"])
     assert caught.value.code == 75
     assert "The lock report is held by " in capsys.readouterr().err
+
+
+def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:
+    class Outer(Report):
+        def handle(self, *args: Any, **options: Any) -> None:
+            call_command(type("Command", (Report,), {"lock_name": "inner", "lock_busy_status": 9})())
+
+    with Lock("inner"), pytest.raises(SystemExit) as caught:
+        Outer().run_from_argv(["manage.py", "outer"])
+    assert caught.value.code == 9
+    assert "The lock inner is held by " in capsys.readouterr().err
 
 
 def test_its_name_is_by_default_that_of_app_and_command(acquired: list[tuple[type, str]]) -> None:
@@ -150,6 +176,28 @@ def test_it_keeps_the_lock_for_machines_whose_clocks_differ() -> None:
     info = get_lock("report")
     assert info is not None
     assert 15 < info.lease_left <= 20
+
+
+@pytest.mark.parametrize("status", [0, 3, None, "a message"])
+def test_it_keeps_the_lock_when_the_command_exits_as_well(status: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        report(lambda command, **options: sys.exit(status), lock_at_least=20)
+    assert caught.value.code == status
+    info = get_lock("report")
+    assert info is not None
+    assert 15 < info.lease_left <= 20
+
+
+def test_a_command_that_exits_when_its_lock_was_lost_is_a_command_error() -> None:
+    def lose(command: Any, **options: Any) -> None:
+        force_release("report")
+        with suppress(LockLost):
+            command.lock.extend(1)
+        sys.exit(0)
+
+    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
+        report(lose)
+    assert caught.value.returncode == 76
 
 
 def test_an_error_of_the_command_goes_up_and_the_lock_is_free() -> None:

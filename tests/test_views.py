@@ -423,6 +423,16 @@ def test_head_locks_as_get_does_and_options_when_it_is_named(client: Any) -> Non
         assert options(RequestFactory().get("/")).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["PURGE", "CONNECT", "get", "QUERY"])
+def test_no_client_escapes_the_lock_by_a_method_of_its_own(method: str) -> None:
+    @locked_view("account")
+    def view(request: HttpRequest) -> HttpResponse:
+        raise AssertionError("not reached")
+
+    with Lock("account"):
+        assert view(RequestFactory().generic(method, "/")).status_code == 423
+
+
 def busy(request: Any) -> HttpResponse:
     raise AssertionError("not reached")
 
