@@ -137,7 +137,8 @@ class CacheLock:
         self.local.token = self.local.held = None
         try:
             if held is not None:
-                _run(held.lock._release_lease(held.lease))
+                # as redis-py says it: whoever bears the token may release, whoever has extended the lock since
+                _run(held.lock._release_lease(held.lease, own=False))
             else:
                 _run(self._new_lock()._release_adopted(self._stored(token, "release")))
         except LockUnavailable:
@@ -241,7 +242,7 @@ def _run(steps: Steps[T]) -> T:
     try:
         return run(steps)
     except LockUnavailable as error:
-        raise CacheLockUnavailable(str(error), error.name) from error
+        raise CacheLockUnavailable(str(error), error.name, stands_for=error.stands_for) from error
 
 
 def _encode(token: object) -> bytes:

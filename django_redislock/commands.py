@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
@@ -44,6 +44,8 @@ class LockedCommand(BaseCommand):
         Seconds, from when it was taken, that the lock is kept even when the command has ended before (returned, or
         left by ``sys.exit()``; an error lets go): for commands that several machines start at the same minute by clocks
         that differ.
+    ``lock_options``
+        Whatever else :class:`Lock` takes: ``{"wait": "poll", "note": "the books of the year"}``, say.
     ``lock_busy_status``
         Exit status when the lock is busy.
 
@@ -59,6 +61,7 @@ class LockedCommand(BaseCommand):
     lock_fair: bool = False
     lock_using: str | None = None
     lock_at_least: Seconds = 0
+    lock_options: Mapping[str, Any] = {}
     lock_busy_status: int = BUSY
 
     lock: Lock  # while the command runs
@@ -67,7 +70,8 @@ class LockedCommand(BaseCommand):
         template = self.lock_name
         name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
         kind = FairLock if self.lock_fair else Lock
-        self.lock = kind(name, ttl=self.lock_ttl, blocking_timeout=self.lock_wait, using=self.lock_using)
+        options_of_lock = {"ttl": self.lock_ttl, "blocking_timeout": self.lock_wait, "using": self.lock_using}
+        self.lock = kind(name, **{**options_of_lock, **self.lock_options})
         self.lock.purpose = type(self).__module__.rpartition(".")[2]
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with ExitStack() as stack:

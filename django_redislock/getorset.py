@@ -222,7 +222,7 @@ def _compute(
     except LockLost:
         pass  # which was logged, and told, as such
     except LockUnavailable as error:
-        log_event(ERROR, "not-released", name=lock.name, error=error)
+        log_event(ERROR, "not-released", name=lock.name, error=error, stands_for=error.stands_for)
         lock._release_later(lease)
     return value
 

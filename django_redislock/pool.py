@@ -28,15 +28,19 @@ class Member(Lock):
         self._mode = "F" if fair else "L"
         self.key = ""
 
-    def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
-    ) -> Steps[bool]:
-        got = yield from super()._acquire(blocking, timeout, token, loop)
-        lease = self._find()
-        if got and lease is not None:
-            self.name = lease.name
-            self.key = unquote(lease.name.rpartition(":")[2])
-        return got
+    def _take(
+        self,
+        blocking: bool | None,
+        timeout: float | None,
+        token: str | None,
+        loop: Loop | None,
+        *,
+        seizes: bool = False,
+    ) -> Steps[None]:
+        yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
+        lease = self._lease()
+        self.name = lease.name
+        self.key = unquote(lease.name.rpartition(":")[2])
 
     def _enter(self, loop: Loop | None) -> Steps[None]:
         if self._find() is None:  # else it comes from pool.acquire()
@@ -212,8 +216,16 @@ class LockPool:
         )
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        if not (yield from member._acquire(None, None, None, loop)):
-            raise LockNotAcquired(f"No member of the pool {self.name!r} became free in time.", self.name)
+        try:
+            yield from member._take(None, None, None, loop)
+        except LockNotAcquired as error:
+            raise LockNotAcquired(
+                f"No member of the pool {self.name!r} became free in time.",
+                self.name,
+                attempts=error.attempts,
+                waited=error.waited,
+                busy_for=error.busy_for,
+            ) from None
         return member
 
     def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:

@@ -70,11 +70,12 @@ def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, s
 
 @dataclass(frozen=True)
 class WaiterInfo:
-    """One that queues: who, since when (seconds), and whether for a FairLock."""
+    """One that queues: who, since when (seconds), and whether for a FairLock; ``note`` is its own."""
 
     owner: str
     waited: float
     fair: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
     ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
-    all; ``queue`` holds the first 100 of them in order, where it was asked for. Tokens are not told: a token is the
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder
+    wanted to be known. Tokens are not told: a token is the
     right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
     """
 
@@ -95,6 +97,7 @@ class LockInfo:
     waiters: int
     token_hint: str
     queue: tuple[WaiterInfo, ...] = ()
+    note: str = ""
 
     @property
     def expires(self) -> datetime:
@@ -109,6 +112,13 @@ class Holder(NamedTuple):
     fence: int
     since: int
     owner: str
+    note: str
+
+
+def split_owner(text: bytes) -> tuple[str, str]:
+    """Owner and note. Scripts know them as one text; owners have no control characters."""
+    owner, _, note = text.decode(errors="replace").partition("\n")
+    return owner, note
 
 
 def holder_of(value: bytes | None) -> Holder | None:
@@ -116,8 +126,8 @@ def holder_of(value: bytes | None) -> Holder | None:
     found = _VALUE.fullmatch(value or b"")
     if found is None:
         return None
-    token, fence, since, owner = (part.decode(errors="replace") for part in found.groups())
-    return Holder(token, int(fence), int(since), owner)
+    token, fence, since = (part.decode(errors="replace") for part in found.groups()[:3])
+    return Holder(token, int(fence), int(since), *split_owner(found[4]))
 
 
 def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
@@ -134,13 +144,14 @@ def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queu
         waiters=waiters,
         token_hint=f"{holder.token[:4]}…",
         queue=tuple(queue),
+        note=holder.note,
     )
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
-    mode, _, _, _, owner = f"{(entry or b'L - 0 0 ?').decode(errors='replace')}     ".split(" ", 4)
-    owner = owner.rstrip(" ")
-    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=mode == "F")
+    parts = (entry or b"L - 0 0 ?").split(b" ", 4)
+    owner, note = split_owner(parts[4] if len(parts) == 5 else b"")
+    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=parts[0] == b"F", note=note)
 
 
 def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:

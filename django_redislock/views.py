@@ -8,19 +8,20 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from logging import ERROR
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.functional import LazyObject, empty
+from redis.backoff import AbstractBackoff
 
 from . import blocks
 from .answers import OnConflict, conflict, unavailable
 from .conf import Seconds, conf
 from .decorators import Name, name_maker, refuse_generators
-from .exceptions import LockUnavailable
+from .exceptions import LockNotAcquired, LockUnavailable
 from .lock import FairLock, Lock, Loop
 from .log import log_event
 from .steps import Call, Steps, Work, arun, run_blocking
@@ -41,6 +42,10 @@ def locked_view(
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
     using: str | None = None,
+    wait: Literal["wake", "poll"] | None = None,
+    backoff: AbstractBackoff | None = None,
+    attempts: int | None = None,
+    note: str = "",
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Let only one request at a time run a view for the same ``key``, over all processes.
 
@@ -50,7 +55,8 @@ def locked_view(
     Others wait ``blocking_timeout`` seconds (0: not at all; None: by the settings) and are then answered with 423
     Locked and ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients that prefer it, else
     plain text; or with what ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT). ``methods`` are the HTTP
-    methods that lock; None: all but OPTIONS, those that a client invents as well.
+    methods that lock; None: all but OPTIONS, those that a client invents as well. The other options are those of
+    :class:`Lock`.
 
     The lock is held until what the view wrote can be read. Under ATOMIC_REQUESTS the transactions begin inside the
     lock; where Django has begun them already (a single method of a class, below ``@api_view``), the lock goes when they
@@ -67,6 +73,10 @@ def locked_view(
         "blocking_timeout": blocking_timeout,
         "auto_renew": auto_renew,
         "using": using,
+        "wait": wait,
+        "backoff": backoff,
+        "attempts": attempts,
+        "note": note,
     }
     kind("check", **options)
     locking = _methods(methods)
@@ -89,8 +99,10 @@ def locked_view(
             lock = kind(name, **options)
             lock.purpose = f"{_user_of(request)}{request.method} {request.path}"
             try:
-                if not (yield from lock._acquire(None, None, None, loop)):
-                    return (yield from conflict(request, lock, on_conflict))
+                try:
+                    yield from lock._enter(loop)
+                except LockNotAcquired as refusal:
+                    return (yield from conflict(request, lock, refusal, on_conflict))
             except LockUnavailable as error:
                 status = conf().VIEW_UNAVAILABLE_STATUS
                 if status is None:

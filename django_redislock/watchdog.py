@@ -48,7 +48,7 @@ class Farewell(NamedTuple):
 
     def command(self) -> Command:
         keys = make_keys(self.backend.prefix, self.name)
-        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown)
+        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown, own=self.held)
 
 
 class Watchdog:
@@ -71,6 +71,9 @@ class Watchdog:
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
         with self._mutex:
+            before = self._leases.get(lease.token)
+            if before is not None and before is not lease:  # another thread has taken it with the same token
+                before.watched, before.closed, before.adopted = False, True, True
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -85,9 +88,13 @@ class Watchdog:
         """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
         with self._mutex:
             lease.watched = False
-            self._leases.pop(lease.token, None)
+            self._drop(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
+
+    def _drop(self, lease: Lease) -> None:
+        if self._leases.get(lease.token) is lease:
+            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -226,7 +233,7 @@ class Watchdog:
             return None
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
-        if first:
+        if first and lease.listens:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
         if lease.renewing and not lease.owner_alive():
@@ -304,7 +311,7 @@ class Watchdog:
 
     def _end(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = True
+        lease.closed = lease.adopted = True
         self.forget(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
@@ -313,7 +320,7 @@ class Watchdog:
             if not lease.watched:
                 return  # released in the meantime
             lease.watched = False
-            self._leases.pop(lease.token, None)
+            self._drop(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal

@@ -23,7 +23,7 @@ from django_redislock.admin import LockAdmin
 from django_redislock.connection import Backend
 from django_redislock.models import HeldLock
 
-from .actors import holder, put
+from .actors import GENEROUS, Other, holder, put
 from .processes import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -236,6 +236,29 @@ def test_no_address_of_a_lock_ends_in_dots_that_browsers_take_away() -> None:
 def test_a_long_queue_is_shown_in_part(admin: Client, client: redis.Redis) -> None:
     put(client, "a", waiters=103)
     assert "and 3 more" in admin.get(url("change", "a")).content.decode()
+
+
+def test_notes_are_shown_escaped(
+    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
+) -> None:
+    thread = other()
+    with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e"):
+        waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
+        eventually(lambda: client.zcard("redislock{0}:queue:a"))
+        page = admin.get(url("change", "a")).content.decode()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;<br>" in page
+    assert "second &amp; line\\u202e" in page
+    assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
+    assert "<script>alert" not in page
+    assert waiting.result(GENEROUS)
+
+
+def test_without_notes_there_is_no_place_for_them(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    client.zadd("redislock{0}:queue:a", {"t" * 22: 1})
+    page = admin.get(url("change", "a")).content.decode()
+    assert "Nobody waits" not in page
+    assert "note" not in page.lower().replace("inline", "")
 
 
 def test_the_token_is_never_shown(admin: Client) -> None:

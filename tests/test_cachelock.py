@@ -740,6 +740,29 @@ say("released")
     assert not lock.locked()
 
 
+def test_whoever_bears_the_token_can_release_though_another_process_has_extended_the_lock(
+    ours: Make, start: Callable[..., Worker], server: Any
+) -> None:
+    lock = ours(timeout=60)
+    assert lock.acquire()
+    start(
+        """
+from django.conf import settings
+settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
+from django.core.cache import caches
+lock = caches["ours"].lock("foo", timeout=60)
+lock.local.token = token
+lock.extend(5)
+say("extended")
+hear()
+""",
+        url=server.url,
+        token=lock.local.token,
+    ).expect("extended")
+    lock.release()
+    assert not lock.locked()
+
+
 def test_a_lock_that_ended_between_look_and_adoption_is_not_extended(
     ours: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

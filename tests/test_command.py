@@ -119,7 +119,8 @@ def test_json_is_for_programs() -> None:
     token = hold("order:42", ttl=100)
     text = redislocks("list", format="json")
     (lock,) = json.loads(text)
-    assert list(lock) == ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
+    keys = ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters", "note"]
+    assert list(lock) == keys
     since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
     assert since.utcoffset() == timedelta()
     assert expires - since == pytest.approx(timedelta(seconds=100), abs=timedelta(seconds=0.01))
@@ -493,7 +494,7 @@ def test_show_as_json_has_the_queue_too(wait_for: Callable[[str], threading.Even
         lock = json.loads(redislocks("show", "order:42", "--format=json"))
     assert (lock["name"], lock["waiters"]) == ("order:42", 1)
     ((waiter),) = lock["queue"]
-    assert set(waiter) == {"owner", "waited", "fair"}
+    assert set(waiter) == {"owner", "waited", "fair", "note"}
     assert waiter["fair"] is True
 
 

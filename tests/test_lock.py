@@ -1077,9 +1077,9 @@ def test_ctrl_c_while_waiting_leaves_no_queue_entry(
 
 
 def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     held, lock = Lock("held"), Lock(NAME)
     held.acquire()
     own.stop()
@@ -1099,8 +1099,10 @@ def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
         assert caught.value.name in (NAME, "held")
 
 
-def test_a_release_that_found_redis_down_can_be_tried_again(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+def test_a_release_that_found_redis_down_can_be_tried_again(
+    own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
     lock = Lock(NAME)
     lock.acquire()
     own.stop()
@@ -1113,9 +1115,9 @@ def test_a_release_that_found_redis_down_can_be_tried_again(own: RedisServer, mo
 
 
 def test_an_exception_in_the_block_wins_over_a_redis_that_is_down(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
 
     def section() -> None:
         with Lock(NAME):
@@ -1132,8 +1134,9 @@ def test_a_waiter_gives_up_after_a_long_outage(
     other: Callable[[], Other],
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     monkeypatch.setattr("django_redislock.attempt.OUTAGE", 0.3)
     monkeypatch.setattr("django_redislock.listener.OUTAGE", 0.3)
     kind(NAME).acquire()
@@ -1317,7 +1320,7 @@ def test_the_looks_of_a_name_are_planned_once_one_of_its_waiters_has_looked(
     eventually(lambda: queued(client))
     first = ears.register("second", "x" * 22)
     second = ears.register("second", "y" * 22)
-    ears.schedule(second, 300)
+    ears.schedule(second, 300, 0.0)
     ears.unregister(first)
     assert (ears.next_look(second) or 0) > monotonic() - GENEROUS
     ears.unregister(second)
