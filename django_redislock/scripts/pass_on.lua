@@ -25,6 +25,7 @@ local function pass_on(me, my_mode, alive)
     local heads = call('ZRANGE', KEYS[2], 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
       call('DEL', KEYS[3])
+      call('ZREM', KEYS[4], ARGV[1])
       return 'take'
     end
     local drop, verdict = {}, nil
