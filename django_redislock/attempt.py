@@ -218,7 +218,9 @@ class Attempt:
                 if monotonic() < ends:
                     self._got(grant.name)
                     return Granted(grant.fence, ends, True), False
-                return None, False  # woken too late: it may be somebody else's by now
+                # woken too late: it may be somebody else's by now, and others here may have been dropped for that
+                listener.tell_all(self.name)
+                return None, False
             if waiter.look:
                 waiter.look = False
                 return None, False

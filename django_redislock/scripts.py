@@ -253,7 +253,7 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, "", backend.known))
+    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

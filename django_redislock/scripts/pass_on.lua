@@ -43,6 +43,7 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
     local heads = call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
       call('DEL', waiters)
+      call('ZREM', KEYS[4], name)
       return 'take'
     end
     local drop, verdict = {}, nil
