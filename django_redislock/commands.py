@@ -11,10 +11,12 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
+from . import blocks
 from .conf import Seconds, seconds
 from .exceptions import LockLost, LockUnavailable
 from .lock import FairLock, Lock
 from .names import NameTemplate, lock_name
+from .steps import run
 from .texts import duration, printable
 
 # Exit statuses. Those of sysexits.h where one fits: hardly a program ends with them by chance, as it does with the 1 of
@@ -113,27 +115,31 @@ def taken(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[No
         raise LockBusy(_held_by(lock), returncode=busy_status)
     since = monotonic()
     try:
-        try:
+        with ExitStack() as stack:
+            stack.push(lock)  # lets go of it when the block raises
             yield
             if lock.lost:
                 lock.check()  # says so, which a release could not where Redis is out of reach
-        except BaseException as error:
-            lock.__exit__(type(error), error, error.__traceback__)
-            raise
-        left = at_least - (monotonic() - since)
-        try:
-            if left >= 0.001:
-                lock.extend(left, replace_ttl=True)
-                lock.detach()
-            else:
-                lock.release()
-        except LockUnavailable as error:
-            # the work is done, and the lock ends with its TTL; tries once more, and logs it
-            lock.__exit__(LockUnavailable, error, None)
+            stack.pop_all()
+        _give_back(lock, at_least - (monotonic() - since))
     except LockLost as error:
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
+
+
+def _give_back(lock: Lock, left: float) -> None:
+    """Release ``lock``, or keep it from others for the seconds that are ``left``."""
+    lease = lock._lease()
+    if left >= 0.001:
+        try:
+            lock.extend(left, replace_ttl=True)
+            lock.detach()
+            return
+        except LockUnavailable:
+            pass  # it ends before, then
+    run(lock._release_surely(lease))
+    blocks.complain_of_release(lock.name)
 
 
 def _held_by(lock: Lock) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
-from logging import DEBUG, WARNING
+from logging import DEBUG, ERROR, WARNING
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -357,6 +357,8 @@ class Lock:
             if not isinstance(trouble, LockLost):
                 stands_for = getattr(trouble, "stands_for", 0.0)
                 log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
+                if lease is not None:
+                    self._release_later(lease)
 
     def _take(
         self,
@@ -536,6 +538,16 @@ class Lock:
             log_event(DEBUG, "released", name=self.name, fence=lease.fence, held=held_for)
         if lock_released.receivers:
             yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=held_for)
+
+    def _release_surely(self, lease: Lease, **facts: Any) -> Steps[None]:
+        """Release where the work is done, and an error now would invite to do it again: where Redis cannot be told, in
+        the background. LockLost goes up. ``facts`` are for the log.
+        """
+        try:
+            yield from self._release_lease(lease)
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=self.name, **facts, error=error, stands_for=error.stands_for)
+            self._release_later(lease)
 
     def _release_adopted(self, token: str) -> Steps[None]:
         backend = self._backend()

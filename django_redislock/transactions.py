@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from logging import ERROR
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,10 +17,9 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from . import blocks
 from .decorators import Name, name_maker, refuse_generators
-from .exceptions import LockLost, LockUnavailable
+from .exceptions import LockLost
 from .lease import Lease
 from .lock import FairLock, Lock
-from .log import log_event
 from .names import check_name, has_fields
 from .steps import run
 
@@ -157,6 +155,7 @@ class LateRelease:
     def __init__(self, lock: Lock, lease: Lease, request: HttpRequest, response: Any, begun: list[str]) -> None:
         self._lock = lock
         self._lease = lease
+        self._path = request.path
         self._once = threading.Lock()
         self._open = len(begun)
         streams = isinstance(response, StreamingHttpResponse)
@@ -188,12 +187,9 @@ class LateRelease:
             self._lock._release_later(self._lease)
             return
         try:
-            run(self._lock._release_lease(self._lease))
+            run(self._lock._release_surely(self._lease, path=self._path))
         except LockLost:
             pass  # which has been told
-        except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=self._lock.name, error=error, stands_for=error.stands_for)
-            self._lock._release_later(self._lease)
 
     def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
         # not response.streaming_content, which hides what is to be closed

@@ -121,14 +121,8 @@ def locked_view(
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(lock, lease, request, response, begun)
                 return response
-            try:
-                yield from lock._release()
-            except LockUnavailable as error:
-                # the work is done: an error now would invite the client to do it again
-                log_event(
-                    ERROR, "not-released", name=lock.name, path=request.path, error=error, stands_for=error.stands_for
-                )
-                lock._release_later(lease)
+            yield from lock._release_surely(lease, path=request.path)
+            blocks.complain_of_release(lock.name)
             return response
 
         def locks(request: HttpRequest) -> bool:

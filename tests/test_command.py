@@ -618,6 +618,16 @@ def test_a_reader_who_has_seen_enough_ends_a_watch_without_a_word() -> None:
     process.stderr.close()
 
 
+def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as caught:
+            load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
+    assert caught.value.code == 128 + signal.SIGPIPE
+
+
 def test_from_code_a_broken_pipe_is_the_callers_own_business() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:

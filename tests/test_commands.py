@@ -26,6 +26,8 @@ from django_redislock import (
 )
 from redisserver import RedisServer, redis_server
 
+from .proxy import proxy
+
 
 class Report(LockedCommand, BaseCommand):
     """As a site would write it; what it does is put in by the test."""
@@ -249,7 +251,36 @@ def test_redis_out_of_reach_at_the_end_is_logged_as_the_work_is_done(
 
     with caplog.at_level(logging.WARNING, "django_redislock"):
         assert report(stop) == "done\n"
-    assert "event=not-released name=report" in caplog.text
+    assert caplog.text.count("event=not-released name=report") == 1
+
+
+def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(
+    server: RedisServer, settings: Any, eventually: Callable[..., Any]
+) -> None:
+    with proxy(server.port) as network:
+        default = settings.CACHES["default"]
+        far = {**default, "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+
+        def cut(command: Any, **options: Any) -> str:
+            network.cut()
+            return "done"
+
+        assert report(cut, lock_using="far", lock_ttl=600) == "done\n"
+        assert get_lock("report")
+        network.mend()
+        eventually(lambda: not get_lock("report"))
+
+
+def test_redis_out_of_reach_at_the_end_of_a_command_that_keeps_its_lock(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(command: Any, **options: Any) -> str:
+        own.stop()
+        return "done"
+
+    assert report(stop, lock_at_least=20) == "done\n"
+    assert caplog.text.count("event=not-released name=report") == 1
 
 
 def test_who_holds_a_busy_lock_may_remain_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

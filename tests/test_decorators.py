@@ -413,7 +413,7 @@ def test_the_view_never_runs_while_redis_is_away(web: Client, settings: Any) -> 
     assert answer.headers["Retry-After"] == "1"
 
 
-def test_a_finished_view_answers_though_its_release_fails(settings: Any, eventually: Callable[..., Any]) -> None:
+def test_a_finished_view_answers_though_its_release_fails(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     with redis_server() as own:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": own.url}}
 
@@ -422,7 +422,8 @@ def test_a_finished_view_answers_though_its_release_fails(settings: Any, eventua
             own.stop()
             return HttpResponse("paid")
 
-        assert view(RequestFactory().get("/")).content == b"paid"
+        assert view(RequestFactory().get("/pay/")).content == b"paid"
+        assert "event=not-released name=order path=/pay/ error=" in caplog.text
         own.start()
         with FairLock("order", blocking_timeout=20):
             pass

@@ -39,6 +39,7 @@ from redisserver import RedisServer
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
 from .processes import Worker
+from .proxy import proxy
 
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django
@@ -513,6 +514,38 @@ def test_an_exception_in_the_block_wins_over_the_loss(
         section()
     assert caplog.text.count("event=lost") == 1
     assert "event=not-released" not in caplog.text  # which would tell the same again
+
+
+def test_an_exception_in_the_block_wins_over_a_release_that_came_before(
+    kind: type[Lock], caplog: pytest.LogCaptureFixture
+) -> None:
+    def section() -> None:
+        with kind(NAME) as lock:
+            lock.release()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        section()
+    assert f"event=not-released name={NAME} error=" in caplog.text
+
+
+def test_what_a_block_that_raised_could_not_release_is_given_back_in_the_end(
+    kind: type[Lock], server: RedisServer, settings: Settings, client: redis.Redis, eventually: Eventually
+) -> None:
+    with proxy(server.port) as network:
+        far = {**settings.CACHES["default"], "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+
+        def section() -> None:
+            with kind(NAME, ttl=600, using="far"):
+                network.cut()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            section()
+        assert holder(client)
+        network.mend()
+        eventually(lambda: not holder(client))
 
 
 # -- renewal and loss --------------------------------------------------------------------------------------------------
