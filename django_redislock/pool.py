@@ -36,15 +36,16 @@ class Member(Lock):
         loop: Loop | None,
         *,
         seizes: bool = False,
-    ) -> Steps[None]:
-        yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
-        lease = self._lease()
-        self.name = lease.name
-        self.key = unquote(lease.name.rpartition(":")[2])
+    ) -> Steps[LockNotAcquired | None]:
+        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
+        if refusal is None:
+            self.name = self._lease().name
+            self.key = unquote(self.name.rpartition(":")[2])
+        return refusal
 
-    def _enter(self, loop: Loop | None) -> Steps[None]:
-        if self._find() is None:  # else it comes from pool.acquire()
-            yield from super()._enter(loop)
+    def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
+        if seizes or self._find() is None:  # else it comes from pool.acquire()
+            yield from super()._enter(loop, seizes=seizes)
 
 
 class LockPool:
@@ -216,16 +217,15 @@ class LockPool:
         )
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        try:
-            yield from member._take(None, None, None, loop)
-        except LockNotAcquired as error:
+        refusal = yield from member._take(None, None, None, loop)
+        if refusal is not None:
             raise LockNotAcquired(
                 f"No member of the pool {self.name!r} became free in time.",
                 self.name,
-                attempts=error.attempts,
-                waited=error.waited,
-                busy_for=error.busy_for,
-            ) from None
+                attempts=refusal.attempts,
+                waited=refusal.waited,
+                busy_for=refusal.busy_for,
+            )
         return member
 
     def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:

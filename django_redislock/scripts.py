@@ -212,7 +212,7 @@ def release_command(
     backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool, own: bool = False
 ) -> Command:
     declared = (*keys.all, f"{backend.prefix}gone:{token}") if unknown else keys.all
-    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, *([1] if own else [])))
+    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, int(own)))
 
 
 class Renewed(NamedTuple):

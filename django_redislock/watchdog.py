@@ -88,13 +88,10 @@ class Watchdog:
         """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
         with self._mutex:
             lease.watched = False
-            self._drop(lease)
+            if self._leases.get(lease.token) is lease:
+                del self._leases[lease.token]
             if adoptable:
                 self._adoptable.append(lease.token)
-
-    def _drop(self, lease: Lease) -> None:
-        if self._leases.get(lease.token) is lease:
-            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -320,7 +317,8 @@ class Watchdog:
             if not lease.watched:
                 return  # released in the meantime
             lease.watched = False
-            self._drop(lease)
+            if self._leases.get(lease.token) is lease:
+                del self._leases[lease.token]
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal

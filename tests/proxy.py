@@ -199,9 +199,11 @@ class Proxy:
                 continue
             for end in (down, up):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(self, down, up)
-            with self._mutex:
+            with self._mutex:  # before it carries anything, or a cut would miss it
+                link = _Link(self, down, up)
                 self.links.append(link)
+            if self.refusing:
+                link.cut()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ if held then
   else
     local its, at = string.match(held, '^(%S+) (%S+) ')
     if its == ARGV[2] then
-      if ARGV[5] then return {2, 0} end
+      if ARGV[5] == '1' then return {2, 0} end
       -- the token was adopted: the process that renews it must hear that it has ended
       was_held, trace, alive = 1, true, at
       call('DEL', lock)
