@@ -354,8 +354,8 @@ class Listener:
             grant = None
         waiter = self.waiters.get(token) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
-            # this process stood still: others may have dropped all its waiters
-            self.tell_all(name if waiter is None else waiter.group.name)
+            # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
+            self.tell_all(None if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif kind != "p":
