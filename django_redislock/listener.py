@@ -252,7 +252,8 @@ class Listener:
         if self.backend.anchor is None:
             return 0.0
         us, sent = self.backend.anchor
-        return lease_end(sent + (grant.us - us) / 1e6, grant.lease_ms)
+        # when the server's clock has jumped ahead since, the grant seems to lie in the future
+        return lease_end(min(sent + (grant.us - us) / 1e6, monotonic()), grant.lease_ms)
 
     # -- the thread's side ------------------------------------------------------------------------------------------
 

@@ -640,7 +640,9 @@ class Lock:
         if holdings:
             backend, task = self._backend(), _task()
             for lease in [holding.lease for holding in holdings.values()]:
-                if lease.name == self.name and lease.backend is backend and lease.mine(task) and not lease.lost:
+                # one whose release failed may be somebody else's by now, and nothing renews it
+                ours = not lease.lost and not lease.tried_release
+                if ours and lease.name == self.name and lease.backend is backend and lease.mine(task):
                     return lease
         return None
 

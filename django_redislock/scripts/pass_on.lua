@@ -18,7 +18,9 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
       words = words + 1
       if dead[channel] == 'suspect' and words <= 16 then new = new .. ' ' .. channel end
     end
-    if new ~= marks then call('HSET', waiters, '!', new) end
+    if new ~= marks then
+      if new == '-' then call('HDEL', waiters, '!') else call('HSET', waiters, '!', new) end
+    end
     marks = new
   end
 
