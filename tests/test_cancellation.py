@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -930,6 +931,60 @@ def test_a_waiter_whose_loop_was_shut_down_looks_for_nobody_any_more(
     bystander = wait_in_a_loop_that_ends(kind, client, lambda: behind.start(lambda: got_in_turn(kind)), shut_down=True)
     assert bystander.result(GENEROUS)
     until(lambda: not leftovers(client))
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["stands still", "closed"])
+def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
+    kind: type[Lock], closed: bool, client: redis.Redis, other: Callable[[], Other]
+) -> None:
+    first, behind = other(), other()
+    first(kind(NAME, ttl=1, auto_renew=False).acquire)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        task = loop.create_task(section(kind(NAME, ttl=0.5)))
+        loop.run_until_complete(auntil(lambda: queued(client)))
+        if closed:
+            loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+            loop.close()
+        # nobody is woken when a lease ends
+        assert behind(lambda: got_in_turn(kind))
+        if not closed:
+            loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    until(lambda: not queued(client) and not holder(client))
+
+
+def test_a_release_that_is_closed_when_its_loop_is_gone_is_finished_in_the_background(
+    kind: type[Lock], network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with kind(NAME, ttl=TTL):
+            await gate
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        gate = loop.create_future()
+        coroutine = hold()
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(auntil(lambda: holder(client)))
+        late = network.hold_request(NAME)
+        gate.set_result(None)
+        loop.run_until_complete(auntil(late.caught.is_set))
+    finally:
+        loop.close()
+    coroutine.close()  # quietly
+    until(lambda: not holder(client))
+    late.let_go()
+    until(late.over.is_set)
+    until(lambda: not leftovers(client))
+    del loop, task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # its connection was left open
+        gc.collect()
 
 
 def wait_in_a_loop_that_ends(
