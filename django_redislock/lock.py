@@ -18,10 +18,10 @@ from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
+from .lease import GONE, TAKEN, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
-from .owner import describe_owner
+from .owner import Bond, describe_owner, running_task
 from .registry import LockInfo
 from .signals import lock_acquired, lock_released
 from .steps import Call, Steps, Tell, arun, run_blocking
@@ -29,7 +29,6 @@ from .watchdog import watchdog
 
 MANY = 100
 
-Task = asyncio.Task[Any]
 Loop = asyncio.AbstractEventLoop
 Self = TypeVar("Self", bound="Lock")
 
@@ -317,7 +316,7 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
-        task = _task()
+        task = running_task()
         canceller = None
         on_lost = None if self._on_lost == "cancel" else self._on_lost
         if self._on_lost == "cancel":
@@ -332,7 +331,7 @@ class Lock:
         if mine is not None:
             if self._reentrant:
                 mine.depth += 1
-                self._hold(mine, mine.bond())
+                self._hold(mine, mine.owner.bond())
                 return True
             if waits and not until:
                 raise LockError(
@@ -379,7 +378,7 @@ class Lock:
                 task=task,
             )
             lease.canceller = canceller
-            bond = lease.bond()
+            bond = lease.owner.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
         except BaseException:
@@ -443,7 +442,7 @@ class Lock:
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
             # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop
-            (watchdog.tell_lost if _task() is None else watchdog.announce)(lease)
+            (watchdog.tell_lost if running_task() is None else watchdog.announce)(lease)
         if lease.lost_reason:
             raise lease.lost_error()
         held_for = monotonic() - lease.since
@@ -522,7 +521,7 @@ class Lock:
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
         holding = _holdings.get().get(self)
-        return holding.lease if holding is not None and holding.lease.mine(_task()) else None
+        return holding.lease if holding is not None and holding.lease.mine(running_task()) else None
 
     def _lease(self) -> Lease:
         lease = self._find()
@@ -533,7 +532,7 @@ class Lock:
     def _own_lease_on_name(self) -> Lease | None:
         holdings = _holdings.get()
         if holdings:
-            backend, task = self._backend(), _task()
+            backend, task = self._backend(), running_task()
             for lease in [holding.lease for holding in holdings.values()]:
                 if lease.name == self.name and lease.backend is backend and lease.mine(task) and not lease.lost:
                     return lease
@@ -573,15 +572,10 @@ class FairLock(Lock):
 
 def tokens_here(backend: Backend) -> dict[str, str]:
     """The tokens of what this thread or task holds, by name."""
-    task = _task()
+    task = running_task()
     leases = [holding.lease for holding in _holdings.get().values()]
     return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
 
 
 def _timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-def _task() -> Task | None:
-    """The task that runs in this thread, if any."""
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()

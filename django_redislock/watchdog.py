@@ -227,7 +227,7 @@ class Watchdog:
         if first:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
-        if lease.renewing and not lease.owner_alive():
+        if lease.renewing and not lease.owner.alive():
             log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
