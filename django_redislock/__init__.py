@@ -5,20 +5,12 @@ from __future__ import annotations
 from .commands import LockedCommand
 from .decorators import locked
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .getorset import alocked_get_or_set, locked_get_or_set
+from .listing import alist_locks, list_locks
 from .lock import FairLock, Lock
 from .names import lock_name
 from .pool import LockPool
-from .registry import (
-    LockInfo,
-    LockStatus,
-    WaiterInfo,
-    aforce_release,
-    aget_lock,
-    alist_locks,
-    force_release,
-    get_lock,
-    list_locks,
-)
+from .registry import LockInfo, LockStatus, WaiterInfo, aforce_release, aget_lock, force_release, get_lock
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
 from .transactions import locked_atomic
 from .values import ConditionalValue, Counter
@@ -44,6 +36,7 @@ __all__ = [
     "aforce_release",
     "aget_lock",
     "alist_locks",
+    "alocked_get_or_set",
     "force_release",
     "get_lock",
     "list_locks",
@@ -54,5 +47,6 @@ __all__ = [
     "lock_released",
     "locked",
     "locked_atomic",
+    "locked_get_or_set",
     "locked_view",
 ]

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from .connection import Backend
-from .exceptions import LockLost
+from .exceptions import LockLost, LockNotOwned, LockUnavailable
 from .names import Keys
 from .owner import Owner, Task
 
@@ -72,6 +72,7 @@ class Lease:
     """
 
     __slots__ = (
+        "adopted",
         "backend",
         "canceller",
         "closed",
@@ -81,6 +82,7 @@ class Lease:
         "fence",
         "handed",
         "keys",
+        "listens",
         "lost_reason",
         "max_hold",
         "name",
@@ -124,6 +126,7 @@ class Lease:
         self.since = monotonic()
         self.handed = handed  # by a release script, with a short lease until it is confirmed
         self.renewing = renewing
+        self.listens = True  # for the news that it was released by force: not where everybody polls
         self.max_hold = max_hold
         self.on_lost = on_lost
         self.canceller: Canceller | None = None
@@ -131,7 +134,8 @@ class Lease:
         self.owner = Owner(task)
         self.depth = 1  # times acquired, when reentrant
         self.lost_reason = ""
-        self.closed = False  # released or detached
+        self.closed = False  # released, detached or adopted
+        self.adopted = False  # the token went on elsewhere, or was released there
         self.tried_release = False
         self.watched = False
         self.due = 0.0  # when the watchdog looks next
@@ -164,6 +168,21 @@ class Lease:
             self.renewing = False
         else:
             self.owner.follow(response)
+
+    def adopted_error(self) -> LockNotOwned:
+        return LockNotOwned(
+            f"Cannot release the lock {self.name!r}: another process or thread has taken it with the same token.",
+            self.name,
+        )
+
+    def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
+        """What a release says that Redis did not hear."""
+        left = self.remaining()
+        return LockUnavailable(
+            f"{str(error).rstrip('.')}. The lock is not released: unless tried again, it stands for {left:.1f} s.",
+            self.name,
+            stands_for=left,
+        )
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or ENDED

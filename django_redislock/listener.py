@@ -26,7 +26,6 @@ from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
-POLL_EVERY = 0.25  # the same for a waiter that no message can reach
 RECONNECTING = 1.0  # the same while there is no subscription
 JITTER = 0.05
 BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
@@ -54,7 +53,7 @@ class Waiter:
         self.group = group
         self.grant: Grant | None = None
         self.look = False  # for itself
-        self.due = monotonic() + POLL_EVERY  # when it looks untold, where messages do not come
+        self.due = monotonic() + RECONNECTING  # when it looks untold, where messages do not come
         self.told = False  # anything, since it parked
 
     def tell(self, grant: Grant | None = None) -> None:
@@ -229,9 +228,12 @@ class Listener:
         for waiter in buried:
             self.on_stray(self.backend, "g", waiter.token, waiter.group.name)
 
-    def schedule(self, waiter: Waiter, left_ms: int) -> None:
-        """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
-        waiter.due = monotonic() + (POLL_EVERY if self.polled else RECONNECTING)
+    def schedule(self, waiter: Waiter, left_ms: int, delay: float) -> None:
+        """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else.
+
+        Where messages cannot be trusted, it looks again after ``delay`` seconds.
+        """
+        waiter.due = monotonic() + (delay if self.polled else RECONNECTING)
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group

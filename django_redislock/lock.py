@@ -6,24 +6,24 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
-from logging import DEBUG, WARNING
+from logging import DEBUG, ERROR, WARNING
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from asgiref.sync import iscoroutinefunction
+from redis.backoff import AbstractBackoff
 
-from . import blocks, registry, scripts
+from . import blocks, options, registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
-from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import GONE, TAKEN, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
 from .owner import Bond, describe_owner, running_task
-from .registry import LockInfo
-from .signals import lock_acquired, lock_released
+from .registry import LockInfo, LockStatus
+from .signals import lock_acquired, lock_force_released, lock_released
 from .steps import Call, Steps, Tell, arun, run_blocking
 from .watchdog import watchdog
 
@@ -72,6 +72,17 @@ class Lock:
         the task that holds the lock is cancelled, and ``async with`` raises LockLost out of it.
     ``using``
         Alias in ``CACHES``; None: by the settings.
+    ``wait``
+        How to wait: ``"wake"``, to be woken by a message; ``"poll"``, to look again and again, for servers behind
+        proxies that know no pub/sub (nothing subscribes then, so a holder hears of its loss at its next renewal). A
+        FairLock is first come, first served either way. None: by the settings.
+    ``backoff``, ``attempts``
+        With ``wait="poll"``: an instance of one of the classes in :mod:`redis.backoff`, for the delays between two
+        tries (at most 15 s each; by default ``EqualJitterBackoff(cap=0.5, base=0.02)``), and at most how many tries.
+        There is no delay after the last try, and none beyond ``blocking_timeout``.
+    ``note``
+        A text for people, at most 1000 bytes, that is kept with the lock and with the place in the queue:
+        ``info().note``, the command and the admin show it.
 
     Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps what it acknowledged and its clock
     does not jump; then ``fence`` still orders them. Not guaranteed: that your code stops when its lock is lost. Watch
@@ -83,14 +94,17 @@ class Lock:
 
     __slots__ = (
         "__weakref__",
+        "_attempts",
         "_auto_renew",
+        "_backoff",
         "_blocking",
         "_blocking_timeout",
+        "_note",
         "_on_lost",
         "_reentrant",
         "_token",
         "_ttl",
-        "busy_for",
+        "_wait",
         "name",
         "purpose",
         "using",
@@ -110,19 +124,24 @@ class Lock:
         reentrant: bool = False,
         on_lost: OnLost | Literal["cancel"] | None = None,
         using: str | None = None,
+        wait: Literal["wake", "poll"] | None = None,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+        note: str = "",
     ) -> None:
         self.name = check_name(name)
-        self._ttl = None if ttl is None else seconds(ttl, "ttl")
+        self._ttl = options.check_ttl(ttl)
         self._blocking = blocking
-        self._blocking_timeout = _timeout(blocking_timeout)
+        self._blocking_timeout = options.check_timeout(blocking_timeout)
         self._auto_renew = auto_renew
-        self._token = None if token is None else check_token(token)
+        self._token = options.check_given_token(token)
         self._reentrant = reentrant
-        if on_lost is not None and on_lost != "cancel" and (not callable(on_lost) or iscoroutinefunction(on_lost)):
-            raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {on_lost!r}.")
-        self._on_lost = on_lost
+        self._on_lost = options.check_on_lost(on_lost)
         self.using = using
-        self.busy_for = 0.0  # seconds of lease that the holder had left when the last acquire here was refused
+        self._wait = options.check_wait(wait, backoff, attempts)
+        self._backoff = backoff
+        self._attempts = attempts
+        self._note = options.check_note(note)
         self.purpose = ""  # shown behind the owner: a request path, a command
 
     def __repr__(self) -> str:
@@ -138,19 +157,38 @@ class Lock:
         Arguments override those of the constructor. A busy lock never raises; LockUnavailable says that Redis cannot
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
-        return run_blocking(self._acquire(blocking, _timeout(blocking_timeout), token, None), "aacquire")
+        timeout = options.check_timeout(blocking_timeout)
+        return run_blocking(self._acquire(blocking, timeout, token, None), "aacquire")
 
     async def aacquire(
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
-        return await arun(self._acquire(blocking, _timeout(blocking_timeout), token, asyncio.get_running_loop()))
+        timeout = options.check_timeout(blocking_timeout)
+        return await arun(self._acquire(blocking, timeout, token, asyncio.get_running_loop()))
+
+    def seize(self) -> None:
+        """Take the lock whoever holds it, ahead of the queue, whose waiters keep their places.
+
+        In one step: nobody gets the lock in between. The new fence is higher than that of the old holder, which is
+        told at once (``lost``) as after :func:`force_release`, but goes on until it looks: make sure that it is dead or
+        harmless. It is logged (``seized``), and the signal ``lock_force_released`` is sent.
+
+        Raises LockError when this thread or task holds the lock itself (with ``reentrant``, that counts as one more
+        acquire), LockUnavailable; LockNotAcquired for a given ``token`` that was released already.
+        """
+        run_blocking(self._take(False, None, None, None, seizes=True), "aseize")
+
+    async def aseize(self) -> None:
+        """See seize()."""
+        await arun(self._take(False, None, None, asyncio.get_running_loop(), seizes=True))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
 
-        Raises LockNotOwned when this thread never held it, LockLost when it was lost meanwhile, and LockUnavailable
-        when Redis cannot be told: then it can be tried again, and the lease ends by itself after ``remaining()``.
+        Raises LockNotOwned when this thread never held it or another process has adopted its token, LockLost when it
+        was lost meanwhile, and LockUnavailable when Redis cannot be told: then it can be tried again, and the lease
+        ends by itself after ``remaining()``, which the error has as ``stands_for``.
         """
         run_blocking(self._release(), "arelease")
 
@@ -192,6 +230,17 @@ class Lock:
     async def aowned(self) -> bool:
         """See owned()."""
         return await arun(self._owned())
+
+    def status(self) -> LockStatus:
+        """FREE, LOCKED (by this thread or task, or the token given to the constructor), UNAVAILABLE (by others), ERROR.
+
+        One round trip. ERROR: there is a lock that never expires; none of ours is like that, somebody else wrote it.
+        """
+        return run_blocking(self._status(), "astatus")
+
+    async def astatus(self) -> LockStatus:
+        """See status()."""
+        return await arun(self._status())
 
     def info(self) -> LockInfo | None:
         """What Redis says now: holder, since, lease, fence, waiters in order. None when nobody holds the lock."""
@@ -271,10 +320,7 @@ class Lock:
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
     def _enter(self, loop: Loop | None) -> Steps[None]:
-        if not (yield from self._acquire(None, None, None, loop)):
-            raise LockNotAcquired(
-                f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name
-            )
+        return self._take(None, None, None, loop)
 
     def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
@@ -302,13 +348,32 @@ class Lock:
         except (LockNotOwned, LockUnavailable) as trouble:
             if error is None:
                 raise
-            # the block's own error matters more
-            log_event(WARNING, "not-released", name=self.name, error=trouble)
+            # the block's own error matters more, and a loss has been told
+            if not isinstance(trouble, LockLost):
+                stands_for = getattr(trouble, "stands_for", 0.0)
+                log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
+                if lease is not None:
+                    self._release_later(lease)
 
     def _acquire(
         self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
     ) -> Steps[bool]:
-        """``loop``: the one in which a coroutine waits; None: this thread does."""
+        try:
+            yield from self._take(blocking, timeout, token, loop)
+        except LockNotAcquired:
+            return False
+        return True
+
+    def _take(
+        self,
+        blocking: bool | None,
+        timeout: float | None,
+        token: str | None,
+        loop: Loop | None,
+        *,
+        seizes: bool = False,
+    ) -> Steps[None]:
+        """``loop``: the one in which a coroutine waits; None: this thread does. Raises LockNotAcquired."""
         start = monotonic()
         settings = conf()
         if timeout is None:
@@ -327,13 +392,18 @@ class Lock:
                 )
             canceller = Canceller(task)
 
+        given = check_token(token) if token is not None else self._token
         mine = self._own_lease_on_name()
         if mine is not None:
-            if self._reentrant:
+            if self._reentrant or mine.token == given:
                 mine.depth += 1
                 self._hold(mine, mine.owner.bond())
-                return True
-            if waits and not until:
+                return
+            if seizes:
+                raise LockError(
+                    f"This thread or task holds the lock {self.name!r} itself, and cannot seize it.", self.name
+                )
+            if waits and not until and self._attempts is None:
                 raise LockError(
                     f"This thread or task holds the lock {self.name!r} already and would wait for itself without end. "
                     f"Give a blocking_timeout, or reentrant=True.",
@@ -341,9 +411,10 @@ class Lock:
                 )
 
         ttl = settings.ttl_of(self.name) if self._ttl is None else self._ttl
-        given = check_token(token) if token is not None else self._token
         token = given or secrets.token_urlsafe(16)
         backend = self._backend()
+        owner = describe_owner(self.purpose, task)
+        polls = (self._wait or settings.WAIT) == "poll"
         attempt = Attempt(
             backend,
             self.name,
@@ -351,17 +422,19 @@ class Lock:
             mode=self._mode,
             ttl=round(ttl * 1000),
             deadline=until if waits else None,
-            owner=describe_owner(self.purpose, task),
+            owner=f"{owner}\n{self._note}" if self._note else owner,
             adopts=given is not None,
             loop=loop,
+            polls=polls,
+            backoff=self._backoff,
+            attempts=self._attempts,
         )
         granted = None
         try:
-            granted = yield from attempt.obtain()
+            granted = yield from (attempt.seize() if seizes else attempt.obtain())
             if granted is None:
-                self.busy_for = attempt.busy_for
                 yield from attempt.withdraw()
-                return False
+                raise attempt.refusal(monotonic() - start)
             lease = Lease(
                 backend,
                 attempt.keys,
@@ -378,9 +451,12 @@ class Lock:
                 task=task,
             )
             lease.canceller = canceller
+            lease.listens = not polls
             bond = lease.owner.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
+        except LockNotAcquired:
+            raise
         except BaseException:
             # interrupted, or Redis went away: what it may still do for us must not stay
             attempt.abandon()
@@ -391,13 +467,19 @@ class Lock:
         waited = monotonic() - start
         if logger.isEnabledFor(DEBUG):
             log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
+        news = []
+        if attempt.seized is not None:
+            old = registry.holder_of(attempt.seized)
+            was = "?" if old is None else old.owner
+            log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=owner, owner=was)
+            news.append(Tell(lock_force_released, type(self), name=lease.name, by=owner))
         if lock_acquired.receivers:
-            try:
-                yield Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited)
-            except BaseException:  # cancelled
-                self._release_later(lease)
-                raise
-        return True
+            news.append(Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited))
+        try:
+            yield from news
+        except BaseException:  # cancelled
+            self._release_later(lease)
+            raise
 
     def _release(self) -> Steps[None]:
         if (yield from self._give_back()):
@@ -407,6 +489,10 @@ class Lock:
         """Whether it is free now: False for the inner release of a reentrant lock."""
         lease = self._find()
         if lease is None:
+            former = _holdings.get().get(self)
+            if former is not None and former.lease.adopted:
+                self._let_go()
+                raise former.lease.adopted_error()
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
@@ -418,18 +504,18 @@ class Lock:
             yield from self._release_lease(lease)
         return True
 
-    def _release_lease(self, lease: Lease) -> Steps[None]:
-        """Release this very acquisition, from any thread, task or context."""
+    def _release_lease(self, lease: Lease, *, own: bool = True) -> Steps[None]:
+        """Release this very acquisition, from any thread, task or context. ``own``: see scripts.release()."""
         watchdog.unwatch(lease)
         if lease.canceller is not None:
             lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
-                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown
+                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown, own=own
             )
-        except Exception:
+        except LockUnavailable as error:
             lease.tried_release = True
-            raise
+            raise lease.unreleased_error(error) from error.__cause__
         except BaseException:  # cancelled or interrupted: it has to end all the same
             self._release_later(lease)
             raise
@@ -439,6 +525,8 @@ class Lock:
         done = held or ((twice or lease.tried_release) and not lease.lost)
         lease.closed = True
         self._let_go()
+        if held == scripts.ADOPTED:
+            raise lease.adopted_error()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
             # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop
@@ -450,6 +538,16 @@ class Lock:
             log_event(DEBUG, "released", name=self.name, fence=lease.fence, held=held_for)
         if lock_released.receivers:
             yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=held_for)
+
+    def _release_surely(self, lease: Lease, **facts: Any) -> Steps[None]:
+        """Release where the work is done, and an error now would invite to do it again: where Redis cannot be told, in
+        the background. LockLost goes up. ``facts`` are for the log.
+        """
+        try:
+            yield from self._release_lease(lease)
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=self.name, **facts, error=error, stands_for=error.stands_for)
+            self._release_later(lease)
 
     def _release_adopted(self, token: str) -> Steps[None]:
         backend = self._backend()
@@ -471,7 +569,10 @@ class Lock:
         return self._renew("set" if replace_ttl else "add", ms)
 
     def _renew(self, how: str, ms: int | None) -> Steps[bool]:
-        lease = self._lease()
+        return (yield from self._renew_lease(self._lease(), how, ms))
+
+    def _renew_lease(self, lease: Lease, how: str, ms: int | None) -> Steps[bool]:
+        """Renew this very acquisition, from any thread, task or context."""
         if lease.lost_reason:
             raise lease.lost_error()
         ms = lease.ttl_ms if ms is None else ms
@@ -502,6 +603,11 @@ class Lock:
         backend = self._backend()
         reply = yield from scripts.execute(backend, ("GET", make_keys(backend.prefix, self.name).lock), self.name)
         return reply.answer  # type: ignore[no-any-return]
+
+    def _status(self) -> Steps[LockStatus]:
+        backend, token = self._backend(), self.token
+        value, left_ms, *_ = yield from scripts.info(backend, make_keys(backend.prefix, self.name), self.name, 0)
+        return registry.status_of(value, left_ms, token)
 
     def _locked(self) -> Steps[bool]:
         return (yield from self._value()) is not None
@@ -575,7 +681,3 @@ def tokens_here(backend: Backend) -> dict[str, str]:
     task = running_task()
     leases = [holding.lease for holding in _holdings.get().values()]
     return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
-
-
-def _timeout(value: Seconds | None) -> float | None:
-    return None if value is None else seconds(value, "blocking_timeout", positive=False)

@@ -6,12 +6,14 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
+_UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
+_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
 
@@ -45,7 +47,11 @@ def check_token(token: str) -> str:
 
 def quote(value: object) -> str:
     """Percent-quote what could imitate a name's structure: ``:``, ``%``, braces, whitespace, control characters."""
-    return _QUOTED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found.group().encode()), str(value))
+    return _QUOTED.sub(_percent, str(value))
+
+
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
 
 
 def lock_name(*parts: object) -> str:
@@ -53,8 +59,27 @@ def lock_name(*parts: object) -> str:
 
     >>> lock_name("order", 42, "a:b")
     'order:42:a%3Ab'
+
+    What would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
     """
-    return check_name(":".join(map(quote, parts)))
+    return _made_name(":".join(map(quote, parts)))
+
+
+def _made_name(text: str) -> str:
+    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
+    encoded = text.encode(errors="surrogatepass")
+    return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
+
+
+def fit_name(text: str, mark: str = "") -> str:
+    """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
+
+    With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
+    different pairs of text and mark never meet.
+    """
+    if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
+        return text
+    return _made_name(f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}")
 
 
 class Keys(NamedTuple):
@@ -84,7 +109,7 @@ _OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
 
 def pool_name(name: str) -> str:
     """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
-    return f"{lock_name('pool', name)}:"
+    return f"{_POOL}{quote(name)}:"
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
@@ -98,6 +123,14 @@ def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
         f"{prefix}waiters:{asked}",
         f"{prefix}took:",
     )
+
+
+def has_fields(text: str) -> bool:
+    """Whether there is anything to fill in ``text``, taken as a template."""
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
+    except ValueError:  # a lone brace
+        return False
 
 
 class _QuotingFormatter(string.Formatter):
@@ -115,7 +148,8 @@ class _QuotingFormatter(string.Formatter):
 class NameTemplate:
     """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
 
-    Values are quoted as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
+    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a
+    template that can never be filled.
     """
 
     _formatter = _QuotingFormatter()
@@ -146,4 +180,4 @@ class NameTemplate:
                 f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
                 f"There are: {', '.join(sorted(values)) or 'no values'}."
             ) from error
-        return check_name(name)
+        return _made_name(name)

@@ -13,7 +13,7 @@ from .connection import Backend, get_backend
 from .exceptions import LockNotAcquired
 from .lease import OnLost
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, lock_name, make_keys, pool_name, quote
+from .names import Keys, check_name, make_keys, pool_name, quote
 from .registry import LockStatus, read_statuses
 from .steps import Steps, arun, run_blocking
 
@@ -28,15 +28,19 @@ class Member(Lock):
         self._mode = "F" if fair else "L"
         self.key = ""
 
-    def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
-    ) -> Steps[bool]:
-        got = yield from super()._acquire(blocking, timeout, token, loop)
-        lease = self._find()
-        if got and lease is not None:
-            self.name = lease.name
-            self.key = unquote(lease.name.rpartition(":")[2])
-        return got
+    def _take(
+        self,
+        blocking: bool | None,
+        timeout: float | None,
+        token: str | None,
+        loop: Loop | None,
+        *,
+        seizes: bool = False,
+    ) -> Steps[None]:
+        yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
+        lease = self._lease()
+        self.name = lease.name
+        self.key = unquote(lease.name.rpartition(":")[2])
 
     def _enter(self, loop: Loop | None) -> Steps[None]:
         if self._find() is None:  # else it comes from pool.acquire()
@@ -59,7 +63,7 @@ class LockPool:
     def __init__(self, name: str, *, using: str | None = None) -> None:
         self.name = check_name(name)
         self.using = using
-        pool_name(name)  # may be too long, quoted
+        check_name(pool_name(name))  # may be too long, quoted
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -212,8 +216,16 @@ class LockPool:
         )
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        if not (yield from member._acquire(None, None, None, loop)):
-            raise LockNotAcquired(f"No member of the pool {self.name!r} became free in time.", self.name)
+        try:
+            yield from member._take(None, None, None, loop)
+        except LockNotAcquired as error:
+            raise LockNotAcquired(
+                f"No member of the pool {self.name!r} became free in time.",
+                self.name,
+                attempts=error.attempts,
+                waited=error.waited,
+                busy_for=error.busy_for,
+            ) from None
         return member
 
     def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:
@@ -226,8 +238,9 @@ class LockPool:
     def _quoted(self, key: object) -> str:
         if not isinstance(key, str) or not key:
             raise TypeError(f"A member of a pool must be a str that is not empty, not {key!r}.")
-        lock_name("pool", self.name, key)  # may be too long
-        return quote(key)
+        member = quote(key)
+        check_name(f"{pool_name(self.name)}{member}")  # may be too long
+        return member
 
     def _place(self) -> tuple[Backend, Keys]:
         backend = get_backend(self.using)
@@ -254,7 +267,7 @@ class LockPool:
     def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
         backend, _ = self._place()
         keys = yield from self._keys()
-        names = [lock_name("pool", self.name, key) for key in keys]
+        names = [f"{pool_name(self.name)}{quote(key)}" for key in keys]
         statuses = yield from read_statuses(backend, names, tokens_here(backend))
         return list(zip(keys, statuses, strict=True))
 

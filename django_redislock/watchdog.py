@@ -44,10 +44,11 @@ class Farewell(NamedTuple):
     token: str
     unknown: bool
     until: float
+    held: bool  # else it is of an attempt that was given up, of which nothing need be there
 
     def command(self) -> Command:
         keys = make_keys(self.backend.prefix, self.name)
-        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown)
+        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown, own=self.held)
 
 
 class Watchdog:
@@ -70,6 +71,9 @@ class Watchdog:
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
         with self._mutex:
+            before = self._leases.get(lease.token)
+            if before is not None and before is not lease:  # another thread has taken it with the same token
+                before.watched, before.closed, before.adopted = False, True, True
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -84,9 +88,13 @@ class Watchdog:
         """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
         with self._mutex:
             lease.watched = False
-            self._leases.pop(lease.token, None)
+            self._drop(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
+
+    def _drop(self, lease: Lease) -> None:
+        if self._leases.get(lease.token) is lease:
+            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -96,11 +104,11 @@ class Watchdog:
             if lease.watched:
                 self._plan(self._next(lease), lease)
 
-    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool) -> None:
-        """Release or withdraw ``token`` in the background, as often as it takes."""
+    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool, held: bool = True) -> None:
+        """Release or withdraw ``token`` in the background, as often as it takes. Failures are logged if it was held."""
         with self._mutex:
             now = monotonic()
-            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR)
+            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR, held)
             self._unsaid.add(farewell)
             self._plan(now, farewell)
 
@@ -114,7 +122,8 @@ class Watchdog:
             try:
                 exchange(connection, batch)
             except Exception as error:
-                log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
+                if _worth_a_word(batch):
+                    log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -224,7 +233,7 @@ class Watchdog:
             return None
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
-        if first:
+        if first and lease.listens:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
         if lease.renewing and not lease.owner.alive():
@@ -284,7 +293,8 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._unsaid.discard(task)
-        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
+        if _worth_a_word(errands):
+            log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
         if renewed.state == scripts.HELD:
@@ -301,7 +311,7 @@ class Watchdog:
 
     def _end(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = True
+        lease.closed = lease.adopted = True
         self.forget(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
@@ -310,7 +320,7 @@ class Watchdog:
             if not lease.watched:
                 return  # released in the meantime
             lease.watched = False
-            self._leases.pop(lease.token, None)
+            self._drop(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
@@ -345,6 +355,11 @@ def _is_stale(entry: tuple[float, int, Lease | Farewell]) -> bool:
     """Whether the lease has ended, or was planned anew."""
     due, _, task = entry
     return isinstance(task, Lease) and not (task.watched and task.due == due)
+
+
+def _worth_a_word(errands: list[Errand]) -> bool:
+    """Whether a failure concerns what somebody holds. Who did not get a lock has been told why."""
+    return any(isinstance(errand.task, Lease) or errand.task.held for errand in errands)
 
 
 def _is_error(answer: object) -> bool:

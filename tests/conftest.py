@@ -166,6 +166,16 @@ def fresh(settings: Any) -> None:
     settings.CACHES = {**settings.CACHES}
 
 
+@pytest.fixture
+def retry_for(settings: Any) -> Callable[[float], None]:
+    """Set for how many seconds connection trouble is borne."""
+
+    def retry_for(seconds: float) -> None:
+        settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
+
+    return retry_for
+
+
 @pytest.fixture(params=[Lock, FairLock])
 def kind(request: pytest.FixtureRequest) -> type[Lock]:
     return request.param  # type: ignore[no-any-return]

@@ -24,6 +24,7 @@ import redis
 from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from redis.backoff import ConstantBackoff
 
 from django_redislock import FairLock, Lock, LockUnavailable, lock_acquired, lock_released, locked, locked_view
 from django_redislock.connection import get_backend
@@ -220,6 +221,10 @@ async def section(lock: Lock) -> None:
         await asyncio.sleep(0)
 
 
+async def seize(lock: Lock) -> None:
+    await lock.aseize()
+
+
 async def nested(lock: Lock) -> None:
     async with lock, type(lock)(lock.name, reentrant=True, ttl=TTL), type(lock)("another", ttl=TTL):
         await asyncio.sleep(0)
@@ -244,6 +249,7 @@ Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (nothing, acquire, False),
     "try once": (nothing, try_once, False),
+    "seize": (nothing, seize, False),
     "release": (acquire, release, False),
     "extend": (acquire, extend, True),
     "section": (nothing, section, False),
@@ -364,7 +370,22 @@ async def wait_too_short(lock: Lock) -> None:
     assert not await lock.aacquire(blocking_timeout=0.005)
 
 
-CONTENDED: dict[str, Operation] = {"acquire": acquire, "section": section, "wait too short": wait_too_short}
+async def poll(lock: Lock) -> None:
+    async with type(lock)(lock.name, ttl=TTL, wait="poll", backoff=ConstantBackoff(0.005)):
+        await asyncio.sleep(0)
+
+
+async def poll_too_short(lock: Lock) -> None:
+    assert not await type(lock)(lock.name, wait="poll", attempts=2, backoff=ConstantBackoff(0.005)).aacquire()
+
+
+CONTENDED: dict[str, Operation] = {
+    "acquire": acquire,
+    "section": section,
+    "wait too short": wait_too_short,
+    "poll": poll,
+    "poll too short": poll_too_short,
+}
 
 
 @Moment
@@ -390,9 +411,9 @@ async def test_cancelled_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind
         first(held.acquire)
         interrupted = Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
         waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted, False))
-        await auntil_done_or(waiting, parked)
+        await auntil_done_or(waiting, lambda: parked() or (operation in (poll, poll_too_short) and queued(client)))
         bystander = behind.start(lambda: got_in_turn(kind))
-        if operation is wait_too_short:
+        if operation in (wait_too_short, poll_too_short):
             await asyncio.wait([waiting])
         else:
             await auntil_done_or(waiting, lambda: queued(client) == 2)
@@ -449,9 +470,14 @@ def one_connection(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     ("what", "in_time"), [("acquire", True), ("release", True), ("acquire", False)], ids=lambda value: str(value)
 )
 async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_from_the_others(
-    what: str, moment: str, in_time: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    moment: str,
+    in_time: bool,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.0)
+    retry_for(0.0)
     if not in_time:
         monkeypatch.setattr("django_redislock.connection.WAIT_FOR_CONNECTION", 0.005)
     before, operation, keeps = ALONE[what]

@@ -68,6 +68,20 @@ def test_drain_serves_all_in_order() -> None:
     assert found["FairLock"]["inversions_in_server_order"] == 0
 
 
+def test_a_dogpile_computes_its_value_once() -> None:
+    found = figures("dogpile", procs=2, waiters=5, hold_ms=20, rounds=1)
+    assert list(found) == ["get_or_set", "python-redis-lock", "locked_get_or_set"]
+    for key in ("python-redis-lock", "locked_get_or_set"):
+        assert (found[key]["asked"], found[key]["got"], found[key]["computed"]) == (10, 10, 1)
+    assert all(contender["commands"]["get"] > 0 and contender["round_trips"] > 1 for contender in found.values())
+
+
+def test_a_dogpile_of_coroutines_computes_its_value_once() -> None:
+    found = figures("dogpile", asyncio=True, procs=2, waiters=20, hold_ms=20, rounds=1)
+    assert list(found) == ["get_or_set", "locked_get_or_set"]
+    assert (found["locked_get_or_set"]["got"], found["locked_get_or_set"]["computed"]) == (40, 1)
+
+
 def test_uncontended_pairs_of_coroutines_take_two_round_trips() -> None:
     found = figures("uncontended", asyncio=True, seconds=0.1)
     assert list(found) == ["floor", "redis-py", "Lock", "FairLock"]

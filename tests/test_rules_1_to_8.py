@@ -486,7 +486,7 @@ def polled(request: pytest.FixtureRequest, client: Any, server: RedisServer, ali
 def test_waiters_that_no_message_reaches_come_by_themselves_and_in_order(
     polled: str, look: Look, take: Take, hold: Hold
 ) -> None:
-    """R3: where the probe does not count 1, waiters queue as polled, without a channel, and look every 250 ms."""
+    """R3: where the probe does not count 1, waiters queue as polled, without a channel, and look by the clock."""
     holder = hold(fair("seat", using=polled))
     waiters = [take(fair("seat", using=polled), keep=False) for _ in range(4)]
     assert [look.channel("seat", token) for token, _ in look.queue("seat")] == ["-"] * 4
@@ -515,7 +515,7 @@ def test_a_lock_left_free_for_a_polled_waiter_is_not_given_to_a_newcomer(
 def test_a_polled_waiter_keeps_its_place_behind_a_long_holder(
     polled: str, look: Look, take: Take, eventually: Eventually, hold: Hold
 ) -> None:
-    """R3: a polled waiter is counted out after four missed looks (1 s), so it must look while it waits."""
+    """R3: a polled waiter is counted out when it has not looked for four of its delays, so it must look."""
     holder = hold(fair("seat", using=polled))
     waiter = take(fair("seat", using=polled))
     ((token, _),) = look.queue("seat")
@@ -539,7 +539,7 @@ def test_a_killed_polled_waiter_is_dropped_when_it_misses_its_looks(
     monkeypatch: pytest.MonkeyPatch,
     hold: Hold,
 ) -> None:
-    """R3: polled waiters are dropped after four missed looks."""
+    """R3: polled waiters are dropped when they have not looked for four of their delays."""
     monkeypatch.setattr(listener, "LOOK_EVERY", 0.5)
     choose = 'from django.conf import settings\nsettings.CACHES["default"]["LOCATION"] = url\n'
     worker = start(choose + WAITS, name="seat", ttl=30.0, look_every=LONG, url=muted[0])

@@ -266,9 +266,9 @@ def test_a_server_that_stays_read_only_is_lock_unavailable(replica: redis.Redis)
 
 
 def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
-    replica: redis.Redis, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    replica: redis.Redis, eventually: Callable[..., Any], retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(scripts, "RETRY_FOR", 60.0)
+    retry_for(30.0)
     lock = Lock("a", using="replica")
 
     def tries() -> int:

@@ -23,7 +23,7 @@ class SubcommandParser(CommandParser):
         parsed: Namespace
         parsed, rest = super().parse_known_args(args[:end], namespace)
         parsed.program = args[end + 1 :]
-        if not rest and not parsed.program:
+        if not parsed.program and not any(word.startswith("-") for word in rest):  # argparse complains of those
             self.error("the program to run must follow --, as in: run nightly -- make report")
         return parsed, rest
 

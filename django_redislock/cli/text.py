@@ -23,12 +23,16 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "expires": lock.expires.isoformat(timespec="microseconds"),
         "fence": lock.fence,
         "waiters": lock.waiters,
+        "note": lock.note,
     }
 
 
 def with_queue(lock: LockInfo) -> dict[str, Any]:
     """The same with those who wait, the next one first."""
-    queue = [{"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair} for waiter in lock.queue]
+    queue = [
+        {"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair, "note": waiter.note}
+        for waiter in lock.queue
+    ]
     return {**as_json(lock), "queue": queue}
 
 
@@ -52,13 +56,17 @@ def portrait(lock: LockInfo) -> str:
         ("FENCE", str(lock.fence)),
         ("TOKEN", printable(lock.token_hint)),
         ("WAITERS", str(lock.waiters)),
+        *([("NOTE", printable(lock.note))] if lock.note else []),
     ]
     text = columns(facts)
     if lock.queue:
-        rows = [("#", "WAITER", "WAITED", "LOCK")]
+        rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", "LOCK", "NOTE")]
         for place, waiter in enumerate(lock.queue, 1):
             kind = "FairLock" if waiter.fair else "Lock"
-            rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind))
+            note = printable(waiter.note)
+            rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind, note))
+        if not any(waiter.note for waiter in lock.queue):
+            rows = [row[:-1] for row in rows]
         text += f"\n\n{columns(rows)}"
     if lock.waiters > len(lock.queue):
         text += f"\n... and {lock.waiters - len(lock.queue)} more"

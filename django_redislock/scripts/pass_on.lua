@@ -27,6 +27,18 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
     marks = new
   end
 
+  -- nobody tells those behind a polled head when it has died: the first of them that can be told looks until it takes
+  local function set_watch()
+    local behind = call('ZRANGE', queue, 1, 100)
+    if #behind == 0 then return end
+    for i, entry in ipairs(call('HMGET', waiters, unpack(behind))) do
+      local channel = entry and string.match(entry, '^%S (%S+) ')
+      if channel and channel ~= '-' and redis.pcall('PUBLISH', channel, 'w ' .. behind[i] .. ' ' .. called) ~= 0 then
+        return
+      end
+    end
+  end
+
   while reaped < 5000 do
     local heads = call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
@@ -47,8 +59,8 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
           if channel ~= alive and channel ~= ARGV[3] and channel ~= '-' then dead[channel] = 'suspect' end
         end
       end
-      local mode, channel, ttl, seen, owner
-      if entry then mode, channel, ttl, seen, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
+      local mode, channel, ttl, till, owner
+      if entry then mode, channel, ttl, till, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
       local age = us - ticket
       local patient = mode == 'F' or age < 0 or age >= 100000
       if not mode then
@@ -56,10 +68,11 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
       elseif my_mode == 'L' and not patient then
         verdict = 'take' break
       elseif channel == '-' then
-        -- a polled waiter comes by itself; four missed looks and it is gone
-        if us - tonumber(seen) < 1000000 then
+        -- a polled waiter comes by itself; it has said how long it counts as alive without a look
+        if us < tonumber(till) then
           call('ZREM', KEYS[4], name)
           mark('-')
+          if not me then set_watch() end
           verdict = 'passed' break
         end
         drop[#drop + 1] = token

@@ -2,8 +2,8 @@
 -- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool and its members only), gone (only when an acquire
 --         of unknown outcome may still arrive)
 -- ARGV    name (that of a pool: leave its queue, with whatever member may have been granted), token, channel, highest
---         fence known
--- answer  {1 = it was held by this token, 1 = dead waiters remain: call again}
+--         fence known, 1 = only what this process holds (whoever has adopted the token keeps it)
+-- answer  {1 = it was held by this token, 2 = it is, but was adopted elsewhere; 1 = dead waiters remain: call again}
 local call = redis.call
 local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 if KEYS[7] and string.sub(name, -1) == ':' then
@@ -22,6 +22,7 @@ if held then
   else
     local its, at = string.match(held, '^(%S+) (%S+) ')
     if its == ARGV[2] then
+      if ARGV[5] then return {2, 0} end
       -- the token was adopted: the process that renews it must hear that it has ended
       was_held, trace, alive = 1, true, at
       call('DEL', lock)

@@ -6,12 +6,12 @@ import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from hashlib import sha1
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import redis
 import redis.asyncio
@@ -33,11 +33,8 @@ class _Usual(Held, Protocol):
     def acquire(self) -> object: ...
 
 
-class Contender(ABC):
-    """One kind of lock on one name; made once per process, shared by its threads or coroutines.
-
-    ``commands``: what it sends to Redis. ``in_script``: those among them that each of its scripts calls once as well.
-    """
+class Entrant(ABC):
+    """What can be compared with others of its kind; made once per process, shared by its threads or coroutines."""
 
     key: ClassVar[str]
     package: ClassVar[str | None] = None  # that must be importable
@@ -46,6 +43,14 @@ class Contender(ABC):
     few: ClassVar[bool] = True  # can be used by one thread or coroutine of a process
     many: ClassVar[bool] = True  # can be used by a crowd of them
     note: ClassVar[str] = ""  # for who reads the figures
+
+
+class Contender(Entrant):
+    """One kind of lock on one name.
+
+    ``commands``: what it sends to Redis. ``in_script``: those among them that each of its scripts calls once as well.
+    """
+
     commands: ClassVar[tuple[str, ...]]
     in_script: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[dict[str, Any]] = {}
@@ -252,18 +257,21 @@ KINDS: tuple[type[Contender], ...] = (
 )
 
 
-def able(*, coroutines: bool, crowd: bool) -> dict[str, type[Contender]]:
+E = TypeVar("E", bound=Entrant)
+
+
+def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool) -> dict[str, type[E]]:
     """Those that coroutines, or threads, can use, one of a process or a crowd of them."""
-    return {kind.key: kind for kind in KINDS if kind.coroutines == coroutines and (kind.many if crowd else kind.few)}
+    return {kind.key: kind for kind in kinds if kind.coroutines == coroutines and (kind.many if crowd else kind.few)}
 
 
 @lru_cache
-def installed() -> tuple[str, ...]:
-    """The keys of the contenders whose package is there."""
-    return tuple(dict.fromkeys(kind.key for kind in KINDS if kind.package is None or find_spec(kind.package)))
+def installed(kinds: tuple[type[Entrant], ...] = KINDS) -> tuple[str, ...]:
+    """The keys of those whose package is there."""
+    return tuple(dict.fromkeys(kind.key for kind in kinds if kind.package is None or find_spec(kind.package)))
 
 
 @lru_cache
 def packages() -> tuple[str, ...]:
-    """What to ``pip install`` for those of them that are no part of something else."""
+    """What to ``pip install`` for the contenders that are no part of something else."""
     return tuple(kind.key for kind in KINDS if kind.package is not None and kind.key in installed())

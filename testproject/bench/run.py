@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from redisserver import RedisServer
 
-from . import contended, drain, idle, uncontended
-from .contenders import Contender, able, installed
+from . import contended, dogpile, drain, idle, uncontended
+from .contenders import KINDS, Entrant, able, installed
 from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
 from .machine import describe
@@ -25,6 +25,7 @@ class Mode(NamedTuple):
     crowd: bool
     options: Mapping[str, float]
     coroutine_options: Mapping[str, float] = {}
+    kinds: tuple[type[Entrant], ...] = KINDS
 
 
 MODES = {
@@ -34,6 +35,14 @@ MODES = {
     ),
     "idle": Mode(idle.measure, idle.ROWS, True, {"procs": 4, "waiters": 20, "seconds": 10.0}, {"waiters": 1000}),
     "drain": Mode(drain.measure, drain.ROWS, True, {"waiters": 300, "seconds": 3.0, "rounds": 3}, {"waiters": 10_000}),
+    "dogpile": Mode(
+        dogpile.measure,
+        dogpile.ROWS,
+        True,
+        {"procs": 4, "waiters": 50, "hold_ms": 100.0, "rounds": 3},
+        {"waiters": 1000},
+        dogpile.KINDS,
+    ),
 }
 LEAST = {"seconds": 0.1, "hold_ms": 0, "procs": 1, "waiters": 1, "rounds": 1}
 MOST = {"seconds": 3600, "hold_ms": 10_000, "procs": 256, "waiters": 5000, "rounds": 100}
@@ -91,16 +100,17 @@ def _options(mode: str, options: Mapping[str, float | None], *, coroutines: bool
     return chosen
 
 
-def _contenders(mode: str, only: Sequence[str], *, coroutines: bool) -> tuple[dict[str, type[Contender]], list[str]]:
-    kinds = able(coroutines=coroutines, crowd=MODES[mode].crowd)
+def _contenders(mode: str, only: Sequence[str], *, coroutines: bool) -> tuple[dict[str, type[Entrant]], list[str]]:
+    kinds = able(MODES[mode].kinds, coroutines=coroutines, crowd=MODES[mode].crowd)
+    there = installed(MODES[mode].kinds)
     for key in only:
         if key not in kinds:
             what = label(mode, coroutines=coroutines)
             raise BenchError(f"There is no contender {key!r} for {what!r}. There are: {', '.join(kinds)}.")
     wanted = {key: kind for key, kind in kinds.items() if not only or key in only}
-    missing = [key for key in wanted if key not in installed()]
+    missing = [key for key in wanted if key not in there]
     if missing and only:
-        raise BenchError(f"Not installed: {', '.join(missing)}. There are: {', '.join(installed())}.")
+        raise BenchError(f"Not installed: {', '.join(missing)}. There are: {', '.join(there)}.")
     notes = [f"{key}: not installed, left out" for key in missing]
     notes += [f"{key}: {kind.note}" for key, kind in wanted.items() if kind.note]
     return {key: kind for key, kind in wanted.items() if key not in missing}, notes

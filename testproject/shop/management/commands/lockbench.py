@@ -31,11 +31,14 @@ class Command(BaseCommand):
             "mode",
             choices=MODES,
             help="uncontended: one process alone. contended: many processes on one lock. idle: what waiting costs. "
-            "drain: many of one process get the lock one after the other.",
+            "drain: many of one process get the lock one after the other. dogpile: many of many processes want one "
+            "value that is not in the cache.",
         )
         parser.add_argument("--procs", type=int, metavar="N", help=f"Processes. {_defaults('procs')}")
         parser.add_argument("--asyncio", action="store_true", help="Coroutines use the locks, not threads.")
-        parser.add_argument("--hold-ms", type=float, metavar="X", help=f"Work inside. {_defaults('hold_ms')}")
+        parser.add_argument(
+            "--hold-ms", type=float, metavar="X", help=f"Work inside; dogpile: for the value. {_defaults('hold_ms')}"
+        )
         parser.add_argument("--seconds", type=float, metavar="S", help=f"How long to measure. {_defaults('seconds')}")
         parser.add_argument("--waiters", type=int, metavar="N", help=f"Waiting in a process. {_defaults('waiters')}")
         parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")

@@ -1,0 +1,105 @@
+"""A cache backend: django-redis's, with our locks. The only module that needs django-redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import django_redis.cache
+from django.core.cache import caches
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
+from django.utils.module_loading import import_string
+
+from . import getorset
+from .cachelock import CacheLock
+from .conf import Seconds
+from .names import fit_name
+
+
+class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
+    """django-redis's cache backend whose ``lock()`` is ours, so that a site changes one setting and none of its code::
+
+        CACHES = {"default": {"BACKEND": "django_redislock.cache.RedisCache", ...}}
+
+    The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
+    Processes with the old setting and processes with the new one do not see each other's locks: change it for all at
+    once.
+    """
+
+    @cached_property
+    def lock_alias(self) -> str:
+        """The alias in ``CACHES`` that this object was made for, which Django does not tell it.
+
+        Found by what it was given. Of two aliases with the same settings it does not matter which: their keys and
+        locks are the same.
+        """
+        for alias, settings in caches.settings.items():
+            mine = {key: value for key, value in settings.items() if key not in ("BACKEND", "LOCATION")}
+            same = (settings.get("LOCATION", ""), mine) == (self._server, self._params)
+            if same and import_string(settings["BACKEND"]) is type(self):
+                return alias
+        raise ImproperlyConfigured(
+            f"This {type(self).__qualname__} was not made from an alias in CACHES, and locks need one. There are: "
+            f"{', '.join(caches.settings)}."
+        )
+
+    def lock(
+        self,
+        key: object,
+        version: int | None = None,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        client: object = None,
+        thread_local: bool = True,
+    ) -> CacheLock:
+        """A lock as redis-py's and django-redis's are, but ours: see :class:`CacheLock`.
+
+        ``cache.lock("x")`` and ``Lock("x", using=alias)`` are the same lock. Another ``version`` than the alias's is
+        another one (``%2:x``). Where the alias has a ``KEY_FUNCTION``, the name is what that makes, without the
+        ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name (control characters, more
+        than 512 bytes) is quoted or hashed. ``client`` is accepted, and has no meaning.
+        """
+        return CacheLock(
+            self._lock_name(key, version),
+            timeout=timeout,
+            sleep=sleep,
+            blocking=blocking,
+            blocking_timeout=blocking_timeout,
+            thread_local=thread_local,
+            using=self.lock_alias,
+        )
+
+    def locked_get_or_set(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        lock_timeout: Seconds | None = None,
+    ) -> Any:
+        """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
+        return getorset.run_with(
+            self, self.lock_alias, key, default, timeout=timeout, version=version, lock_timeout=lock_timeout
+        )
+
+    async def alocked_get_or_set(
+        self,
+        key: str,
+        default: Any,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        lock_timeout: Seconds | None = None,
+    ) -> Any:
+        """See locked_get_or_set()."""
+        return await getorset.arun_with(
+            self, self.lock_alias, key, default, timeout=timeout, version=version, lock_timeout=lock_timeout
+        )
+
+    def _lock_name(self, key: object, version: int | None) -> str:
+        if self.key_func is not default_key_func:
+            return fit_name(str(self.client.make_key(key, version=version, prefix="")))
+        other = version is not None and str(version) != str(self.version)
+        return fit_name(str(key), str(version) if other else "")
