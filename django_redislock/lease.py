@@ -158,6 +158,17 @@ class Lease:
     def remaining(self) -> float:
         return 0.0 if self.lost_reason else max(0.0, self.ends - monotonic())
 
+    def unwatch(self) -> None:
+        """What the watchdog has still to say of it does not count any more."""
+        self.watched = False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def close(self) -> None:
+        """It has ended, or goes on elsewhere: it is for nobody here to use any more."""
+        self.unwatch()
+        self.closed = True
+
     def mine(self, task: Task | None) -> bool:
         """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease."""
         return not self.closed and self.owner.is_me(task)

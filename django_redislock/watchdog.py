@@ -73,7 +73,8 @@ class Watchdog:
         with self._mutex:
             before = self._leases.get(lease.token)
             if before is not None and before is not lease:  # another thread has taken it with the same token
-                before.watched, before.closed, before.adopted = False, True, True
+                before.adopted = True
+                before.close()
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -82,19 +83,22 @@ class Watchdog:
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease does not count any more. It is known until :meth:`forget`."""
         with self._mutex:
-            lease.watched = False
+            lease.unwatch()
 
-    def forget(self, lease: Lease, *, adoptable: bool = False) -> None:
-        """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
+    def forget(self, lease: Lease) -> None:
+        """Do not know this lease any more."""
         with self._mutex:
             lease.watched = False
-            self._drop(lease)
+            if self._leases.get(lease.token) is lease:
+                del self._leases[lease.token]
+
+    def end(self, lease: Lease, *, adoptable: bool = False) -> None:
+        """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
+        with self._mutex:
+            lease.close()
+            self.forget(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
-
-    def _drop(self, lease: Lease) -> None:
-        if self._leases.get(lease.token) is lease:
-            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -154,7 +158,7 @@ class Watchdog:
         elif kind == "f":
             self.lose(lease, FORCED)
         elif kind == "x":
-            self._end(lease)
+            self._adopted(lease)
 
     def renew_all(self, backend: Backend) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -305,22 +309,21 @@ class Watchdog:
                     lease.handed = False
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
-            self._end(lease)
+            self._adopted(lease)
         else:
             self.lose(lease, TAKEN if renewed.taken else GONE)
 
-    def _end(self, lease: Lease) -> None:
+    def _adopted(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = lease.adopted = True
-        self.forget(lease)
+        lease.adopted = True
+        self.end(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
         """The lease is lost, if it is still watched."""
         with self._mutex:
             if not lease.watched:
                 return  # released in the meantime
-            lease.watched = False
-            self._drop(lease)
+            self.forget(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal

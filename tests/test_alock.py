@@ -1163,16 +1163,39 @@ async def test_a_body_that_turns_the_cancellation_into_an_error_of_its_own_raise
     assert cancellations() == 0
 
 
-async def test_an_acquire_without_async_with_is_cancelled_as_well(make: Make) -> None:
-    lock = short(make, on_lost="cancel")
-    await lock.aacquire()
-    with pytest.raises(asyncio.CancelledError):
-        await forever()
-    uncancel = getattr(asyncio.current_task(), "uncancel", None)
-    if uncancel is not None:
-        uncancel()  # as whoever catches a cancellation must
-    with pytest.raises(LockLost):
-        await lock.arelease()
+async def test_an_acquire_without_async_with_is_cancelled_as_well_and_its_release_raises_lock_lost(make: Make) -> None:
+    async def hold() -> None:
+        lock = short(make, on_lost="cancel")
+        await lock.aacquire()
+        try:
+            await forever()
+        finally:
+            await lock.arelease()
+
+    with pytest.raises(LockLost) as caught:
+        await hold()
+    assert isinstance(caught.value.__context__, asyncio.CancelledError)
+    assert cancellations() == 0  # else the next TaskGroup would cancel the task again
+
+
+async def test_a_release_takes_back_its_own_cancellation_and_nobody_elses(
+    make: Make, actor: Callable[[], Actor]
+) -> None:
+    async def hold() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        lock = short(make, on_lost="cancel")
+        await lock.aacquire()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        return cancellations()
+
+    assert await actor()(hold) == (1 if hasattr(asyncio.Task, "uncancel") else 0)
 
 
 async def test_a_released_lock_leaves_its_task_alone(make: Make) -> None:
