@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 from . import scripts
 from .connection import Backend, Command
 from .courier import Couriers, Errand, exchange
+from .herald import Herald
 from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
 from .log import log_event
@@ -66,6 +67,7 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._couriers = Couriers(self._answered, self._failed)
+        self._herald = Herald(self.tell_lost)
         self._delays: dict[Backend, float] = {}
 
     def watch(self, lease: Lease) -> None:
@@ -334,13 +336,9 @@ class Watchdog:
         if lease.on_lost is None and not lock_lost.receivers:
             self.tell_lost(lease)
             return
-        # What the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
-        # renews, or that keeps the time. Without a thread for it, better late than never.
-        news = threading.Thread(target=self.tell_lost, args=(lease,), name="redislock-lost", daemon=True)
-        try:
-            news.start()
-        except RuntimeError:
-            self.tell_lost(lease)
+        # what the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
+        # renews, or that keeps the time
+        self._herald.bring(lease)
 
     @staticmethod
     def tell_lost(lease: Lease) -> None:
