@@ -152,7 +152,7 @@ class Attempt:
             listener.schedule(self.waiter, taken.left, delay)
             if taken.state == scripts.REQUEUED and unasked:
                 listener.tell_all(self.name)
-            granted, unasked = yield from self._wait(self.waiter)
+            granted, unasked = yield from self._wait(self.waiter, taken.us)
             if granted is not None:
                 return granted
             if self.deadline and monotonic() >= self.deadline:
@@ -205,12 +205,17 @@ class Attempt:
                     f"Redis answers more slowly than the TTL of the lock {self.name!r} ({self.ttl} ms).", self.name
                 )
 
-    def _wait(self, waiter: Waiter) -> Steps[tuple[Granted | None, bool]]:
-        """Sleep until told, or until it is time to look or to leave. Answers (the handoff if any, by the clock)."""
+    def _wait(self, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:
+        """Sleep until told, or until it is time to look or to leave. Answers (the handoff if any, by the clock).
+
+        ``refused``: microseconds of the server's clock at which the last look found the lock to be somebody else's.
+        """
         listener = self.listener
         while True:
             if waiter.grant is not None:
                 grant, waiter.grant = waiter.grant, None
+                if grant.us <= refused:
+                    continue  # it came during that look, and was taken back before: by force, say
                 if grant.fence <= (self.ticket or 0):
                     return None, False  # of an earlier attempt with this token, which has withdrawn
                 ends = listener.deadline_of(grant)

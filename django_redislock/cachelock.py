@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from base64 import urlsafe_b64encode
@@ -15,8 +14,9 @@ import redis.exceptions
 from . import blocks
 from .conf import conf, seconds
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import Bond, Lease
+from .lease import Lease
 from .lock import Lock
+from .owner import Bond
 from .steps import Steps, run
 
 T = TypeVar("T")
@@ -192,12 +192,12 @@ class CacheLock:
         if _run(lock._take(blocking, patience, ours, None)) is not None:
             return False
         lease = lock._lease()
-        bond = lease.bond()
+        bond = lease.owner.bond()
         if not self.thread_local:
             lease.follow(self)
         if not self.thread_local or self.timeout:
             # it ends by itself, or in another thread: who waits for it in this one does not wait for ever
-            lock._let_go()
+            lock._let_go(lease)
         self.local.token = lease.token.encode() if given is None else given
         self.local.held = _Held(lock, lease, bond)
         return True
@@ -218,7 +218,7 @@ class CacheLock:
     def _token(self, verb: str) -> bytes:
         """That of the acquisition here."""
         token, held = self.local.token, self.local.held
-        if token is None or (held is not None and held.lease.pid != os.getpid()):
+        if token is None or (held is not None and not held.lease.owner.here):
             raise LockError(f"Cannot {verb} an unlocked lock", self.name)
         return _encode(token)
 

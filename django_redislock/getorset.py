@@ -215,7 +215,7 @@ def _compute(
             called = Call(default, (), {}) if loop is None or iscoroutinefunction(default) else Ask(default)
             value = yield from keep((yield called))
     except BaseException as error:
-        yield from lock._exit(error, awaited=loop is not None)
+        yield from lock._failed(lease, error, loop)
         raise
     try:
         yield from lock._give_back()

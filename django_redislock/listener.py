@@ -164,7 +164,7 @@ class Listener:
         self.generation = 0
         self.waiters: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, asyncio.AbstractEventLoop | None], Group] = {}
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the garbage collection may close a coroutine that waits, under us
         self._thread: threading.Thread | None = None
         self._tasks = 0  # coroutines that wait
         self._tasks_until = 0.0  # when no more of them are expected
@@ -185,7 +185,7 @@ class Listener:
                 raise LockError(f"This process waits for the lock {name!r} with the same token already.", name)
             group = self._groups.get((name, loop))
             if group is None:
-                group = self._groups[name, loop] = Group(name, loop)
+                group = Group(name, loop)
             waiter: Waiter
             if loop is None:
                 waiter = ThreadWaiter(token, group, self)
@@ -193,6 +193,7 @@ class Listener:
                 waiter = TaskWaiter(token, group, self, loop)
                 self._tasks += 1
             self.waiters[token] = group.waiters[token] = waiter
+            self._groups[group.key] = group
             group.oldest = group.oldest or waiter
         return waiter
 
@@ -201,9 +202,9 @@ class Listener:
         group = waiter.group
         heir = None
         with self._mutex:
-            if self.waiters.pop(waiter.token, None) is None:
+            if self.waiters.get(waiter.token) is not waiter:
                 return  # buried
-            del group.waiters[waiter.token]
+            del self.waiters[waiter.token], group.waiters[waiter.token]
             if isinstance(waiter, TaskWaiter):
                 self._tasks -= 1
                 self._tasks_until = monotonic() + HOT_FOR

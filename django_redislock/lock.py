@@ -18,10 +18,10 @@ from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
+from .lease import GONE, TAKEN, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
-from .owner import describe_owner
+from .owner import Bond, describe_owner, running_task
 from .registry import LockInfo, LockStatus
 from .signals import lock_acquired, lock_force_released, lock_released
 from .steps import Call, Steps, Tell, arun, run_blocking
@@ -29,7 +29,6 @@ from .watchdog import watchdog
 
 MANY = 100
 
-Task = asyncio.Task[Any]
 Loop = asyncio.AbstractEventLoop
 Self = TypeVar("Self", bound="Lock")
 
@@ -318,7 +317,11 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await arun(self._exit(error, awaited=True))
+        if isinstance(error, GeneratorExit):
+            # the context is that of whoever closes the coroutine, and where no task runs, it shows nothing of a task's
+            self._closed(None if running_task() is None else self._find())
+        else:
+            await arun(self._exit(error))
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
@@ -330,21 +333,29 @@ class Lock:
     def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
         yield from self._enter(loop)
+        lease = self._lease()
         try:
             answer = yield call
         except BaseException as error:
-            yield from self._exit(error, awaited=loop is not None)
+            yield from self._failed(lease, error, loop)
             raise
         yield from self._exit(None)
         return answer
 
-    def _exit(self, error: BaseException | None, *, awaited: bool = False) -> Steps[None]:
+    def _failed(self, lease: Lease, error: BaseException, loop: Loop | None) -> Steps[None]:
+        """What was done while ``lease`` was held, by a coroutine in ``loop`` or by a thread, has raised ``error``."""
+        if loop is not None and isinstance(error, GeneratorExit):
+            self._closed(lease)
+        else:
+            yield from self._exit(error)
+
+    def _closed(self, lease: Lease | None) -> None:
+        """A coroutine is closed in its section, because its event loop is gone, say: it may await nothing any more."""
+        if lease is not None and lease.ours and not self._left_inner(lease):
+            self._release_later(lease)
+
+    def _exit(self, error: BaseException | None) -> Steps[None]:
         lease = self._find()
-        if awaited and isinstance(error, GeneratorExit) and (lease is None or lease.depth == 1):
-            # a coroutine that is closed, because its event loop is gone, say: it may await nothing any more
-            if lease is not None:
-                self._release_later(lease)
-            return
         if lease is not None and lease.canceller is not None and lease.canceller.caused(error):
             self._release_later(lease)
             raise lease.lost_error()
@@ -380,7 +391,7 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
-        task = _task()
+        task = running_task()
         canceller = None
         on_lost = None if self._on_lost == "cancel" else self._on_lost
         if self._on_lost == "cancel":
@@ -396,7 +407,7 @@ class Lock:
         if mine is not None:
             if self._reentrant or mine.token == given:
                 mine.depth += 1
-                self._hold(mine, mine.bond())
+                self._hold(mine, mine.owner.bond())
                 return None
             if seizes:
                 raise LockError(
@@ -451,7 +462,7 @@ class Lock:
             )
             lease.canceller = canceller
             lease.listens = not polls
-            bond = lease.bond()
+            bond = lease.owner.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
         except BaseException:
@@ -491,46 +502,48 @@ class Lock:
         if lease is None:
             former = _holdings.get().get(self)
             if former is not None and former.lease.adopted:
-                self._let_go()
+                self._let_go(former.lease)
                 raise former.lease.adopted_error()
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
-        elif lease.depth > 1:
-            lease.depth -= 1
-            self._let_go()
+        elif self._left_inner(lease):
             return False
         else:
             yield from self._release_lease(lease)
         return True
 
+    def _left_inner(self, lease: Lease) -> bool:
+        """Leave the inner block of a reentrant lock, if it is one."""
+        if lease.depth == 1:
+            return False
+        lease.depth -= 1
+        self._let_go(lease)
+        return True
+
     def _release_lease(self, lease: Lease, *, own: bool = True) -> Steps[None]:
         """Release this very acquisition, from any thread, task or context. ``own``: see scripts.release()."""
         watchdog.unwatch(lease)
-        if lease.canceller is not None:
-            lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
                 lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown, own=own
             )
         except LockUnavailable as error:
+            watchdog.forget(lease)
             lease.tried_release = True
             raise lease.unreleased_error(error) from error.__cause__
         except BaseException:  # cancelled or interrupted: it has to end all the same
             self._release_later(lease)
             raise
-        finally:
-            watchdog.forget(lease)
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
-        lease.closed = True
-        self._let_go()
+        self._end(lease)
         if held == scripts.ADOPTED:
             raise lease.adopted_error()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
             # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop
-            (watchdog.tell_lost if _task() is None else watchdog.announce)(lease)
+            (watchdog.tell_lost if running_task() is None else watchdog.announce)(lease)
         if lease.lost_reason:
             raise lease.lost_error()
         held_for = monotonic() - lease.since
@@ -557,12 +570,13 @@ class Lock:
 
     def _release_later(self, lease: Lease) -> None:
         """Release in the background, as often as it takes: for when ``release()`` was not to be had."""
-        watchdog.forget(lease)
-        if lease.canceller is not None:
-            lease.canceller.end()
+        self._end(lease)
         watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
-        lease.closed = True
-        self._let_go()
+
+    def _end(self, lease: Lease, *, adoptable: bool = False) -> None:
+        """The acquisition has ended, or (``adoptable``) its token goes on elsewhere."""
+        watchdog.end(lease, adoptable=adoptable)
+        self._let_go(lease)
 
     def _extend(self, additional: Seconds, replace_ttl: bool) -> Steps[bool]:
         ms = round(seconds(additional, "additional") * 1000)
@@ -592,11 +606,7 @@ class Lock:
             yield from self._renew("confirm", None)
         if lease.lost:
             raise lease.lost_error()
-        watchdog.forget(lease, adoptable=True)
-        if lease.canceller is not None:
-            lease.canceller.end()
-        lease.closed = True
-        self._let_go()
+        self._end(lease, adoptable=True)
         return lease.token
 
     def _value(self) -> Steps[bytes | None]:
@@ -627,7 +637,7 @@ class Lock:
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
         holding = _holdings.get().get(self)
-        return holding.lease if holding is not None and holding.lease.mine(_task()) else None
+        return holding.lease if holding is not None and holding.lease.mine(running_task()) else None
 
     def _lease(self) -> Lease:
         lease = self._find()
@@ -638,7 +648,7 @@ class Lock:
     def _own_lease_on_name(self) -> Lease | None:
         holdings = _holdings.get()
         if holdings:
-            backend, task = self._backend(), _task()
+            backend, task = self._backend(), running_task()
             for lease in [holding.lease for holding in holdings.values()]:
                 # one whose release failed may be somebody else's by now, and nothing renews it
                 ours = not lease.lost and not lease.tried_release
@@ -654,10 +664,12 @@ class Lock:
         times = known.times + 1 if known is not None and known.lease is lease else 1
         _holdings.set({**holdings, self: _Holding(lease, times, bond)})
 
-    def _let_go(self) -> None:
+    def _let_go(self, lease: Lease) -> None:
         rest = dict(_holdings.get())
         holding = rest.pop(self, None)
-        if holding is not None and holding.times > 1 and not holding.lease.closed:
+        if holding is None or holding.lease is not lease:
+            return  # it is let go in a context that knows nothing of it
+        if holding.times > 1 and not lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)
         _holdings.set(rest)
 
@@ -680,15 +692,10 @@ class FairLock(Lock):
 
 def tokens_here(backend: Backend) -> dict[str, str]:
     """The tokens of what this thread or task holds, by name."""
-    task = _task()
+    task = running_task()
     leases = [holding.lease for holding in _holdings.get().values()]
     return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
 
 
 def _timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-def _task() -> Task | None:
-    """The task that runs in this thread, if any."""
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()

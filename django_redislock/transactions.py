@@ -160,7 +160,7 @@ class LateRelease:
         self._open = len(begun)
         streams = isinstance(response, StreamingHttpResponse)
         lease.follow(response if streams else None)
-        lock._let_go()
+        lock._let_go(lease)
         # what DRF hands to views is around the request that the handler closes
         _after_close(getattr(request, "_request", request), self.release)
         if hasattr(response, "_resource_closers"):

@@ -116,7 +116,7 @@ def locked_view(
                 if begun:  # whoever catches it may still commit
                     LateRelease(lock, lease, request, None, begun)
                 else:
-                    yield from lock._exit(error, awaited=loop is not None)
+                    yield from lock._failed(lease, error, loop)
                 raise
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(lock, lease, request, response, begun)

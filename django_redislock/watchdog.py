@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 from . import scripts
 from .connection import Backend, Command
 from .courier import Couriers, Errand, exchange
+from .herald import Herald
 from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
 from .log import log_event
@@ -66,6 +67,7 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._couriers = Couriers(self._answered, self._failed)
+        self._herald = Herald(self.tell_lost)
         self._delays: dict[Backend, float] = {}
 
     def watch(self, lease: Lease) -> None:
@@ -73,7 +75,8 @@ class Watchdog:
         with self._mutex:
             before = self._leases.get(lease.token)
             if before is not None and before is not lease:  # another thread has taken it with the same token
-                before.watched, before.closed, before.adopted = False, True, True
+                before.adopted = True
+                before.close()
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -82,14 +85,20 @@ class Watchdog:
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease does not count any more. It is known until :meth:`forget`."""
         with self._mutex:
-            lease.watched = False
+            lease.unwatch()
 
-    def forget(self, lease: Lease, *, adoptable: bool = False) -> None:
-        """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
+    def forget(self, lease: Lease) -> None:
+        """Do not know this lease any more."""
         with self._mutex:
             lease.watched = False
             if self._leases.get(lease.token) is lease:
                 del self._leases[lease.token]
+
+    def end(self, lease: Lease, *, adoptable: bool = False) -> None:
+        """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
+        with self._mutex:
+            lease.close()
+            self.forget(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
 
@@ -151,7 +160,7 @@ class Watchdog:
         elif kind == "f":
             self.lose(lease, FORCED)
         elif kind == "x":
-            self._end(lease)
+            self._adopted(lease)
 
     def renew_all(self, backend: Backend) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -233,7 +242,7 @@ class Watchdog:
         if first and lease.listens:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
-        if lease.renewing and not lease.owner_alive():
+        if lease.renewing and not lease.owner.alive():
             log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
@@ -302,23 +311,21 @@ class Watchdog:
                     lease.handed = False
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
-            self._end(lease)
+            self._adopted(lease)
         else:
             self.lose(lease, TAKEN if renewed.taken else GONE)
 
-    def _end(self, lease: Lease) -> None:
+    def _adopted(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = lease.adopted = True
-        self.forget(lease)
+        lease.adopted = True
+        self.end(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
         """The lease is lost, if it is still watched."""
         with self._mutex:
             if not lease.watched:
                 return  # released in the meantime
-            lease.watched = False
-            if self._leases.get(lease.token) is lease:
-                del self._leases[lease.token]
+            self.forget(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
@@ -329,13 +336,9 @@ class Watchdog:
         if lease.on_lost is None and not lock_lost.receivers:
             self.tell_lost(lease)
             return
-        # What the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
-        # renews, or that keeps the time. Without a thread for it, better late than never.
-        news = threading.Thread(target=self.tell_lost, args=(lease,), name="redislock-lost", daemon=True)
-        try:
-            news.start()
-        except RuntimeError:
-            self.tell_lost(lease)
+        # what the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
+        # renews, or that keeps the time
+        self._herald.bring(lease)
 
     @staticmethod
     def tell_lost(lease: Lease) -> None:

@@ -58,8 +58,7 @@ def _let_go() -> Iterator[None]:
     """What a test did not release is held by nobody any more, as if its threads had never been."""
     yield
     for lease in list(watchdog._leases.values()):
-        watchdog.forget(lease)
-        lease.closed = True
+        watchdog.end(lease)
     for holding in _holdings.get().values():
         holding.lease.closed = True
 

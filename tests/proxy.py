@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Trouble:
-    """What happens to the next ``times`` messages that contain ``matching`` (each n-th, n = ``every``), in one direction.
+    """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction.
 
     ``caught`` is set when the first has met it, ``over`` when the last one's fate is sealed: a held or late request was
     answered by the server, a reply was passed on or thrown away.

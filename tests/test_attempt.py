@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockError, LockUnavailable, listener, scripts
+from django_redislock import FairLock, Lock, LockError, LockUnavailable, force_release, listener, scripts
 from django_redislock.connection import get_backend
 from django_redislock.steps import run
 from redisserver import RedisServer
@@ -115,6 +115,39 @@ def test_a_wake_that_comes_after_the_lease_that_it_tells_of_is_not_believed(
     assert got is True
     assert fence is not None
     assert fence > handed
+
+
+def test_a_wake_that_came_before_a_look_that_found_somebody_else_is_not_believed(
+    network: Proxy,
+    listening: None,
+    other: Callable[[], Other],
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", 10.0 * GENEROUS)
+    ears = listener.get_listener(get_backend("far"))
+    lock, waiter = FairLock(NAME, ttl=600), FairLock(NAME, ttl=600, using="far")
+    lock.acquire()
+    waiting = other().start(lambda: (waiter.acquire(token=TOKEN), waiter.fence))
+    eventually(lambda: client.zcard(KEYS.queue))
+    look = network.hold_request(TOKEN)
+    ears.tell_all()
+    assert look.caught.wait(GENEROUS)
+    lock.release()
+    eventually(lambda: ears.waiters[TOKEN].grant)
+    force_release(NAME)
+    lock.acquire()
+    look.let_go()
+    eventually(lambda: client.zcard(KEYS.queue))
+    eventually(lambda: ears.waiters[TOKEN].grant is None)
+    fence = lock.fence
+    assert fence is not None
+    lock.release()
+    got, mine = waiting.result(GENEROUS)
+    assert got
+    assert mine is not None
+    assert mine > fence
 
 
 def test_an_adoption_that_fails_leaves_the_acquisition_as_it_was(

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -25,7 +26,16 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 from redis.backoff import ConstantBackoff
 
-from django_redislock import FairLock, Lock, LockUnavailable, lock_acquired, lock_released, locked, locked_view
+from django_redislock import (
+    FairLock,
+    Lock,
+    LockUnavailable,
+    lock_acquired,
+    lock_released,
+    locked,
+    locked_view,
+    scripts,
+)
 from django_redislock.connection import get_backend
 from django_redislock.listener import TaskWaiter, get_listener
 from django_redislock.steps import Call, Execute, ExecuteMany, Park, Pause, Tell, Work
@@ -38,6 +48,7 @@ from .proxy import Proxy, proxy
 T = TypeVar("T")
 Settings = Any  # its type has another name in each pytest-django
 TTL = 300
+RELEASE = scripts._RELEASE.sha
 
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_ROUNDS", "2000"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -881,6 +892,78 @@ def test_a_generator_that_is_closed_within_a_section_leaves_the_lock_to_it(
     assert holder(client) == ""
 
 
+async def forgotten(lock: Lock) -> None:
+    async with lock:
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_release_that_is_closed_within_another_task_leaves_that_one_its_lock(
+    kind: type[Lock], network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with lock:
+            await gate
+
+    lock, gate = kind(NAME, ttl=TTL), asyncio.get_running_loop().create_future()
+    await section(kind("any", ttl=TTL))  # the script is known
+    coroutine = hold()
+    task = asyncio.create_task(coroutine)
+    await auntil(lambda: holder(client))
+    late = network.hold_answer(RELEASE)
+    gate.set_result(None)
+    await auntil(lambda: late.caught.is_set() and not holder(client))
+    async with lock:  # through the same object
+        coroutine.close()
+        assert holder(client) == lock.token
+    late.let_go()
+    task.cancel()
+    with contextlib.suppress(RuntimeError):  # it cannot go on with what was closed
+        await task
+    await nothing_left(client)
+
+
+async def test_a_decorated_coroutine_that_is_closed_within_another_task_gives_its_own_lock_back(
+    kind: type[Lock], client: redis.Redis
+) -> None:
+    @locked(NAME, fair=kind is FairLock, ttl=TTL)
+    async def function() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    coroutine = function()
+    task = asyncio.create_task(coroutine)
+    await auntil(lambda: holder(client))
+    async with kind("another", ttl=TTL) as lock:
+        coroutine.close()
+        await auntil(lambda: not holder(client))
+        assert holder(client, "another") == lock.token
+    task.cancel()
+    with contextlib.suppress(RuntimeError):
+        await task
+    await nothing_left(client)
+
+
+def test_a_section_that_is_closed_after_its_loop_leaves_the_lock_of_the_thread_that_closes_it(
+    kind: type[Lock], client: redis.Redis
+) -> None:
+    lock = kind(NAME, ttl=TTL)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        coroutine = forgotten(lock)
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(auntil(lambda: holder(client)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    client.delete(KEYS.lock)
+    with lock:  # through the same object
+        coroutine.close()
+        assert holder(client) == lock.token
+        until(lambda: not leftovers(client).get("farewells"))
+        assert lock.owned()
+    assert not task.done()
+
+
 def test_what_waits_when_asyncio_run_ends_leaves_at_once(
     kind: type[Lock], client: redis.Redis, other: Callable[[], Other]
 ) -> None:
@@ -956,6 +1039,61 @@ def test_a_waiter_whose_loop_was_shut_down_looks_for_nobody_any_more(
     bystander = wait_in_a_loop_that_ends(kind, client, lambda: behind.start(lambda: got_in_turn(kind)), shut_down=True)
     assert bystander.result(GENEROUS)
     until(lambda: not leftovers(client))
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["stands still", "closed"])
+def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
+    kind: type[Lock], closed: bool, client: redis.Redis, other: Callable[[], Other]
+) -> None:
+    first, behind = other(), other()
+    first(kind(NAME, ttl=1, auto_renew=False).acquire)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        task = loop.create_task(section(kind(NAME, ttl=0.5)))
+        loop.run_until_complete(auntil(lambda: queued(client)))
+        if closed:
+            loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+            loop.close()
+        # nobody is woken when a lease ends
+        assert behind(lambda: got_in_turn(kind))
+        if not closed:
+            loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    until(lambda: not queued(client) and not holder(client))
+
+
+def test_a_release_that_is_closed_when_its_loop_is_gone_is_finished_in_the_background(
+    kind: type[Lock], network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with kind(NAME, ttl=TTL):
+            await gate
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        loop.run_until_complete(section(kind("any", ttl=TTL)))  # the script is known
+        gate = loop.create_future()
+        coroutine = hold()
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(auntil(lambda: holder(client)))
+        late = network.hold_request(RELEASE)
+        gate.set_result(None)
+        loop.run_until_complete(auntil(late.caught.is_set))
+    finally:
+        loop.close()
+    coroutine.close()  # quietly
+    until(lambda: not holder(client))
+    late.let_go()
+    until(late.over.is_set)
+    until(lambda: not leftovers(client))
+    del loop, task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # its connection was left open
+        gc.collect()
 
 
 def wait_in_a_loop_that_ends(

@@ -964,7 +964,7 @@ def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
 def test_a_lock_whose_release_failed_is_not_taken_again_without_asking_redis(
     bad_network: tuple[Proxy, str], look: Look, hold: Hold
 ) -> None:
-    """R8: the release may have run, and somebody else may hold the lock; a reentrant acquire must not say it is ours."""
+    """R8: the release may have run, and somebody else hold the lock; a reentrant acquire must not say it is ours."""
     network, using = bad_network
     warm_up(using)
     lock = hold(FairLock("seat", using=using, reentrant=True))

@@ -554,6 +554,6 @@ def test_what_is_excluded_without_the_decorator_counts_too(atomic: Account, comm
 def test_a_forked_child_does_not_release_what_its_parent_holds(account: Account) -> None:
     response = site.stream(RequestFactory().get("/"), pk=1)
     (lease,) = watchdog._leases.values()
-    lease.pid += 1
+    lease.owner._pid += 1
     response.close()
     assert [lock.name for lock in list_locks()] == ["account:1"]
