@@ -27,7 +27,8 @@ from .changelist import LockChangeList
 from .exceptions import LockUnavailable
 from .listing import read_page
 from .models import HeldLock
-from .registry import LockInfo, batches, force_release, get_lock, is_name
+from .names import is_name
+from .registry import LockInfo, batches, force_release, get_lock
 from .texts import duration, printable
 
 if TYPE_CHECKING:

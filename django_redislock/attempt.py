@@ -159,23 +159,11 @@ class Attempt:
                 return None
 
     def _look(self, wait: str) -> Steps[tuple[scripts.Taken, Granted | None]]:
-        """Ask Redis; again where a grant came after its own end, which is none."""
-        for _ in range(LATE_ANSWERS):
-            taken = yield from self._ask(wait)
-            if taken.state not in (scripts.GRANTED, scripts.ALREADY):
-                self.busy_for = max(0.0, taken.left / 1000)
-                return taken, None
-            ends = scripts.lease_end(taken.sent, taken.left)
-            if monotonic() < ends:
-                self._got(f"{self.name}{taken.member}" if self.keys.any else self.name)
-                return taken, Granted(taken.number, ends, taken.state == scripts.ALREADY)
-        raise LockUnavailable(
-            f"Redis answers more slowly than the TTL of the lock {self.name!r} ({self.ttl} ms).", self.name
-        )
+        """Ask Redis; again where a grant came after its own end, which is none.
 
-    def _ask(self, wait: str) -> Steps[scripts.Taken]:
-        """Ask Redis. One who already waits sits out an outage of OUTAGE seconds."""
-        failing_since = 0.0
+        One who already waits sits out an outage of OUTAGE seconds.
+        """
+        failing_since, late = 0.0, 0
         self.tries += 1
         while True:
             urgency = RETURNING if self.asked else ENTERING
@@ -202,9 +190,20 @@ class Attempt:
                 if self.ticket is None or now >= patience:
                     raise
                 yield Pause(min(0.5, patience - now))
-            else:
-                self.asking, self.unknown = False, self.unknown or taken.repeated
-                return taken
+                continue
+            self.asking, self.unknown = False, self.unknown or taken.repeated
+            if taken.state not in (scripts.GRANTED, scripts.ALREADY):
+                self.busy_for = max(0.0, taken.left / 1000)
+                return taken, None
+            ends = scripts.lease_end(taken.sent, taken.left)
+            if monotonic() < ends:
+                self._got(f"{self.name}{taken.member}" if self.keys.any else self.name)
+                return taken, Granted(taken.number, ends, taken.state == scripts.ALREADY)
+            late += 1
+            if late >= LATE_ANSWERS:
+                raise LockUnavailable(
+                    f"Redis answers more slowly than the TTL of the lock {self.name!r} ({self.ttl} ms).", self.name
+                )
 
     def _wait(self, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:
         """Sleep until told, or until it is time to look or to leave. Answers (the handoff if any, by the clock).
@@ -223,7 +222,9 @@ class Attempt:
                 if monotonic() < ends:
                     self._got(grant.name)
                     return Granted(grant.fence, ends, True), False
-                return None, False  # woken too late: it may be somebody else's by now
+                # woken too late: it may be somebody else's by now, and others here may have been dropped for that
+                listener.tell_all(self.name)
+                return None, False
             if waiter.look:
                 waiter.look = False
                 return None, False

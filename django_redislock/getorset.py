@@ -192,7 +192,7 @@ def _get_or_set(
                 continue
         trouble = None
         try:
-            if not (yield from lock._acquire(None, left, None, loop)):
+            if (yield from lock._take(None, left, None, loop)) is not None:
                 raise _not_in_time(lock, key)
             return (yield from _compute(lock, look, default, keep, loop))
         except LockUnavailable as error:

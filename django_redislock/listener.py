@@ -253,7 +253,8 @@ class Listener:
         if self.backend.anchor is None:
             return 0.0
         us, sent = self.backend.anchor
-        return lease_end(sent + (grant.us - us) / 1e6, grant.lease_ms)
+        # when the server's clock has jumped ahead since, the grant seems to lie in the future
+        return lease_end(min(sent + (grant.us - us) / 1e6, monotonic()), grant.lease_ms)
 
     # -- the thread's side ------------------------------------------------------------------------------------------
 
@@ -355,8 +356,8 @@ class Listener:
             grant = None
         waiter = self.waiters.get(token) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
-            # this process stood still: others may have dropped all its waiters
-            self.tell_all(name if waiter is None else waiter.group.name)
+            # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
+            self.tell_all(None if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif kind != "p":

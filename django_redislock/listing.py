@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from . import scripts
 from .connection import Backend, get_backend
-from .names import make_keys
-from .registry import LockInfo, batches, check_answers, holder_of, is_name, read_locks
+from .names import is_name, make_keys
+from .registry import LockInfo, batches, check_answers, holder_of, read_locks
 from .steps import Steps, arun, run_blocking
 
 
@@ -85,8 +85,11 @@ async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[L
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
-    backend = get_backend(using)
-    matches = re.compile(translate(pattern)).match
+    return (yield from read_matching(get_backend(using), re.compile(translate(pattern)).match))
+
+
+def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips."""
     _, rows = yield from _read_index(backend)
     return (yield from read_locks(backend, sorted((row.name, row.ends) for row in rows if matches(row.name))))
 

@@ -130,18 +130,20 @@ class Lock:
         note: str = "",
     ) -> None:
         self.name = check_name(name)
-        self._ttl = options.check_ttl(ttl)
+        self._ttl = None if ttl is None else seconds(ttl, "ttl")
         self._blocking = blocking
-        self._blocking_timeout = options.check_timeout(blocking_timeout)
+        self._blocking_timeout = _timeout(blocking_timeout)
         self._auto_renew = auto_renew
-        self._token = options.check_given_token(token)
+        self._token = None if token is None else check_token(token)
         self._reentrant = reentrant
-        self._on_lost = options.check_on_lost(on_lost)
+        self._on_lost = None if on_lost is None else options.check_on_lost(on_lost)
         self.using = using
-        self._wait = options.check_wait(wait, backoff, attempts)
+        if wait is not None or backoff is not None or attempts is not None:
+            options.check_wait(wait, backoff, attempts)
+        self._wait = wait
         self._backoff = backoff
         self._attempts = attempts
-        self._note = options.check_note(note)
+        self._note = note if note == "" else options.check_note(note)
         self.purpose = ""  # shown behind the owner: a request path, a command
 
     def __repr__(self) -> str:
@@ -157,15 +159,15 @@ class Lock:
         Arguments override those of the constructor. A busy lock never raises; LockUnavailable says that Redis cannot
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
-        timeout = options.check_timeout(blocking_timeout)
-        return run_blocking(self._acquire(blocking, timeout, token, None), "aacquire")
+        timeout = _timeout(blocking_timeout)
+        return run_blocking(self._take(blocking, timeout, token, None), "aacquire") is None
 
     async def aacquire(
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
-        timeout = options.check_timeout(blocking_timeout)
-        return await arun(self._acquire(blocking, timeout, token, asyncio.get_running_loop()))
+        timeout = _timeout(blocking_timeout)
+        return await arun(self._take(blocking, timeout, token, asyncio.get_running_loop())) is None
 
     def seize(self) -> None:
         """Take the lock whoever holds it, ahead of the queue, whose waiters keep their places.
@@ -177,11 +179,11 @@ class Lock:
         Raises LockError when this thread or task holds the lock itself (with ``reentrant``, that counts as one more
         acquire), LockUnavailable; LockNotAcquired for a given ``token`` that was released already.
         """
-        run_blocking(self._take(False, None, None, None, seizes=True), "aseize")
+        run_blocking(self._enter(None, seizes=True), "aseize")
 
     async def aseize(self) -> None:
         """See seize()."""
-        await arun(self._take(False, None, None, asyncio.get_running_loop(), seizes=True))
+        await arun(self._enter(asyncio.get_running_loop(), seizes=True))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
@@ -323,8 +325,10 @@ class Lock:
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
-    def _enter(self, loop: Loop | None) -> Steps[None]:
-        return self._take(None, None, None, loop)
+    def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
+        refusal = yield from self._take(False if seizes else None, None, None, loop, seizes=seizes)
+        if refusal is not None:
+            raise refusal
 
     def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
@@ -367,15 +371,6 @@ class Lock:
                 if lease is not None:
                     self._release_later(lease)
 
-    def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
-    ) -> Steps[bool]:
-        try:
-            yield from self._take(blocking, timeout, token, loop)
-        except LockNotAcquired:
-            return False
-        return True
-
     def _take(
         self,
         blocking: bool | None,
@@ -384,8 +379,11 @@ class Lock:
         loop: Loop | None,
         *,
         seizes: bool = False,
-    ) -> Steps[None]:
-        """``loop``: the one in which a coroutine waits; None: this thread does. Raises LockNotAcquired."""
+    ) -> Steps[LockNotAcquired | None]:
+        """``loop``: the one in which a coroutine waits; None: this thread does.
+
+        Answers the error that says that the lock was not got; None when it was.
+        """
         start = monotonic()
         settings = conf()
         if timeout is None:
@@ -410,7 +408,7 @@ class Lock:
             if self._reentrant or mine.token == given:
                 mine.depth += 1
                 self._hold(mine, mine.owner.bond())
-                return
+                return None
             if seizes:
                 raise LockError(
                     f"This thread or task holds the lock {self.name!r} itself, and cannot seize it.", self.name
@@ -446,7 +444,7 @@ class Lock:
             granted = yield from (attempt.seize() if seizes else attempt.obtain())
             if granted is None:
                 yield from attempt.withdraw()
-                raise attempt.refusal(monotonic() - start)
+                return attempt.refusal(monotonic() - start)
             lease = Lease(
                 backend,
                 attempt.keys,
@@ -467,8 +465,6 @@ class Lock:
             bond = lease.owner.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
-        except LockNotAcquired:
-            raise
         except BaseException:
             # interrupted, or Redis went away: what it may still do for us must not stay
             attempt.abandon()
@@ -479,6 +475,8 @@ class Lock:
         waited = monotonic() - start
         if logger.isEnabledFor(DEBUG):
             log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
+        if attempt.seized is None and not lock_acquired.receivers:
+            return None
         news = []
         if attempt.seized is not None:
             old = registry.holder_of(attempt.seized)
@@ -492,6 +490,7 @@ class Lock:
         except BaseException:  # cancelled
             self._release_later(lease)
             raise
+        return None
 
     def _release(self) -> Steps[None]:
         if (yield from self._give_back()):
@@ -651,7 +650,9 @@ class Lock:
         if holdings:
             backend, task = self._backend(), running_task()
             for lease in [holding.lease for holding in holdings.values()]:
-                if lease.name == self.name and lease.backend is backend and lease.mine(task) and not lease.lost:
+                # one whose release failed may be somebody else's by now, and nothing renews it
+                ours = not lease.lost and not lease.tried_release
+                if ours and lease.name == self.name and lease.backend is backend and lease.mine(task):
                     return lease
         return None
 
@@ -694,3 +695,7 @@ def tokens_here(backend: Backend) -> dict[str, str]:
     task = running_task()
     leases = [holding.lease for holding in _holdings.get().values()]
     return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
+
+
+def _timeout(value: Seconds | None) -> float | None:
+    return None if value is None else seconds(value, "blocking_timeout", positive=False)

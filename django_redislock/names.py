@@ -16,6 +16,12 @@ _UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
 _QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
 
+# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
+# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
+_POOL = "pool:"
+_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
+_ANY_OF_POOL = re.compile(rf"{_POOL}[^:]+:")
+
 
 def check_name(name: str) -> str:
     """Return ``name`` when it can name a lock, else raise ``TypeError`` or ``ValueError``."""
@@ -35,7 +41,18 @@ def _check_text(name: str) -> str:
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
         raise ValueError(f"The lock name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
+    if _ANY_OF_POOL.fullmatch(name):
+        raise ValueError(f"{name!r} is a pool, no lock: any of its members is taken by LockPool.acquire().")
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can name a lock."""
+    try:
+        _check_text(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_token(token: str) -> str:
@@ -77,7 +94,7 @@ def fit_name(text: str, mark: str = "") -> str:
     With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
     different pairs of text and mark never meet.
     """
-    if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
+    if text and not mark and text[0] != "%" and is_name(text):
         return text
     return _made_name(f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}")
 
@@ -101,15 +118,14 @@ def make_keys(prefix: str, name: str) -> Keys:
     return Keys(lock, queue, waiters, keys)
 
 
-# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
-# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
-_POOL = "pool:"
-_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
-
-
 def pool_name(name: str) -> str:
-    """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
+    """Under which any member of the pool ``name`` is asked for."""
     return f"{_POOL}{quote(name)}:"
+
+
+def member_name(pool: str, key: str) -> str:
+    """The name of a member's lock."""
+    return check_name(f"{pool_name(pool)}{quote(key)}")
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:

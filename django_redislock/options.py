@@ -7,36 +7,21 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction
 from redis.backoff import AbstractBackoff
 
-from .conf import Seconds, conf, seconds, way_to_wait
-from .names import check_token
+from .conf import conf, way_to_wait
 
 MAX_NOTE_BYTES = 1000
 
 
-def check_timeout(value: Seconds | None) -> float | None:
-    return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-def check_ttl(value: Seconds | None) -> float | None:
-    return None if value is None else seconds(value, "ttl")
-
-
-def check_given_token(value: str | None) -> str | None:
-    return None if value is None else check_token(value)
-
-
 def check_on_lost(value: Any) -> Any:
-    if value is not None and value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
+    if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
         raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {value!r}.")
     return value
 
 
-def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int | None) -> str | None:
-    """Return ``wait`` when all three fit together: only who polls has a pace, and counts its tries."""
+def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
+    """Whether all three fit together: only who polls has a pace, and counts its tries."""
     if wait is not None:
         way_to_wait(wait, "wait")
-    if backoff is None and attempts is None:
-        return wait
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "
@@ -53,7 +38,6 @@ def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int 
             f"{' and '.join(given)} can only be given with wait='poll': who waits to be woken looks when it is told. "
             f"(wait is {wait!r}, REDISLOCK['WAIT'] is {conf().WAIT!r}.)"
         )
-    return wait
 
 
 def check_note(note: str) -> str:

@@ -27,14 +27,6 @@ LONGEST = 10 * 365 * 86400.0  # seconds
 _VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
 
 
-def is_name(name: str) -> bool:
-    try:
-        check_name(name)
-    except ValueError:
-        return False
-    return True
-
-
 class LockStatus(Enum):
     """What a lock is, as seen from here."""
 
@@ -156,12 +148,21 @@ def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
 
 def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
+    value, left_ms, us, count, queue = yield from _look(backend, name, waiters)
+    return None if value is None else _lock_info(name, value, us, left_ms / 1000, count, queue)
+
+
+def read_queue(backend: Backend, name: str) -> Steps[tuple[int, list[WaiterInfo]]]:
+    """How many wait for this lock, or for any member of a pool, and the first of them; one round trip."""
+    *_, count, queue = yield from _look(backend, name, LISTED_WAITERS)
+    return count, queue
+
+
+def _look(backend: Backend, name: str, waiters: int) -> Steps[tuple[bytes | None, int, int, int, list[WaiterInfo]]]:
     answer = yield from scripts.info(backend, make_keys(backend.prefix, name), name, waiters)
     value, left_ms, us, count, queue, entries = answer
-    if value is None:
-        return None
     listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
-    return _lock_info(name, value, us, left_ms / 1000, count, listed)
+    return value, left_ms, us, count, listed
 
 
 def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[list[LockInfo]]:

@@ -29,7 +29,7 @@ LOST, HELD, ADOPTED = 0, 1, 2  # renew, release
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 RETRYING = EqualJitterBackoff(cap=0.25, base=0.02)  # when connections fail
-BATCH = 1000  # arguments of one command
+BATCH = 1000  # members in one command
 
 
 _BY_SHA: dict[str, Script] = {}
@@ -57,7 +57,7 @@ def _source(name: str) -> str:
 
 
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
-_CHECKOUT, _MEMBERS = map(Script, ("checkout", "members"))
+_CHECKOUT, _MEMBERS, _LOOK = map(Script, ("checkout", "members", "look"))
 
 
 class Reply(NamedTuple):
@@ -175,20 +175,38 @@ def acquire(
 
 
 def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
-    """Put members into the pool or take them out (``how``: see members.lua), however many, in one write."""
+    """Put members (each once) into the pool or take them out (``how``: see members.lua), however many, in one write."""
     staged = f"{backend.prefix}staged:{secrets.token_urlsafe(12)}"
     commands: list[Command] = [
         ("ZADD", staged, *(word for member in members[start : start + BATCH] for word in ("0", member)))
         for start in range(0, len(members), BATCH)
     ]
     commands.append(("PEXPIRE", staged, 60_000))
-    script = _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known))
-    *_, changed = yield from execute_many(backend, [*commands, script])
-    if isinstance(changed, NoScriptError):
-        changed = (yield from execute(backend, in_full(script), name)).answer
-    if isinstance(changed, ResponseError):
-        raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {changed}", name) from changed
+
+    def script(how: str, count: int) -> Command:
+        return _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known, count))
+
+    # the script works on all of them or on none
+    settling = script(how, len(members))
+    answers = yield from execute_many(backend, [*commands, settling])
+    for error in answers:
+        if isinstance(error, ResponseError) and not isinstance(error, NoScriptError):
+            raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+    if isinstance(answers[-1], NoScriptError):
+        answers = [(yield from execute(backend, in_full(settling), name)).answer]
+    changed, more = answers[-1]
+    while more:
+        (_, more), _, _ = yield from execute(backend, script("serve", 0), name)
     return changed  # type: ignore[no-any-return]
+
+
+def look(backend: Backend, keys: Keys, name: str, command: str, *args: Any) -> Steps[Any]:
+    """The answer to one command on the sorted set of a pool's members."""
+    script = _LOOK.by_sha(keys.all, (name, command, backend.channel, backend.known, *args))
+    while True:
+        (answer, more), _, _ = yield from execute(backend, script, name)
+        if not more:
+            return answer
 
 
 def release(
@@ -212,7 +230,7 @@ def release_command(
     backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool, own: bool = False
 ) -> Command:
     declared = (*keys.all, f"{backend.prefix}gone:{token}") if unknown else keys.all
-    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, *([1] if own else [])))
+    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, int(own)))
 
 
 class Renewed(NamedTuple):
@@ -253,7 +271,7 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, "", backend.known))
+    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

@@ -21,7 +21,7 @@ from . import blocks
 from .answers import OnConflict, conflict, unavailable
 from .conf import Seconds, conf
 from .decorators import Name, name_maker, refuse_generators
-from .exceptions import LockNotAcquired, LockUnavailable
+from .exceptions import LockUnavailable
 from .lock import FairLock, Lock, Loop
 from .log import log_event
 from .steps import Call, Steps, Work, arun, run_blocking
@@ -99,9 +99,8 @@ def locked_view(
             lock = kind(name, **options)
             lock.purpose = f"{_user_of(request)}{request.method} {request.path}"
             try:
-                try:
-                    yield from lock._enter(loop)
-                except LockNotAcquired as refusal:
+                refusal = yield from lock._take(None, None, None, loop)
+                if refusal is not None:
                     return (yield from conflict(request, lock, refusal, on_conflict))
             except LockUnavailable as error:
                 status = conf().VIEW_UNAVAILABLE_STATUS

@@ -10,18 +10,33 @@ from contextlib import contextmanager
 
 
 class Trouble:
-    """What happens to the next ``times`` messages that contain ``matching``, in one direction.
+    """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction.
 
     ``caught`` is set when the first has met it, ``over`` when the last one's fate is sealed: a held or late request was
     answered by the server, a reply was passed on or thrown away.
     """
 
-    def __init__(self, matching: bytes, *, times: int, delay: float = 0.0, held: bool = False, lost: bool = False):
+    def __init__(
+        self,
+        matching: bytes,
+        *,
+        times: int,
+        every: int = 1,
+        delay: float = 0.0,
+        held: bool = False,
+        lost: bool = False,
+        torn: bool = False,
+        swallowed: bool = False,
+    ) -> None:
         self.matching = matching
         self.times = times
+        self.every = every
+        self.seen = 0
         self.met = 0
         self.delay = delay
         self.lost = lost
+        self.torn = torn
+        self.swallowed = swallowed
         self.caught = threading.Event()
         self.over = threading.Event()
         self._gate = threading.Event()
@@ -30,6 +45,11 @@ class Trouble:
 
     def let_go(self) -> None:
         """Let held messages pass."""
+        self._gate.set()
+
+    def end(self) -> None:
+        """No more messages meet it."""
+        self.times = 0
         self._gate.set()
 
     def suffer(self) -> None:
@@ -64,6 +84,7 @@ class _Link:
                 answer = self.proxy.find(self.proxy.answers, data)
                 if answer is not None:
                     self.answers.append(answer)
+                self.proxy.road.wait()
                 self.up.sendall(data)
             if self.asked:
                 return  # its sender gave up, but the network still carries it, and the server answers
@@ -80,13 +101,16 @@ class _Link:
                 message = self.proxy.find(self.proxy.messages, data)
                 if message is not None:
                     troubles.append(message)
-                lost = False
                 for trouble in troubles:
                     trouble.suffer()
-                    lost = lost or trouble.lost
+                self.proxy.road.wait()
+                torn = any(trouble.torn for trouble in troubles)
+                lost = torn or any(trouble.lost for trouble in troubles)
+                if torn:
+                    self.down.sendall(data[: len(data) // 2])
                 if lost:
                     self.cut()
-                else:
+                elif not any(trouble.swallowed for trouble in troubles):
                     self.down.sendall(data)
                 for trouble in troubles:
                     trouble.done()
@@ -114,6 +138,8 @@ class Proxy:
         self.messages: list[Trouble] = []
         self.refusing = False
         self.refused = 0  # connections
+        self.road = threading.Event()
+        self.road.set()
         self.links: list[_Link] = []
         self._mutex = threading.Lock()
         self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
@@ -133,17 +159,32 @@ class Proxy:
         """The request passes and is executed; its answer is kept back until ``let_go()``."""
         return self._add(self.answers, Trouble(matching.encode(), times=times, held=True))
 
-    def delay_answer(self, matching: str, delay: float, times: int = 1) -> Trouble:
+    def delay_answer(self, matching: str, delay: float, times: int = 1, every: int = 1) -> Trouble:
         """The same for ``delay`` seconds."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, delay=delay))
+        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, delay=delay))
 
-    def lose_answer(self, matching: str, times: int = 1) -> Trouble:
+    def lose_answer(self, matching: str, times: int = 1, every: int = 1) -> Trouble:
         """The request passes and is executed; its answer is lost and the connection cut."""
-        return self._add(self.answers, Trouble(matching.encode(), times=times, lost=True))
+        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, lost=True))
+
+    def tear_answer(self, matching: str, times: int = 1, every: int = 1) -> Trouble:
+        """The same, but the first half of the answer arrives."""
+        return self._add(self.answers, Trouble(matching.encode(), times=times, every=every, torn=True))
 
     def delay_message(self, matching: str, delay: float, times: int = 1) -> Trouble:
         """What the server sends and contains ``matching`` comes late by ``delay`` seconds."""
         return self._add(self.messages, Trouble(matching.encode(), times=times, delay=delay))
+
+    def swallow_message(self, matching: str, times: int = 1) -> Trouble:
+        """What the server sends and contains ``matching`` never arrives, and nothing tells that."""
+        return self._add(self.messages, Trouble(matching.encode(), times=times, swallowed=True))
+
+    def partition(self) -> None:
+        """Nothing comes through any more, and nobody is told, until :meth:`heal`; then all of it arrives."""
+        self.road.clear()
+
+    def heal(self) -> None:
+        self.road.set()
 
     def cut(self) -> None:
         """Cut every connection and take no new ones until :meth:`mend`."""
@@ -160,13 +201,16 @@ class Proxy:
         with self._mutex:
             for trouble in troubles:
                 if trouble.met < trouble.times and trouble.matching in data:
-                    trouble.met += 1
-                    return trouble
+                    trouble.seen += 1
+                    if trouble.seen % trouble.every == 0:
+                        trouble.met += 1
+                        return trouble
         return None
 
     def close(self) -> None:
         for trouble in (*self.requests, *self.answers, *self.messages):
             trouble.let_go()
+        self.heal()
         self._door.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._door.close()
@@ -199,9 +243,11 @@ class Proxy:
                 continue
             for end in (down, up):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(self, down, up)
-            with self._mutex:
+            with self._mutex:  # before it carries anything, or a cut would miss it
+                link = _Link(self, down, up)
                 self.links.append(link)
+            if self.refusing:
+                link.cut()
 
 
 @contextmanager

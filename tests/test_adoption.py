@@ -57,8 +57,10 @@ def test_a_process_that_was_started_again_takes_its_own_lock_again(
 ) -> None:
     value = client.get(KEYS.lock)
     assert isinstance(value, bytes)
-    first.kill()
     again = start(HOLDS, **OPTIONS)
+    again.tell("held")
+    again.expect("fence")  # it has started: from here on it takes no time
+    first.kill()
     again.tell("acquire")
     assert again.expect("acquired") == ["True", value.decode().split(" ")[3]]
     begin = monotonic()

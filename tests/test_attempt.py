@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,9 +13,10 @@ import redis
 
 from django_redislock import FairLock, Lock, LockError, LockUnavailable, force_release, listener, scripts
 from django_redislock.connection import get_backend
+from django_redislock.steps import run
 from redisserver import RedisServer
 
-from .actors import GENEROUS, KEYS, NAME, TOKEN, Other, holder
+from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, holder, queued
 from .proxy import Proxy, proxy
 
 Eventually = Callable[..., Any]
@@ -211,3 +214,34 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     else:
         assert ears.generation == before
         assert ears.ready
+
+
+def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_process_back_into_the_queue(
+    ghost: Callable[..., Ghost], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    """R4: its event loop stood still, which made the process suspect, while the listener heard the wake in time."""
+    rival, blocked = ghost(alive=True), threading.Event()
+    assert rival.queue("x" * 22, mode="F").state == scripts.GRANTED
+    loop = asyncio.new_event_loop()
+    coroutine = other().start(lambda: loop.run_until_complete(FairLock(NAME, ttl=0.5, blocking_timeout=60).aacquire()))
+    eventually(lambda: queued(client) == 1)
+    thread = FairLock(NAME, blocking_timeout=60)
+    waiting = other().start(thread.acquire)
+    eventually(lambda: queued(client) == 2)
+    (first, _), (second, _) = queue_of(client)
+    rival.queue("y" * 22, mode="F")
+    loop.call_soon_threadsafe(blocked.wait)
+    try:
+        run(scripts.release(rival.backend, KEYS, NAME, "x" * 22))
+        assert holder(client) == first.decode()
+        eventually(lambda: not holder(client))
+        # the lease of its handoff has ended without a sign of life
+        assert rival.queue("y" * 22, mode="F").state == scripts.GRANTED
+        assert queue_of(client) == []
+    finally:
+        blocked.set()
+    eventually(lambda: [token for token, _ in queue_of(client)] == [first, second])
+    run(scripts.release(rival.backend, KEYS, NAME, "y" * 22))
+    assert coroutine.result(GENEROUS)
+    assert waiting.result(GENEROUS)
+    loop.close()

@@ -18,7 +18,7 @@ import redis
 from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
-from django_redislock import FairLock, Lock, LockLost, force_release, get_lock, lock_force_released
+from django_redislock import FairLock, Lock, LockLost, LockPool, force_release, get_lock, lock_force_released
 from django_redislock.cli import watch as watching
 from django_redislock.cli.text import portrait, table
 from django_redislock.registry import LockInfo, WaiterInfo
@@ -501,6 +501,51 @@ def test_show_as_json_has_the_queue_too(wait_for: Callable[[str], threading.Even
 def test_show_refuses_a_name_that_cannot_be_one() -> None:
     with pytest.raises(CommandError, match="control characters"):
         redislocks("show", "a\x1b")
+
+
+# -- pool -------------------------------------------------------------------------------------------------------------
+
+
+def test_pool_tells_how_many_are_free_and_who_holds_the_others() -> None:
+    pool = LockPool("proxies")
+    pool.extend(["a", "b:c", "d"])
+    with pool.acquire() as first, pool.acquire() as second:
+        text = redislocks("pool", "proxies")
+    facts, held = text.split("\n\n")
+    assert dict(re.split(r" {2,}", line) for line in facts.splitlines()) == {
+        "POOL": "proxies",
+        "MEMBERS": "3",
+        "FREE": "1",
+        "WAITERS": "0",
+    }
+    assert [line.split()[0] for line in held.splitlines()] == ["NAME", first.name, second.name]
+
+
+def test_pool_shows_its_queue(eventually: Callable[..., Any]) -> None:
+    pool = LockPool("proxies")
+    pool.extend(["a"])
+    with pool.acquire():
+        thread = threading.Thread(target=lambda: pool.acquire(fair=True, blocking_timeout=30).release())
+        thread.start()
+        eventually(lambda: pool.info().waiters == 1)
+        text = redislocks("pool", "proxies")
+        found = json.loads(redislocks("pool", "proxies", "--format=json"))
+    thread.join()
+    assert re.search(r"\n\n#  WAITER +WAITED +LOCK\n1  .*FairLock$", text.rstrip())
+    assert (found["name"], found["members"], found["free"], found["waiters"]) == ("proxies", 1, 0, 1)
+    assert [lock["name"] for lock in found["locks"]] == ["pool:proxies:a"]
+    assert [waiter["fair"] for waiter in found["queue"]] == [True]
+
+
+def test_a_pool_without_members_fails() -> None:
+    with pytest.raises(CommandError, match=r"^No members: proxies$") as caught:
+        redislocks("pool", "proxies")
+    assert caught.value.returncode == 1
+
+
+def test_pool_refuses_a_name_that_cannot_be_one() -> None:
+    with pytest.raises(CommandError, match="has 607 bytes"):
+        redislocks("pool", " " * 200)
 
 
 # -- list --watch -----------------------------------------------------------------------------------------------------

@@ -356,6 +356,22 @@ def test_a_handed_over_lease_ends_here_no_later_than_in_redis_when_its_wake_come
     assert waiter.ends <= client.pttl(f"{PREFIX}lock:seat") / 1000 + monotonic() + 0.001
 
 
+def test_a_handed_over_lease_is_no_longer_than_it_is_when_the_clock_of_the_server_has_jumped_ahead(
+    look: Look, take: Take, hold: Hold
+) -> None:
+    """R1: whenever the grant was made, it was not made in the future."""
+    holder = hold(fair("seat"))
+    waiter = take(fair("seat", ttl=3, auto_renew=False))
+    look.queue("seat")
+    backend = get_backend()
+    assert backend.anchor
+    us, sent = backend.anchor
+    backend.anchor = (us - 3_600_000_000, sent)  # what the server said before it jumped
+    holder.release()
+    assert waiter.result()
+    assert waiter.ends <= monotonic() + 3
+
+
 def test_acquire_never_answers_true_when_the_lease_is_over_already(
     bad_network: tuple[Proxy, str], look: Look, hold: Hold
 ) -> None:
@@ -943,6 +959,35 @@ def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
     assert not lock.locked()  # over a connection that works: the release below is sent once
     lock.release()
     assert look.held("seat") is None
+
+
+def test_a_lock_whose_release_failed_is_not_taken_again_without_asking_redis(
+    bad_network: tuple[Proxy, str], look: Look, hold: Hold
+) -> None:
+    """R8: the release may have run, and somebody else hold the lock; a reentrant acquire must not say it is ours."""
+    network, using = bad_network
+    warm_up(using)
+    lock = hold(FairLock("seat", using=using, reentrant=True))
+    lost = network.lose_answer("lock:seat", times=1000)
+    with pytest.raises(LockUnavailable):
+        lock.release()
+    lost.times = 0
+    hold(FairLock("seat", token="a-token-of-somebody-else"))
+    assert not lock.acquire(blocking=False)
+
+
+def test_who_could_not_release_a_lock_may_wait_for_it_like_anybody(
+    bad_network: tuple[Proxy, str], look: Look, hold: Hold
+) -> None:
+    """R8: nothing renews it any more, so this is no waiting for oneself without end."""
+    network, using = bad_network
+    warm_up(using)
+    lock = hold(FairLock("seat", using=using))
+    lost = network.lose_answer("lock:seat", times=1000)
+    with pytest.raises(LockUnavailable):
+        lock.release()
+    lost.end()
+    assert lock.acquire(blocking_timeout=None)
 
 
 def test_a_release_that_finds_no_token_at_its_first_try_says_that_the_lock_was_lost(look: Look, hold: Hold) -> None:

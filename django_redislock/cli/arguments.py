@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from ..conf import seconds
 from ..names import check_name
+from ..pool import LockPool
 
 
 class SubcommandParser(CommandParser):
@@ -31,6 +32,13 @@ class SubcommandParser(CommandParser):
 def name_of_lock(text: str) -> str:
     try:
         return check_name(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def name_of_pool(text: str) -> str:
+    try:
+        return LockPool(text).name
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

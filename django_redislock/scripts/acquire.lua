@@ -58,7 +58,7 @@ if ARGV[7] == 's' and not over then
   return {1, us, tonumber(fence), tonumber(ttl), held}
 elseif not held then
   --#include pass_on
-  local verdict = pass_on(queue, waiters, name, waiters, token, mode)
+  local verdict = pass_on(queue, waiters, name, true, token, mode)
   if verdict == 'take' then
     call('ZREM', queue, token)
     call('HDEL', waiters, token)

@@ -10,7 +10,8 @@ if ARGV[7] ~= '0' and not over then
   if marks then
     local at, to = string.find(marks, channel, 1, true)
     if at then
-      call('HSET', waiters, '!', string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1))
+      marks = string.sub(marks, 1, at - 1) .. (at == 1 and '-' or '') .. string.sub(marks, to + 1)
+      if string.find(marks, ':', 1, true) then call('HSET', waiters, '!', marks) else call('HDEL', waiters, '!') end
     end
   end
   if patience then channel, till = '-', string.format('%.0f', us + patience * 1000) end

@@ -14,10 +14,17 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_redislock import LockInfo, LockUnavailable, force_release, get_lock, list_locks
-from django_redislock.cli.arguments import SubcommandParser, exit_status, name_of_lock, not_negative, positive
+from django_redislock import LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock.cli.arguments import (
+    SubcommandParser,
+    exit_status,
+    name_of_lock,
+    name_of_pool,
+    not_negative,
+    positive,
+)
 from django_redislock.cli.run import run
-from django_redislock.cli.text import as_json, portrait, table, with_queue
+from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, portrait, table, with_queue
 from django_redislock.cli.watch import watch
 from django_redislock.commands import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.connection import get_backend
@@ -27,6 +34,7 @@ from django_redislock.texts import duration, printable
 SUBCOMMANDS = {
     "list": "Show the locks that are held: by whom, since when, for how long still, and how many wait.",
     "show": "Show one lock: its holder, and its queue in order. Exits 1 when nobody holds it.",
+    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 when it has none.",
     "clear": "Set locks free, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
     "run": "Run a program under a lock and exit as it does. The lock is renewed while the program runs.",
 }
@@ -113,6 +121,18 @@ class Command(BaseCommand):
         if lock is None:
             raise CommandError(f"Not held: {printable(name)}")
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
+
+    # -- pool -------------------------------------------------------------------------------------------------------
+
+    def add_pool_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", metavar="NAME", type=name_of_pool, help="The pool to show.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+
+    def handle_pool(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
+        pool = LockPool(name, using=using).info()
+        if not pool.members and not pool.waiters:
+            raise CommandError(f"No members: {printable(name)}")
+        self.say(json.dumps(pool_as_json(pool), indent=2) if format == "json" else pool_portrait(pool))
 
     # -- clear ------------------------------------------------------------------------------------------------------
 

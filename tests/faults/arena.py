@@ -1,0 +1,283 @@
+"""Where workers fight over locks while something goes wrong, and are judged by their history."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redisserver import RedisServer
+
+from ..processes import Worker
+from ..proxy import Proxy
+from .history import History, Trouble, Violation
+from .worker import NURSERY
+
+TTL = 1.5  # seconds
+AFTER = 1.0  # seconds for which the trouble of a fault that is over goes on: retries, handoffs to those who stood still
+PLACES = [("fair", True), ("other-fair", True), ("plain", False), ("mixed", True), ("mixed", False)]
+HOLDS = [0.0] * 70 + [0.001] * 20 + [0.01] * 6 + [0.05] * 2 + [0.2]  # past 0.1 s a section counts as a long one
+TIMEOUTS = [None] * 12 + [0, 0.01, 0.1, 5]
+PATIENCE = 60.0  # seconds that nothing should take
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    deadline = monotonic() + PATIENCE
+    while not condition():
+        assert monotonic() < deadline, f"still not so after {PATIENCE} s"
+        sleep(0.005)
+
+
+def alias(url: str) -> dict[str, Any]:
+    return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
+
+
+class Process:
+    """A worker, as the arena knows it."""
+
+    def __init__(self, label: str, pid: int, log: Path) -> None:
+        self.label = label
+        self.pid = pid
+        self.log = log
+        self._read = self._gots = 0
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def said(self, event: str) -> bool:
+        return self.log.exists() and f" {event}" in self.log.read_text()
+
+    def gots(self) -> int:
+        """How many locks it has got so far."""
+        if not self.log.exists():
+            return 0
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        self._read += len(data)
+        self._gots += data.count(b" got ")
+        return self._gots
+
+    def lives(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+class Nursery:
+    """Workers are born here."""
+
+    def __init__(self) -> None:
+        self._worker = Worker(NURSERY)
+        self._worker.expect("ready")
+
+    def bear(self, order: dict[str, Any]) -> int:
+        self._worker.tell(json.dumps(order))
+        return int(self._worker.expect("child")[0])
+
+    def close(self) -> None:
+        self._worker.kill()
+
+
+class Arena:
+    """One run: workers against a server, through proxies of their own where something is done to their network."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        server: RedisServer,
+        *,
+        seed: int = 0,
+        places: Sequence[tuple[str, bool]] = PLACES,
+        holds: Sequence[float] = HOLDS,
+        timeouts: Sequence[float | None] = TIMEOUTS,
+        threads: int = 2,
+        tasks: int = 3,
+        mutant: str | None = None,
+    ) -> None:
+        self.nursery = nursery
+        self.server = server
+        self.dice = random.Random(seed)
+        self.victims = random.Random(seed)  # who strikes processes may do so in a thread of its own
+        self.folder = Path(tempfile.mkdtemp(prefix="redislock-faults-"))
+        self.history = History()
+        self.processes: list[Process] = []
+        self.proxies: dict[str, Proxy] = {}
+        self.cache = getattr(server, "cache", alias(server.url))
+        self.order: dict[str, Any] = {
+            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
+            "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
+        }  # fmt: skip
+        self._all: list[Process] = []
+        self.moved(server)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def add(self, *, proxied: bool = False) -> Process:
+        """One more worker, that has its first lock when this returns."""
+        label = f"p{len(self._all) + 1}"
+        cache = self.cache
+        if proxied:
+            self.proxies[label] = Proxy(self.server.port)
+            cache = alias(self.proxies[label].url)
+        log = self.folder / f"{label}.log"
+        seed = f"{self.order['seed']} {label}"
+        pid = self.nursery.bear({**self.order, "log": str(log), "cache": cache, "seed": seed})
+        process = Process(label, pid, log)
+        self.processes.append(process)
+        self._all.append(process)
+        self.until(lambda: process.said("got"))
+        return process
+
+    def any(self) -> Process:
+        return self.victims.choice(self.processes)
+
+    def proxied(self) -> Process:
+        """One whose network is at our mercy."""
+        known: list[Process] = []
+
+        def look() -> list[Process]:
+            known[:] = [process for process in self.processes if process.label in self.proxies]
+            return known
+
+        self.until(look)  # the next may be about to be born
+        return self.dice.choice(known)
+
+    def kill(self, process: Process) -> None:
+        """kill -9. What it held is nobody's until its lease has ended."""
+        now = monotonic()
+        process.signal(signal.SIGKILL)
+        self.history.dead.add(process.label)
+        self.history.troubles.append(Trouble(now, now + TTL + AFTER, process.label))
+        self.processes.remove(process)
+
+    def redis(self, *command: Any) -> Any:
+        """Tell the server something, from outside."""
+        return self.client.execute_command(*command)
+
+    def moved(self, server: RedisServer) -> None:
+        """This is the server now."""
+        self.server = server
+        # a restart or CLIENT KILL may have closed its connection
+        self.client = server.client(retry=Retry(NoBackoff(), 1))
+
+    # -- time -------------------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        eventually(condition)
+
+    def last(self, seconds: float) -> None:
+        """Let a fault go on for so long."""
+        sleep(seconds)
+
+    @contextmanager
+    def trouble(self, process: Process | None = None, *, forgets: bool = False, after: float = AFTER) -> Iterator[None]:
+        """What is done inside excuses what the checker would not forgive otherwise."""
+        begin = monotonic()
+        try:
+            yield
+        finally:
+            now = monotonic()
+            label = None if process is None else process.label
+            self.history.troubles.append(Trouble(begin, now + after, label))
+            if forgets:
+                self.history.troubles.append(Trouble(begin, now, label, forgets=True))
+
+    def obtained(self, times: int = 1) -> None:
+        """Wait until every worker that lives has got locks again, so many times: the trouble is over."""
+        wanted = {process: process.gots() + times for process in self.processes}
+        self.until(lambda: all(one.gots() >= wanted.get(one, 0) for one in list(self.processes)))
+
+    def entered(self, times: int) -> None:
+        """Wait for so many sections more, of all workers together."""
+        so_far = self._entered()
+        self.until(lambda: self._entered() >= so_far + times)
+
+    def _entered(self) -> int:
+        return sum(process.gots() for process in list(self._all))
+
+    def enough(self, times: int) -> bool:
+        """Whether every worker has got so many locks in all."""
+        return all(process.gots() >= times for process in self.processes)
+
+    def shows(self, kinds: set[str]) -> bool:
+        """Whether the history shows any of these already."""
+        so_far = History()
+        so_far.read(self.folder)
+        return any(violation.kind in kinds for violation in so_far.check())
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> list[Violation]:
+        """Let the workers end, and tell what was wrong."""
+        for process in self.processes:
+            process.signal(signal.SIGTERM)
+        deadline = monotonic() + PATIENCE
+        for process in self.processes:
+            while process.lives() and monotonic() < deadline:
+                sleep(0.005)
+        over = all(not process.lives() for process in self.processes)
+        self.history.read(self.folder)
+        found = self.history.check()
+        if over:
+            # where nothing went wrong, nobody has to clear up behind the others
+            found += self.left("queue:") if not self.history.troubles else []
+            self.sweep()
+            found += self.left("")
+        return found
+
+    def sweep(self) -> None:
+        """Use each lock once more, as the next one would."""
+        log = self.folder / "sweeper.txt"
+        pid = self.nursery.bear({**self.order, "log": str(log), "cache": self.cache, "sweep": True})
+        sweeper = Process("sweeper", pid, log)
+        self.until(lambda: not sweeper.lives())
+        assert sweeper.said("bye"), "some lock cannot be had any more"
+
+    def left(self, where: str) -> Iterator[Violation]:
+        """What is in Redis though nobody uses a lock now; only what is called ``where...``."""
+        self.until(lambda: not self.client.pubsub_channels("redislock*"))
+        for key in self.client.scan_iter(f"redislock*:{where}*", count=1000):
+            name = key.decode().partition(":")[2]
+            ends = self.client.pttl(key) > 0
+            content = self.client.hkeys(key) if name.startswith("waiters:") else ""
+            # a handoff to somebody who gave no sign of life is remembered for a minute
+            suspects = content == [b"!"] and self.history.troubles
+            if name != "fence" and not (ends and (suspects or name.startswith("gone:"))):
+                yield Violation("left", f"{name} ({'ends' if ends else 'stays'}) {content}")
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.lives():
+                process.signal(signal.SIGKILL)
+        self.until(lambda: not any(process.lives() for process in self.processes))
+        self.client.close()
+        for proxy in self.proxies.values():
+            proxy.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def arena(
+    nursery: Nursery, server: RedisServer, *, workers: int = 2, proxied: Sequence[int] = (), **options: Any
+) -> Iterator[Arena]:
+    """A run with so many workers, some of them behind proxies, for the time of a block."""
+    with ExitStack() as stack:
+        run = Arena(nursery, server, **options)
+        stack.callback(run.close)
+        for index in range(workers):
+            run.add(proxied=index in proxied)
+        yield run

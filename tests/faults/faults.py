@@ -1,0 +1,372 @@
+"""What can go wrong between the locks and Redis, done to an arena: by real means where there are any, else by a proxy.
+
+Each fault is one row of README's table "What happens when".
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+from django_redis.cache import RedisCache
+
+from redisserver import RedisServer, redis_server
+
+from ..ways import Sentinels
+from .arena import TTL, Arena, eventually
+from .clock import Clock, server_with_clock
+
+LONG = TTL + 0.3  # seconds: longer than any lease
+
+
+class Fault(NamedTuple):
+    """``strike`` does it and undoes it. ``two``: whether two can ever think that they hold the lock.
+
+    ``server``: a server of its own kind, made for it; None: any will do.
+    """
+
+    title: str
+    strike: Callable[[Arena], None]
+    holder: str
+    waiters: str
+    two: str = "no"
+    network: bool = False  # it needs a worker behind a proxy
+    server: Callable[[], AbstractContextManager[RedisServer]] | None = None
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def kill_processes(run: Arena) -> None:
+    for _ in range(2):
+        victim = run.any()
+        run.kill(victim)
+        run.add(proxied=victim.label in run.proxies)
+
+
+def stop_process(run: Arena) -> None:
+    victim = run.any()
+    with run.trouble(victim):
+        victim.signal(signal.SIGSTOP)
+        run.last(LONG)
+        victim.signal(signal.SIGCONT)
+
+
+# -- connections and the network ---------------------------------------------------------------------------------------
+
+
+def kill_connections(run: Arena) -> None:
+    with run.trouble():  # who wants to wait for some milliseconds alone may not come to a third try
+        for _ in range(20):
+            run.redis("CLIENT", "KILL", "TYPE", "normal")
+            run.last(0.05)
+
+
+def kill_subscriptions(run: Arena) -> None:
+    with run.trouble():
+        for _ in range(10):
+            run.redis("CLIENT", "KILL", "TYPE", "pubsub")
+            run.last(0.1)
+
+
+def delay_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].delay_answer("EVALSHA", 0.3, times=10**9, every=10)
+        run.last(1)
+        trouble.end()
+
+
+def lose_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].lose_answer("EVALSHA", times=10**9, every=10)
+        run.last(1)
+        trouble.end()
+
+
+def tear_answers(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].tear_answer("EVALSHA", times=10**9, every=10)
+        run.last(1)
+        trouble.end()
+
+
+def partition(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim, after=5):  # what was on its way waits for its own timeout
+        run.proxies[victim.label].partition()
+        run.last(LONG)
+        run.proxies[victim.label].heal()
+
+
+def swallow_wakes(run: Arena) -> None:
+    victim = run.proxied()
+    with run.trouble(victim):
+        trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
+        run.last(LONG)
+        trouble.end()
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def restart_empty(run: Arena) -> None:
+    with run.trouble(forgets=True):
+        run.server.stop()
+        run.server.start()
+
+
+def restart(run: Arena) -> None:
+    with run.trouble():
+        run.server.stop()
+        run.server.start()
+
+
+def restart_slowly(run: Arena) -> None:
+    with run.trouble():
+        run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 20000)) end", 0)
+        run.redis("CONFIG", "SET", "rdbcompression", "no")
+        run.client.shutdown(save=True)
+        run.server.stop()
+        # microseconds for each key, and how often it looks up from its work
+        run.server.options |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "20000"}
+        run.server.start()
+
+
+def stop_server(run: Arena) -> None:
+    assert run.server.process is not None
+    with run.trouble():
+        run.server.process.send_signal(signal.SIGSTOP)
+        run.last(LONG)
+        run.server.process.send_signal(signal.SIGCONT)
+
+
+def pause_clients(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CLIENT", "PAUSE", "1000", "ALL")
+        run.last(1)
+
+
+def flush(run: Arena) -> None:
+    for _ in range(5):
+        with run.trouble(forgets=True):
+            run.redis("FLUSHALL")
+        run.last(0.2)
+
+
+def clear_cache(run: Arena) -> None:
+    for _ in range(5):
+        with run.trouble(forgets=True):
+            RedisCache(run.server.url, {}).clear()
+        run.last(0.2)
+
+
+def flush_scripts(run: Arena) -> None:
+    for _ in range(50):
+        run.redis("SCRIPT", "FLUSH")
+        run.last(0.02)
+
+
+def evict(run: Arena) -> None:
+    with run.trouble(forgets=True):
+        used = int(run.client.info("memory")["used_memory"])
+        run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", used + 1_000_000)
+        for _ in range(10):
+            run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e4)) end",
+                      0, run.dice.random())  # fmt: skip
+            run.last(0.1)
+        run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 0)
+
+
+# -- what the server answers -------------------------------------------------------------------------------------------
+
+
+def read_only(run: Arena) -> None:
+    with run.trouble():
+        run.redis("REPLICAOF", "127.0.0.1", "1")
+        run.last(1)
+        run.redis("REPLICAOF", "NO", "ONE")
+
+
+def out_of_memory(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CONFIG", "SET", "maxmemory", "1")
+        run.last(1)
+        run.redis("CONFIG", "SET", "maxmemory", "0")
+
+
+def cannot_save(run: Arena) -> None:
+    in_the_way = Path(run.server.options["dir"]) / "dump.rdb"
+    in_the_way.unlink(missing_ok=True)
+    in_the_way.mkdir()
+    with run.trouble():
+        run.redis("CONFIG", "SET", "save", "3600 1000000000")
+        run.redis("BGSAVE")
+        run.until(lambda: run.client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        run.last(1)
+        run.redis("CONFIG", "SET", "save", "")
+    in_the_way.rmdir()
+
+
+def new_password(run: Arena) -> None:
+    with run.trouble():
+        run.redis("CONFIG", "SET", "requirepass", "another")
+        for kind in ("normal", "pubsub"):
+            run.redis("CLIENT", "KILL", "TYPE", kind)
+        run.last(1)
+        run.redis("CONFIG", "SET", "requirepass", "")
+
+
+def no_rights(run: Arena) -> None:
+    with run.trouble():
+        run.redis("ACL", "SETUSER", "default", "-eval", "-evalsha")
+        run.last(1)
+        run.redis("ACL", "SETUSER", "default", "+@all")
+
+
+def no_channels(run: Arena) -> None:
+    with run.trouble():
+        run.redis("ACL", "SETUSER", "default", "resetchannels")
+        run.last(1)
+        run.redis("ACL", "SETUSER", "default", "allchannels")
+
+
+# -- a replica ---------------------------------------------------------------------------------------------------------
+
+
+class Watched(RedisServer):
+    """A master with a replica, and a sentinel that promotes it."""
+
+    def __init__(self, sentinels: Sentinels) -> None:
+        self.__dict__ = sentinels.servers[0].__dict__
+        self.sentinels = sentinels
+        self.cache = sentinels.alias()
+
+
+@contextmanager
+def watched() -> Iterator[RedisServer]:
+    with ExitStack() as stack:
+        yield Watched(Sentinels(stack, eventually))
+
+
+def promote(run: Arena) -> None:
+    """The master dies, and its replica had not heard the last it did for half a second."""
+    assert isinstance(run.server, Watched)
+    sentinels = run.server.sentinels
+    master, replica = sentinels.servers
+    sentinels.replicate()
+    with run.trouble(forgets=True):
+        # a password that nobody asked for: the master refuses it, and the link stays down
+        sentinels.clients[1].config_set("masterauth", "wrong")
+        sentinels.clients[1].execute_command("CLIENT", "KILL", "TYPE", "master")
+        run.last(0.5)
+        master.stop()
+        run.until(lambda: sentinels.master() == replica.port)
+        run.until(lambda: sentinels.clients[1].info("replication")["role"] == "master")
+        run.moved(replica)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def jump_ahead(run: Arena) -> None:
+    assert isinstance(run.server, Clock)
+    with run.trouble(forgets=True):
+        run.server.jump(3600)
+        run.obtained()
+
+
+def jump_back(run: Arena) -> None:
+    assert isinstance(run.server, Clock)
+    with run.trouble():
+        run.server.jump(-3600)
+        run.obtained()
+
+
+def persistent() -> AbstractContextManager[RedisServer]:
+    return redis_server(appendonly="yes", appendfsync="always")
+
+
+YES = "yes, until told"
+RENEWAL = "``lost`` at its next renewal or its release"
+REFUSED = "calls raise ``LockUnavailable``"
+
+FAULTS = [
+    Fault("a process dies (``kill -9``)", kill_processes, "is dead", "get it when its lease has ended"),
+    Fault(
+        "a process stands still for longer than the TTL (``SIGSTOP``)", stop_process,
+        "``lost``, as soon as it runs again", "get it when the lease has ended",
+    ),
+    Fault("connections are cut (``CLIENT KILL``), again and again", kill_connections, "nothing", "nothing"),
+    Fault(
+        "subscriptions are cut, again and again", kill_subscriptions,
+        "nothing", "queue again with their tickets; those of others may have gone before",
+    ),
+    Fault("answers come late by 0.3 s", delay_answers, "nothing", "nothing", network=True),
+    Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing", network=True),
+    Fault("answers break off in the middle", tear_answers, "nothing", "nothing", network=True),
+    Fault(
+        "the network of one process is gone for longer than the TTL", partition,
+        "``lost`` when its lease ends", "in that process wait; elsewhere get it when the lease has ended", network=True,
+    ),
+    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease ends, and get it then", network=True),
+    Fault("Redis restarts with all its data (AOF)", restart, "nothing", "wait", server=persistent),
+    Fault(
+        "Redis restarts and loads for a second (``LOADING``)", restart_slowly, REFUSED, "wait; newcomers are refused"
+    ),
+    Fault("Redis restarts empty", restart_empty, "``lost``, when it is there again", "queue again", YES),
+    Fault("Redis stands still for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
+    Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls take longer", "wait"),
+    Fault("``FLUSHALL``", flush, RENEWAL, "queue again at their next look", YES),
+    Fault("``cache.clear()``", clear_cache, RENEWAL, "queue again at their next look", YES),
+    Fault("``SCRIPT FLUSH`` (``NOSCRIPT``)", flush_scripts, "nothing", "nothing"),
+    Fault("eviction (``maxmemory-policy allkeys-lru``)", evict, RENEWAL, "queue again at their next look", YES),
+    Fault("``READONLY`` for 1 s", read_only, REFUSED, "wait; newcomers are refused"),
+    Fault("``OOM`` for 1 s", out_of_memory, "nothing: it can release", "nothing; newcomers are refused"),
+    Fault("``MISCONF`` for 1 s", cannot_save, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOAUTH`` for 1 s", new_password, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOPERM`` for scripts, 1 s", no_rights, REFUSED, "wait; newcomers are refused"),
+    Fault("``NOPERM`` for channels", no_channels, "nothing", "look four times a second"),
+    Fault(
+        "a Sentinel promotes a replica that lacks the last writes", promote, RENEWAL, "queue again", YES, server=watched
+    ),
+    Fault("the server's clock jumps an hour ahead", jump_ahead, RENEWAL, "get it", YES, server=server_with_clock),
+    Fault(
+        "the server's clock jumps an hour back", jump_back,
+        "nothing", "nothing; but the lock of one who dies then is free an hour later", server=server_with_clock,
+    ),
+]  # fmt: skip
+PROCESSES = [kill_processes, stop_process]
+AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
+
+
+def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
+    """So many faults, one after the other, with ``rest`` sections in between, while processes are
+    killed and stopped all the time."""
+    over = threading.Event()
+    dice = random.Random(run.dice.random())
+
+    def strike_processes() -> None:
+        while not over.wait(dice.random() * 2):
+            dice.choice(PROCESSES)(run)
+
+    other = threading.Thread(target=strike_processes)
+    other.start()
+    try:
+        for _ in range(rounds):
+            fault = run.dice.choice(AT_ANY_TIME)
+            print(f"{monotonic():.3f} {fault.strike.__name__}", flush=True)
+            fault.strike(run)
+            run.entered(rest)
+    finally:
+        over.set()
+        other.join()
+    run.obtained(3)

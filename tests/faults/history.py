@@ -1,0 +1,275 @@
+"""What workers saw, and what must be true of it. All times are of CLOCK_MONOTONIC, one clock for all processes.
+
+A worker writes one line for each thing that happens to it: ``time event number ...``, where ``number`` tells its
+critical sections from one another. What it believes is what counts: a hold begins when ``acquire()`` has returned True,
+and lasts to the last moment of which the worker can say that its lock still told it later that it was not lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
+
+
+@dataclass(slots=True)
+class Section:
+    """One use of a lock by one thread or task: asked for, and what became of it."""
+
+    process: str
+    number: int
+    fair: bool
+    name: str
+    asked: float
+    timeout: float | None  # seconds; None: it waits without end
+    got: float | None = None
+    fence: int = 0
+    ticket: int | None = None  # None: it never queued; 0: its request was repeated, and may have queued unseen
+    held: float | None = None  # when it was last sure of its hold
+    left: float = 0.0  # seconds of lease that it had then
+    told: float | None = None  # when it was told that the lock is lost
+    finished: float | None = None
+    outcome: str = ""  # released, lost, unavailable, timeout, refused; else an error
+
+    def __str__(self) -> str:
+        return (
+            f"{self.process}/{self.number} {self.name} asked={self.asked:.3f} timeout={self.timeout} "
+            f"got={self.got} fence={self.fence} ticket={self.ticket} {self.finished} {self.outcome}"
+        )
+
+    @property
+    def place(self) -> int:
+        """In the order in which requests reached Redis: tickets and fences are drawn from one counter."""
+        return self.fence if self.ticket is None else self.ticket
+
+    @property
+    def warned(self) -> bool:
+        """Whether the holder was told, or could not know, before it called its work done."""
+        return self.told is not None or self.outcome in ("lost", "unavailable", "")
+
+
+class Trouble(NamedTuple):
+    """Something was done to a process or (None) to all; ``forgets``: Redis may have lost what it acknowledged."""
+
+    begin: float
+    end: float
+    process: str | None = None
+    forgets: bool = False
+
+    def meets(self, begin: float, end: float) -> bool:
+        return self.begin <= end and begin <= self.end
+
+
+class Violation(NamedTuple):
+    """``kind``: overlap, fence, order, forgotten, robbed, refused, early, asleep, error, left (in Redis)."""
+
+    kind: str
+    what: str
+
+
+@dataclass
+class History:
+    """All that happened in one run."""
+
+    sections: list[Section] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    dead: set[str] = field(default_factory=set)  # processes that were killed
+    failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
+
+    def read(self, folder: Path) -> None:
+        """The logs in a folder, one file for each process, called like it."""
+        for path in sorted(folder.glob("*.log")):
+            self.add(path.stem, path.read_text().splitlines())
+
+    def add(self, process: str, lines: Iterable[str]) -> None:
+        found: dict[int, Section] = {}
+        for line in lines:
+            time, event, *words = line.split(" ")
+            if event == "bye":
+                continue
+            now = float(time)
+            if event == "failure":
+                self.failures.append(Violation("error", f"{process}: {' '.join(words)}"))
+                continue
+            if event == "stall":
+                self.troubles.append(Trouble(float(words[0]), now, process))
+                continue
+            number = int(words[0])
+            if event == "ask":
+                timeout = None if words[3] == "None" else float(words[3])
+                found[number] = Section(process, number, words[1] == "FairLock", words[2], now, timeout)
+                continue
+            section = found[number]
+            if event == "got":
+                section.got, section.fence = now, int(words[1])
+                section.ticket = None if words[2] == "None" else int(words[2])
+            elif event == "holds":
+                section.held, section.left = now, float(words[1])
+            elif event == "told":
+                section.told = now
+            else:
+                section.finished, section.outcome = now, " ".join(words[1:])
+        self.sections += found.values()
+
+    def check(self) -> list[Violation]:
+        """All that must not be."""
+        return self.failures + [violation for check in _CHECKS for violation in check(self)]
+
+    # -- figures ----------------------------------------------------------------------------------------------------
+
+    def count(self, *outcomes: str) -> int:
+        return sum(section.outcome in outcomes for section in self.sections)
+
+    @property
+    def obtained(self) -> list[Section]:
+        return [section for section in self.sections if section.got is not None]
+
+    def by_name(self, sections: Iterable[Section]) -> Iterable[list[Section]]:
+        names: dict[str, list[Section]] = defaultdict(list)
+        for section in sections:
+            names[section.name].append(section)
+        return names.values()
+
+    def longest_overlap(self) -> float:
+        """Seconds for which two believed at once that they hold a lock."""
+        return max((over for _, _, over in self.overlaps()), default=0.0)
+
+    def overlaps(self) -> Iterator[tuple[Section, Section, float]]:
+        """Pairs that held at once, the one with the lower fence first, and for how long."""
+        sure = [section for section in self.sections if section.held is not None]
+        for sections in self.by_name(sure):
+            active: list[Section] = []
+            for section in sorted(sections, key=_got):
+                active = [other for other in active if _held(other) > _got(section)]
+                for other in active:
+                    first, second = sorted((other, section), key=lambda one: one.fence)
+                    yield first, second, min(_held(first), _held(second)) - _got(section)
+                active.append(section)
+
+    def gaps(self) -> Iterator[tuple[float, float, str]]:
+        """(begin, end, name): when nobody was sure to hold a lock, and somebody who lives, or got it, waited for it."""
+        for sections in self.by_name(self.sections):
+            changes: list[tuple[float, int, int]] = []  # (when, holders, waiters)
+            for section in sections:
+                lives = section.process not in self.dead
+                if section.got is not None:
+                    changes += [(section.got, 1, 0), (section.held or section.got, -1, 0)]
+                end = section.got or section.finished
+                if end is not None and (lives or section.got) and section.timeout is None:
+                    changes += [(section.asked, 0, 1), (end, 0, -1)]
+            changes.sort()
+            holders = waiters = 0
+            began: float | None = None
+            for when, held, waited in changes:
+                holders, waiters = holders + held, waiters + waited
+                free = holders == 0 and waiters > 0
+                if free and began is None:
+                    began = when
+                elif not free and began is not None:
+                    yield began, when, sections[0].name
+                    began = None
+
+    def longest_gap(self) -> float:
+        """Seconds for which a lock was held by nobody though somebody waited for it."""
+        return max((end - begin for begin, end, _ in self.gaps()), default=0.0)
+
+    # -- excuses ----------------------------------------------------------------------------------------------------
+
+    def forgot(self, begin: float, end: float) -> bool:
+        return any(trouble.forgets and trouble.meets(begin, end) for trouble in self.troubles)
+
+    def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
+        """Whether something was wrong then: with this process, with all, or (None) with anything."""
+        return any(
+            trouble.meets(begin, end) and (process is None or trouble.process in (None, process))
+            for trouble in self.troubles
+        )
+
+
+def _got(section: Section) -> float:
+    assert section.got is not None
+    return section.got
+
+
+def _held(section: Section) -> float:
+    assert section.held is not None
+    return section.held
+
+
+def _overlaps(history: History) -> Iterator[Violation]:
+    """No two hold at once, unless Redis forgot the first; then it is told."""
+    for first, second, seconds in history.overlaps():
+        excused = history.forgot(first.asked, _got(second)) and (first.warned or first.process in history.dead)
+        if not excused or first.fence == second.fence:
+            yield Violation("overlap", f"{first} and {second} for {seconds * 1000:.3f} ms")
+
+
+def _fences(history: History) -> Iterator[Violation]:
+    """Fences grow strictly in the order of holding, and none is given twice."""
+    fences: dict[int, Section] = {}
+    for section in history.obtained:
+        other = fences.setdefault(section.fence, section)
+        if other is not section:
+            yield Violation("fence", f"{other} and {section} have the same")
+    for sections in history.by_name(section for section in history.sections if section.held is not None):
+        for before, after in pairwise(sorted(sections, key=_got)):
+            # granted before Redis forgot it, and known to its holder only later
+            late = after.fence < before.fence and history.forgot(after.asked, _got(after))
+            if after.fence <= before.fence and not late:
+                yield Violation("fence", f"{before}, and then {after}")
+
+
+def _order(history: History) -> Iterator[Violation]:
+    """Who asked first got the lock first, where all used FairLock."""
+    for sections in history.by_name(history.sections):
+        if not all(section.fair for section in sections):
+            continue
+        last: Section | None = None
+        known = [section for section in sections if section.got is not None and section.ticket != 0]
+        for section in sorted(known, key=lambda one: one.fence):
+            if last is not None and section.place < last.place:
+                if not history.troubled(section.asked, _got(section), section.process):
+                    yield Violation("order", f"{section} was overtaken by {last}")
+            else:
+                last = section
+
+
+def _ends(history: History) -> Iterator[Violation]:
+    """Every section ends, as it should: got in the end, or given up in time, or with a reason to fail."""
+    for section in history.sections:
+        if section.outcome == "" and section.process not in history.dead:
+            yield Violation("forgotten", f"{section} asked at {section.asked}")
+        elif section.outcome == "timeout":
+            if section.timeout is None or (section.finished or 0.0) < section.asked + section.timeout:
+                yield Violation("early", str(section))
+        elif section.outcome in ("refused", "unavailable"):
+            if not history.troubled(section.asked, section.finished or section.asked, section.process):
+                yield Violation("refused", str(section))
+        elif section.outcome not in ("", "released", "lost"):
+            yield Violation("error", str(section))
+
+
+def _robbed(history: History) -> Iterator[Violation]:
+    """Nobody loses a lock within the lease, unless Redis forgot it."""
+    for section in history.obtained:
+        lost = section.told or (section.finished if section.outcome == "lost" else None)
+        # who was never sure of its lock had it granted at the end of its lease
+        if lost is None or section.held is None or lost >= section.held + section.left:
+            continue
+        if not history.forgot(section.asked, lost):
+            yield Violation("robbed", f"{section}, {section.held + section.left - lost:.3f} s before its lease ended")
+
+
+def _asleep(history: History) -> Iterator[Violation]:
+    """No lock lies free while somebody waits for it, with nothing wrong anywhere."""
+    for begin, end, name in history.gaps():
+        if end - begin > ASLEEP and not history.troubled(begin, end):
+            yield Violation("asleep", f"nobody held {name} for {end - begin:.3f} s")
+
+
+_CHECKS = (_overlaps, _fences, _order, _ends, _robbed, _asleep)

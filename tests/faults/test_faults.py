@@ -1,0 +1,40 @@
+"""Whatever goes wrong, no two hold a lock at once without being told, and everything goes on when it is over."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import nullcontext
+
+import pytest
+
+from redisserver import RedisServer, redis_server
+
+from .arena import Nursery, arena
+from .faults import FAULTS, Fault, strike_at_random
+
+# in the long form: so many faults at random, one after the other
+ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "5"))
+SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.strike.__name__)
+def test_a_fault_alone(fault: Fault, nursery: Nursery, server: RedisServer) -> None:
+    with (
+        fault.server() if fault.server else nullcontext(server) as struck,
+        arena(nursery, struck, proxied=[0] if fault.network else []) as run,
+    ):
+        fault.strike(run)
+        run.obtained(3)
+        assert run.finish() == []
+        if fault.two == "no":
+            assert run.history.longest_overlap() == 0.0
+
+
+def test_faults_at_random(nursery: Nursery) -> None:
+    """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many of them."""
+    print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
+    with redis_server() as server, arena(nursery, server, workers=3, proxied=[0, 1], seed=SEED) as run:
+        strike_at_random(run, ROUNDS, rest=10)
+        assert run.finish() == []
+        print(f"{len(run.history.obtained)} sections, {run.history.count('lost')} lost")

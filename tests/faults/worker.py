@@ -1,0 +1,205 @@
+"""A process that uses locks as hard as it can, and writes down what it sees.
+
+Workers are forked from a nursery, so that a new one runs at once. SIGTERM tells one to come to its end: who waits then
+still waits for its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from contextvars import ContextVar
+from time import monotonic, sleep
+from typing import Any
+
+from django.test import override_settings
+
+from django_redislock import FairLock, Lock, LockLost, LockUnavailable
+from django_redislock import lock as lock_module
+from django_redislock.attempt import Attempt
+from django_redislock.steps import Call, Pause, Steps, arun, run
+
+from .mutants import mutate
+
+BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
+
+# of tests.processes.Worker: each line that it hears is the order for a child
+NURSERY = """
+import signal
+from tests.faults import worker
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+say("ready")
+while order := hear():
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        worker.work(order)
+        break
+    say("child", child)
+"""
+
+_ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
+_stopping = False
+
+
+class NotedAttempt(Attempt):
+    """Leaves its ticket to the thread or task that made it."""
+
+    __slots__ = ()
+
+    def leave(self) -> None:
+        _ticket.set(0 if self.ticket is None and self.unknown else self.ticket)
+        super().leave()
+
+
+class Log:
+    """Each line is with the system when the call returns: kill -9 loses nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def note(self, event: str, *words: object, at: float | None = None) -> None:
+        time = monotonic() if at is None else at
+        os.write(self._file, f"{time:.6f} {event}{''.join(f' {word}' for word in words)}\n".encode())
+
+
+class Player:
+    """A thread or task that uses locks until it is told to stop."""
+
+    def __init__(self, log: Log, order: dict[str, Any], seed: str, *, awaits: bool) -> None:
+        self.log = log
+        self.dice = random.Random(seed)
+        self.places = [(FairLock if fair else Lock, name) for name, fair in order["places"]]
+        self.ttl = order["ttl"]
+        self.holds = order["holds"]
+        self.timeouts = order["timeouts"]
+        self.prefix = "a" if awaits else ""
+
+    def play(self) -> Steps[None]:
+        while not _stopping:
+            yield from self.section()
+
+    def section(self) -> Steps[None]:
+        kind, name = self.dice.choice(self.places)
+        timeout = self.dice.choice(self.timeouts)
+        number = self.log.number()
+        note = self.log.note
+        lock = kind(name, ttl=self.ttl, on_lost=lambda error: note("told", number))
+        acquire, release = getattr(lock, f"{self.prefix}acquire"), getattr(lock, f"{self.prefix}release")
+        note("ask", number, kind.__name__, name, timeout)
+        try:
+            try:
+                got = yield Call(acquire, (), {"blocking_timeout": timeout})
+            except LockUnavailable:
+                note("end", number, "refused")
+                yield Pause(0.05)
+                return
+            if not got:
+                note("end", number, "timeout")
+                yield Pause(self.dice.random() * 0.01)
+                return
+            note("got", number, lock.fence, _ticket.get())
+            yield from self.hold(lock, number, self.dice.choice(self.holds))
+            yield from self.end(release, number)
+        except Exception as error:
+            traceback.print_exc()
+            note("end", number, repr(error))
+
+    def hold(self, lock: Lock, number: int, seconds: float) -> Steps[None]:
+        """Be in the section for so long, or until the lock is lost."""
+        until = monotonic() + seconds
+        while True:
+            now = monotonic()
+            left = lock.remaining()
+            if lock.lost:
+                return
+            self.log.note("holds", number, f"{left:.6f}", at=now)  # whatever happened since, it held then
+            if now >= until:
+                return
+            yield Pause(min(0.02, until - now))
+
+    def end(self, release: Any, number: int) -> Steps[None]:
+        for again in (True, True, True, False):
+            try:
+                yield Call(release, (), {})
+            except LockLost:
+                self.log.note("end", number, "lost")
+            except LockUnavailable:
+                if again:
+                    yield Pause(0.1)
+                    continue
+                self.log.note("end", number, "unavailable")
+            else:
+                self.log.note("end", number, "released")
+            return
+
+
+def work(line: str) -> None:
+    """Play by the order, until SIGTERM comes and all have ended."""
+    order = json.loads(line)
+    # the end of the process is the arena's matter, not that of a test's Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    mutate(order["mutant"])
+    setattr(lock_module, "Attempt", NotedAttempt)  # noqa: B010
+    log = Log(order["log"])
+    _watch_for_failures(log)
+    with override_settings(CACHES={"default": order["cache"]}):
+        if order["sweep"]:
+            for name, _ in order["places"]:
+                with FairLock(name, ttl=order["ttl"], blocking_timeout=60):
+                    pass
+            log.note("bye")
+            sys.exit()
+        threads = [
+            threading.Thread(target=run, args=(Player(log, order, f"{order['seed']} {index}", awaits=False).play(),))
+            for index in range(order["threads"])
+        ]
+        if order["tasks"]:
+            threads.append(threading.Thread(target=asyncio.run, args=(_play_together(log, order),)))
+        for thread in threads:
+            thread.start()
+        last = monotonic()
+        while any(thread.is_alive() for thread in threads):
+            sleep(BEAT)
+            now = monotonic()
+            if now - last > STALL:
+                log.note("stall", f"{last:.6f}", at=now)
+            last = now
+    log.note("bye")
+    sys.exit()
+
+
+def _watch_for_failures(log: Log) -> None:
+    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            traceback.print_exc()
+            log.note("failure", record.getMessage())
+
+    logger = logging.getLogger("django_redislock")
+    logger.propagate = False
+    logger.addHandler(Handler(logging.ERROR))
+
+
+async def _play_together(log: Log, order: dict[str, Any]) -> None:
+    players = [Player(log, order, f"{order['seed']} task {index}", awaits=True) for index in range(order["tasks"])]
+    await asyncio.gather(*(arun(player.play()) for player in players))
+
+
+def _stop(number: int, frame: object) -> None:
+    global _stopping
+    _stopping = True
