@@ -66,7 +66,7 @@ class Owner:
         A task's context was copied from whoever created it, so it shows the leases of others: its creator's are not its
         own, unless that is the sync caller of ``async_to_sync``.
         """
-        return self.here and (task is None or self._who() is task or _is_bridge(task))
+        return self._pid == os.getpid() and (task is None or self._who() is task or _is_bridge(task))
 
     def alive(self) -> bool:
         """Whether they live, and whoever could still release."""

@@ -90,17 +90,19 @@ class Watchdog:
     def forget(self, lease: Lease) -> None:
         """Do not know this lease any more."""
         with self._mutex:
-            lease.watched = False
-            if self._leases.get(lease.token) is lease:
-                del self._leases[lease.token]
+            self._drop(lease)
 
     def end(self, lease: Lease, *, adoptable: bool = False) -> None:
         """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
         with self._mutex:
             lease.close()
-            self.forget(lease)
+            self._drop(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
+
+    def _drop(self, lease: Lease) -> None:
+        if self._leases.get(lease.token) is lease:
+            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -325,7 +327,8 @@ class Watchdog:
         with self._mutex:
             if not lease.watched:
                 return  # released in the meantime
-            self.forget(lease)
+            lease.watched = False
+            self._drop(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
