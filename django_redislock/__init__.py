@@ -6,20 +6,11 @@ from .commands import LockedCommand
 from .decorators import locked
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .getorset import alocked_get_or_set, locked_get_or_set
+from .listing import alist_locks, list_locks
 from .lock import FairLock, Lock
 from .names import lock_name
-from .pool import LockPool
-from .registry import (
-    LockInfo,
-    LockStatus,
-    WaiterInfo,
-    aforce_release,
-    aget_lock,
-    alist_locks,
-    force_release,
-    get_lock,
-    list_locks,
-)
+from .pool import LockPool, PoolInfo
+from .registry import LockInfo, LockStatus, WaiterInfo, aforce_release, aget_lock, force_release, get_lock
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
 from .transactions import locked_atomic
 from .values import ConditionalValue, Counter
@@ -41,6 +32,7 @@ __all__ = [
     "LockStatus",
     "LockUnavailable",
     "LockedCommand",
+    "PoolInfo",
     "WaiterInfo",
     "aforce_release",
     "aget_lock",

@@ -14,6 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.forms import Script
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import linebreaksbr
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.formats import date_format, time_format
@@ -26,7 +27,8 @@ from .changelist import LockChangeList
 from .exceptions import LockUnavailable
 from .listing import read_page
 from .models import HeldLock
-from .registry import LockInfo, batches, force_release, get_lock, is_name
+from .names import is_name
+from .registry import LockInfo, batches, force_release, get_lock
 from .texts import duration, printable
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ class LockAdmin(ModelAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         if obj is None or obj.info is None:
             return [(None, {"fields": ("shown_name", "state")})]
-        holder = ("shown_name", "shown_owner", "held_since", "expires", "fence", "token_hint")
+        note = ("note",) if obj.info.note else ()
+        holder = ("shown_name", "shown_owner", *note, "held_since", "expires", "fence", "token_hint")
         return [(None, {"fields": holder}), (_("Queue"), {"fields": ("waiters", "queue")})]
 
     def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
@@ -99,6 +102,10 @@ class LockAdmin(ModelAdmin):
     @admin.display(description=_("state"))
     def state(self, lock: HeldLock) -> str:
         return gettext("Nobody holds this lock now.")
+
+    @admin.display(description=_("note"))
+    def note(self, lock: HeldLock) -> str:
+        return _lines(_info(lock).note)
 
     @admin.display(description=_("held for"))
     def held_since(self, lock: HeldLock) -> str:
@@ -123,22 +130,22 @@ class LockAdmin(ModelAdmin):
         waiters = _info(lock).queue
         if not waiters:
             return gettext("Nobody waits.")
-        head = format_html_join(
-            "", '<th scope="col">{}</th>', [[text] for text in ("#", _("Owner"), _("Waits for"), _("Kind"))]
-        )
-        rows = format_html_join(
-            "",
-            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+        table: list[tuple[object, ...]] = [
             (
-                (
-                    place,
-                    printable(waiter.owner),
-                    duration(waiter.waited, gettext),
-                    "FairLock" if waiter.fair else "Lock",
-                )
-                for place, waiter in enumerate(waiters, 1)
-            ),
-        )
+                place,
+                printable(waiter.owner),
+                duration(waiter.waited, gettext),
+                "FairLock" if waiter.fair else "Lock",
+                linebreaksbr(_lines(waiter.note), autoescape=True),
+            )
+            for place, waiter in enumerate(waiters, 1)
+        ]
+        titles = ["#", _("Owner"), _("Waits for"), _("Kind"), _("Note")]
+        if not any(waiter.note for waiter in waiters):
+            titles, table = titles[:-1], [row[:-1] for row in table]
+        head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
+        cells = "<td>{}</td>" * len(titles)
+        rows = format_html_join("", f"<tr>{cells}</tr>", table)
         rest = _more(lock.waiters - len(waiters))
         return format_html(
             '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
@@ -242,12 +249,14 @@ class LockAdmin(ModelAdmin):
         words = request.GET.get("q", "").split() if across else []
         names = None if across else {HeldLock(key=key).name for key in keys}
         try:
-            locks = read_page(words=words, names=names).locks
+            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names).locks]
         except LockUnavailable:
             return None  # the list says so
+        if not all(self.has_delete_permission(request, lock) for lock in locks):
+            raise PermissionDenied
         highest = max((lock.fence for lock in locks), default=0)
         if request.POST.get("post"):
-            gone = len(names or ()) - len(locks) if not across else 0
+            gone = 0 if names is None else len(names) - len(locks)
             self.release(request, [lock.name for lock in locks], _number(request.POST.get("fence"), highest), gone)
             return None
         if not locks:
@@ -259,16 +268,17 @@ class LockAdmin(ModelAdmin):
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
-            "locks": [self.describe(HeldLock.of(lock)) for lock in locks[:SHOWN]],
+            "locks": [self.describe(lock) for lock in locks[:SHOWN]],
             "more": _more(len(locks) - SHOWN),
             "total": len(locks),
             "fence": highest,
             "across": across,
-            "keys": keys[:1] if across else [HeldLock.named(lock.name).key for lock in locks],
+            "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
         }
         request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_redislock/heldlock/delete_selected_confirmation.html", context)
+        ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
+        return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
     def release(self, request: HttpRequest, names: Collection[str], fence: int, gone: int = 0) -> None:
         """Set these locks free, write it into their histories, and tell the user.
@@ -327,6 +337,10 @@ def _info(lock: HeldLock) -> LockInfo:
 
 def _more(count: int) -> str:
     return ngettext("and %(count)d more", "and %(count)d more", count) % {"count": count} if count > 0 else ""
+
+
+def _lines(note: str) -> str:
+    return "\n".join(map(printable, note.splitlines()))
 
 
 def _time(time: datetime) -> str:

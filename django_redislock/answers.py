@@ -16,6 +16,7 @@ from django.utils.translation import gettext, ngettext
 from . import registry
 from .conf import conf
 from .connection import get_backend
+from .exceptions import LockNotAcquired
 from .lock import Lock
 from .registry import LockInfo
 from .steps import Ask, Steps, Work
@@ -26,25 +27,27 @@ OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
 
 
-def conflict(request: HttpRequest, lock: Lock, on_conflict: OnConflict | None) -> Steps[HttpResponseBase]:
+def conflict(
+    request: HttpRequest, lock: Lock, refusal: LockNotAcquired, on_conflict: OnConflict | None
+) -> Steps[HttpResponseBase]:
     """The answer to a request that did not get its lock."""
     settings = conf()
     answer = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
     if answer is not None:
         holder = yield from registry.inspect(get_backend(lock.using), lock.name)
         return (yield Ask(lambda: answer(request, holder)))  # type: ignore[no-any-return]
-    wait = max(1, ceil(lock.busy_for))
+    wait = max(1, ceil(refusal.busy_for))
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
     ) % {"wait": wait}
-    return (yield Work(lambda: refusal(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
+    return (yield Work(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
 
 
 def unavailable(request: HttpRequest, status: int) -> HttpResponse:
     """The answer while Redis cannot be reached."""
-    return refusal(request, status, gettext("This cannot be served at the moment. Please try again."), 1)
+    return refuse(request, status, gettext("This cannot be served at the moment. Please try again."), 1)
 
 
 def _import(path: str) -> OnConflict:
@@ -54,7 +57,7 @@ def _import(path: str) -> OnConflict:
         raise ImproperlyConfigured(f"REDISLOCK['VIEW_ON_CONFLICT'] = {path!r} cannot be imported: {error}") from error
 
 
-def refusal(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
+def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
     """A short answer in the form that the client prefers; the site's own template where it has one."""
     response: HttpResponse
     kind = _preferred_type(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from base64 import urlsafe_b64encode
@@ -15,8 +14,9 @@ import redis.exceptions
 from . import blocks
 from .conf import conf, seconds
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import Bond, Lease
+from .lease import Lease
 from .lock import Lock
+from .owner import Bond
 from .steps import Steps, run
 
 T = TypeVar("T")
@@ -137,7 +137,8 @@ class CacheLock:
         self.local.token = self.local.held = None
         try:
             if held is not None:
-                _run(held.lock._release_lease(held.lease))
+                # as redis-py says it: whoever bears the token may release, whoever has extended the lock since
+                _run(held.lock._release_lease(held.lease, own=False))
             else:
                 _run(self._new_lock()._release_adopted(self._stored(token, "release")))
         except LockUnavailable:
@@ -188,15 +189,15 @@ class CacheLock:
     def _acquire(self, blocking: bool, patience: float | None, given: bytes | None, ours: str | None) -> bool:
         """``given``: the token as the caller knows it; ``ours``: as Redis does."""
         lock = self._new_lock()
-        if not _run(lock._acquire(blocking, patience, ours, None)):
+        if _run(lock._take(blocking, patience, ours, None)) is not None:
             return False
         lease = lock._lease()
-        bond = lease.bond()
+        bond = lease.owner.bond()
         if not self.thread_local:
             lease.follow(self)
         if not self.thread_local or self.timeout:
             # it ends by itself, or in another thread: who waits for it in this one does not wait for ever
-            lock._let_go()
+            lock._let_go(lease)
         self.local.token = lease.token.encode() if given is None else given
         self.local.held = _Held(lock, lease, bond)
         return True
@@ -217,7 +218,7 @@ class CacheLock:
     def _token(self, verb: str) -> bytes:
         """That of the acquisition here."""
         token, held = self.local.token, self.local.held
-        if token is None or (held is not None and held.lease.pid != os.getpid()):
+        if token is None or (held is not None and not held.lease.owner.here):
             raise LockError(f"Cannot {verb} an unlocked lock", self.name)
         return _encode(token)
 
@@ -241,7 +242,7 @@ def _run(steps: Steps[T]) -> T:
     try:
         return run(steps)
     except LockUnavailable as error:
-        raise CacheLockUnavailable(str(error), error.name) from error
+        raise CacheLockUnavailable(str(error), error.name, stands_for=error.stands_for) from error
 
 
 def _encode(token: object) -> bytes:

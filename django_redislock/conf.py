@@ -42,8 +42,10 @@ class Conf:
     TTL: float = 30.0
     TTLS: Mapping[str, float] = field(default_factory=dict)
     BLOCKING_TIMEOUT: float | None = None
+    WAIT: str = "wake"
     AUTO_RENEW: bool = True
     MAX_HOLD: float | None = None
+    RETRY_FOR: float = 1.0
     KEY_PREFIX: str = "redislock"
     VIEW_STATUS: int = 423
     VIEW_ON_CONFLICT: str | None = None
@@ -85,6 +87,19 @@ def _reaction(value: object, what: str) -> str:
     return str(value)
 
 
+def way_to_wait(value: object, what: str) -> str:
+    if value not in ("wake", "poll"):
+        raise ValueError(f"{what} must be one of 'wake', 'poll', not {value!r}.")
+    return str(value)
+
+
+def _patience(value: object, what: str) -> float:
+    number = seconds(value, what, positive=False)
+    if number > 30:
+        raise ValueError(f"{what} must be at most 30 seconds, not {value!r}: Redis knows a repetition for 60.")
+    return number
+
+
 def _prefix(value: object, what: str) -> str:
     text = _text(value, what)
     if re.search(r"[{}\s\x00-\x1f]", text):
@@ -103,8 +118,10 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "TTL": seconds,
     "TTLS": _ttls,
     "BLOCKING_TIMEOUT": lambda value, what: seconds(value, what, positive=False),
+    "WAIT": way_to_wait,
     "AUTO_RENEW": _flag,
     "MAX_HOLD": seconds,
+    "RETRY_FOR": _patience,
     "KEY_PREFIX": _prefix,
     "VIEW_STATUS": _status,
     "VIEW_ON_CONFLICT": _text,

@@ -70,10 +70,9 @@ class Couriers:
     def _run(self, backend: Backend, courier: _Courier) -> None:
         try:
             self._carry(backend, courier)
-        except BaseException:  # of a log handler of the site's, say: who is not there must be given nothing more
+        except BaseException:  # whatever it is: who is not there must be given nothing more
             with self._mutex:
-                if courier in self._away[backend]:
-                    self._away[backend].remove(courier)
+                self._away[backend] = [other for other in self._away[backend] if other is not courier]
             raise
 
     def _carry(self, backend: Backend, courier: _Courier) -> None:

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError, ResponseError
 
 from .conf import conf
-from .connection import Backend, get_backend, pipeline
+from .connection import Backend, Command, get_backend, pipeline
 from .scripts import PROBE
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
@@ -26,7 +26,7 @@ def check_server(**kwargs: Any) -> list[CheckMessage]:
     if backend.memory:
         return []
     try:
-        info, *rights = _ask(backend)
+        info, *rights = _ask(backend, listening=conf().WAIT == "wake")
     except (RedisError, OSError) as error:
         return [_unseen(str(error))]
     found: list[CheckMessage] = []
@@ -38,17 +38,18 @@ def check_server(**kwargs: Any) -> list[CheckMessage]:
     return found + _rights(backend, [str(answer) for answer in rights if isinstance(answer, ResponseError)])
 
 
-def _ask(backend: Backend) -> list[Any]:
-    """The answers to INFO, to a PUBLISH from a script, and to a SUBSCRIBE; errors stand among them."""
+def _ask(backend: Backend, *, listening: bool) -> list[Any]:
+    """The answers to INFO and, where anybody listens, to a PUBLISH from a script and a SUBSCRIBE; with their errors."""
+    commands: list[Command] = [("INFO",)]
+    if listening:
+        # subscribing comes last: after it, the connection is for messages
+        commands += [(*PROBE, backend.channel), ("SUBSCRIBE", backend.channel)]
     connection = backend.connect(min(PATIENCE, backend.timeout))
     try:
-        # subscribing comes last: after it, the connection is for messages
-        info, publish, subscribe = pipeline(
-            connection, [("INFO",), (*PROBE, backend.channel), ("SUBSCRIBE", backend.channel)]
-        )
+        info, *rights = pipeline(connection, commands)
     finally:
         connection.disconnect()
-    return [_text(info), publish, subscribe]
+    return [_text(info), *rights]
 
 
 def _text(answer: Any) -> Any:

@@ -19,7 +19,19 @@ class LockError(redis.exceptions.LockError):
 
 
 class LockNotAcquired(LockError):
-    """A ``with`` block or a decorated function did not get its lock in time."""
+    """A ``with`` block or a decorated function did not get its lock in time.
+
+    ``attempts`` is how often Redis was asked, ``waited`` for how many seconds; ``busy_for`` how many seconds of lease
+    the holder had left at the end.
+    """
+
+    def __init__(
+        self, message: str, name: str | None = None, *, attempts: int = 0, waited: float = 0.0, busy_for: float = 0.0
+    ) -> None:
+        super().__init__(message, name)
+        self.attempts = attempts
+        self.waited = waited
+        self.busy_for = busy_for
 
 
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
@@ -39,4 +51,12 @@ class LockLost(LockNotOwned):
 
 
 class LockUnavailable(LockError):
-    """Redis cannot be reached or cannot serve the lock now. Nothing is known to be held."""
+    """Redis cannot be reached or cannot serve the lock now. Nothing is known to be held.
+
+    ``stands_for``: when a release has failed, for how many seconds from then the lock will stand, by the local clock,
+    unless the release is tried again; 0.0 when that is unknown.
+    """
+
+    def __init__(self, message: str, name: str | None = None, *, stands_for: float = 0.0) -> None:
+        super().__init__(message, name)
+        self.stands_for = stands_for

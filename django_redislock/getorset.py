@@ -192,7 +192,7 @@ def _get_or_set(
                 continue
         trouble = None
         try:
-            if not (yield from lock._acquire(None, left, None, loop)):
+            if (yield from lock._take(None, left, None, loop)) is not None:
                 raise _not_in_time(lock, key)
             return (yield from _compute(lock, look, default, keep, loop))
         except LockUnavailable as error:
@@ -215,14 +215,14 @@ def _compute(
             called = Call(default, (), {}) if loop is None or iscoroutinefunction(default) else Ask(default)
             value = yield from keep((yield called))
     except BaseException as error:
-        yield from lock._exit(error, awaited=loop is not None)
+        yield from lock._failed(lease, error, loop)
         raise
     try:
         yield from lock._give_back()
     except LockLost:
         pass  # which was logged, and told, as such
     except LockUnavailable as error:
-        log_event(ERROR, "not-released", name=lock.name, error=error)
+        log_event(ERROR, "not-released", name=lock.name, error=error, stands_for=error.stands_for)
         lock._release_later(lease)
     return value
 

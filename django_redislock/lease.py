@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-import asgiref.sync
-
 from .connection import Backend
-from .exceptions import LockLost
+from .exceptions import LockLost, LockNotOwned, LockUnavailable
 from .names import Keys
+from .owner import Owner, Task
 
 # why a lease was lost
 GONE = "it is gone from Redis (expired, evicted, flushed or released by force)"
@@ -25,26 +22,10 @@ ENDED = "its lease ended before it could be renewed"
 OnLost = Callable[[LockLost], object]
 
 
-def is_bridge(task: asyncio.Task[Any]) -> bool:
-    """Whether the task was made by ``async_to_sync``, in which a sync caller goes on."""
-    code = getattr(task.get_coro(), "cr_code", None)
-    return code is not None and code.co_filename == asgiref.sync.__file__
-
-
-class Bond:
-    """Kept by what a thread or task knows that it holds. When that is forgotten, nobody can release the lease."""
-
-    __slots__ = ("__weakref__",)
-
-
-def _unbound() -> None:
-    return None
-
-
 class Canceller:
     """``on_lost="cancel"``: ends the task that holds a lost lock, the way ``asyncio.timeout`` ends one."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
+    def __init__(self, task: Task) -> None:
         # weakly: what the watchdog keeps must not keep a task alive that everybody else has forgotten
         self._task = weakref.ref(task)
         self._loop = task.get_loop()
@@ -59,24 +40,28 @@ class Canceller:
         except RuntimeError:
             pass  # the loop has ended, and the task with it
 
-    def end(self) -> None:
-        """The lock is released: the task is left alone from now on."""
-        self._over = True
-
     def _cancel(self) -> None:
         task = self._task()
         if not self._over and task is not None:
             self._sent = True
             task.cancel()
 
-    def caused(self, error: BaseException | None) -> bool:
-        """The block has ended with ``error``: is that our cancellation, and nobody else's besides?"""
-        if self._over or not self._sent:
+    def end(self) -> bool:
+        """The lock is released: the task is left alone from now on, and a cancellation that was sent is taken back.
+
+        Answers whether one was, and nobody else wants the end of the task.
+        """
+        if self._over:
             return False
         self._over = True
-        task: Any = self._task()  # which runs
-        others = hasattr(task, "uncancel") and task.uncancel() > self._before
-        return isinstance(error, asyncio.CancelledError) and not others
+        task: Any = self._task()
+        others = self._sent and hasattr(task, "uncancel") and task.uncancel() > self._before
+        return self._sent and not others
+
+    def caused(self, error: BaseException | None) -> bool:
+        """The block has ended with ``error``: is that our cancellation, and nobody else's besides?"""
+        # a block within another one that holds the same lease ends nothing, as long as that is not lost
+        return self._sent and self.end() and isinstance(error, asyncio.CancelledError)
 
 
 class Lease:
@@ -87,24 +72,22 @@ class Lease:
     """
 
     __slots__ = (
-        "_bond",
+        "adopted",
         "backend",
-        "bridged",
         "canceller",
         "closed",
         "depth",
         "due",
         "ends",
         "fence",
-        "following",
         "handed",
         "keys",
+        "listens",
         "lost_reason",
         "max_hold",
         "name",
         "on_lost",
         "owner",
-        "pid",
         "renewing",
         "seen",
         "since",
@@ -131,7 +114,7 @@ class Lease:
         max_hold: float | None,
         on_lost: OnLost | None,
         unknown: bool,
-        task: asyncio.Task[Any] | None,
+        task: Task | None,
     ) -> None:
         self.backend = backend
         self.keys = keys
@@ -143,20 +126,16 @@ class Lease:
         self.since = monotonic()
         self.handed = handed  # by a release script, with a short lease until it is confirmed
         self.renewing = renewing
+        self.listens = True  # for the news that it was released by force: not where everybody polls
         self.max_hold = max_hold
         self.on_lost = on_lost
         self.canceller: Canceller | None = None
         self.unknown = unknown  # an acquire with this token may still arrive
-        owner = threading.current_thread() if task is None else task
-        self.owner: weakref.ref[Any] = weakref.ref(owner)
-        # it ends with the call, and the sync caller goes on
-        self.bridged = task is not None and is_bridge(task)
-        self.following = False  # a response, which is the owner now
-        self._bond: Callable[[], Bond | None] = _unbound
-        self.pid = os.getpid()
+        self.owner = Owner(task)
         self.depth = 1  # times acquired, when reentrant
         self.lost_reason = ""
-        self.closed = False  # released or detached
+        self.closed = False  # released, detached or adopted
+        self.adopted = False  # the token went on elsewhere, or was released there
         self.tried_release = False
         self.watched = False
         self.due = 0.0  # when the watchdog looks next
@@ -166,7 +145,7 @@ class Lease:
     @property
     def ours(self) -> bool:
         """Not released or detached, and not the lease of the process that this one was forked from."""
-        return not self.closed and self.pid == os.getpid()
+        return not self.closed and self.owner.here
 
     @property
     def lost(self) -> bool:
@@ -179,44 +158,42 @@ class Lease:
     def remaining(self) -> float:
         return 0.0 if self.lost_reason else max(0.0, self.ends - monotonic())
 
-    def bond(self) -> Bond:
-        """What those who hold the lease must keep; new when nobody does."""
-        bond = self._bond()
-        if bond is None:
-            bond = Bond()
-            self._bond = weakref.ref(bond)
-        return bond
+    def unwatch(self) -> None:
+        """What the watchdog has still to say of it does not count any more."""
+        self.watched = False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def close(self) -> None:
+        """It has ended, or goes on elsewhere: it is for nobody here to use any more."""
+        self.unwatch()
+        self.closed = True
+
+    def mine(self, task: Task | None) -> bool:
+        """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease."""
+        return not self.closed and self.owner.is_me(task)
 
     def follow(self, response: object | None) -> None:
         """The view has returned, and only hooks will release: renewed while ``response`` lives, or no more (None)."""
         if response is None:
             self.renewing = False
         else:
-            self.owner = weakref.ref(response)
-            self.following = True
+            self.owner.follow(response)
 
-    def owner_alive(self) -> bool:
-        """Whether the thread or task lives that acquired it, and whoever could still release it."""
-        owner: Any = self.owner()
-        if self.following:
-            return owner is not None
-        if self._bond() is None:
-            return False
-        if self.bridged:
-            return True
-        # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
-        if asyncio.isfuture(owner):
-            # nobody goes on with a task whose loop was closed over it
-            return not owner.done() and not owner.get_loop().is_closed()
-        return owner is not None and owner.is_alive()
+    def adopted_error(self) -> LockNotOwned:
+        return LockNotOwned(
+            f"Cannot release the lock {self.name!r}: another process or thread has taken it with the same token.",
+            self.name,
+        )
 
-    def mine(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether it is for the running ``task`` to use (None: sync code), whose context shows this lease.
-
-        A task's context was copied from whoever created it, so it shows the leases of others: its creator's are not its
-        own, unless that is the sync caller of ``async_to_sync``.
-        """
-        return self.ours and (task is None or self.owner() is task or is_bridge(task))
+    def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
+        """What a release says that Redis did not hear."""
+        left = self.remaining()
+        return LockUnavailable(
+            f"{str(error).rstrip('.')}. The lock is not released: unless tried again, it stands for {left:.1f} s.",
+            self.name,
+            stands_for=left,
+        )
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or ENDED

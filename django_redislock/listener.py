@@ -26,7 +26,6 @@ from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
-POLL_EVERY = 0.25  # the same for a waiter that no message can reach
 RECONNECTING = 1.0  # the same while there is no subscription
 JITTER = 0.05
 BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
@@ -54,7 +53,7 @@ class Waiter:
         self.group = group
         self.grant: Grant | None = None
         self.look = False  # for itself
-        self.due = monotonic() + POLL_EVERY  # when it looks untold, where messages do not come
+        self.due = monotonic() + RECONNECTING  # when it looks untold, where messages do not come
         self.told = False  # anything, since it parked
 
     def tell(self, grant: Grant | None = None) -> None:
@@ -165,7 +164,7 @@ class Listener:
         self.generation = 0
         self.waiters: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, asyncio.AbstractEventLoop | None], Group] = {}
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # the garbage collection may close a coroutine that waits, under us
         self._thread: threading.Thread | None = None
         self._tasks = 0  # coroutines that wait
         self._tasks_until = 0.0  # when no more of them are expected
@@ -186,7 +185,7 @@ class Listener:
                 raise LockError(f"This process waits for the lock {name!r} with the same token already.", name)
             group = self._groups.get((name, loop))
             if group is None:
-                group = self._groups[name, loop] = Group(name, loop)
+                group = Group(name, loop)
             waiter: Waiter
             if loop is None:
                 waiter = ThreadWaiter(token, group, self)
@@ -194,6 +193,7 @@ class Listener:
                 waiter = TaskWaiter(token, group, self, loop)
                 self._tasks += 1
             self.waiters[token] = group.waiters[token] = waiter
+            self._groups[group.key] = group
             group.oldest = group.oldest or waiter
         return waiter
 
@@ -202,9 +202,9 @@ class Listener:
         group = waiter.group
         heir = None
         with self._mutex:
-            if self.waiters.pop(waiter.token, None) is None:
+            if self.waiters.get(waiter.token) is not waiter:
                 return  # buried
-            del group.waiters[waiter.token]
+            del self.waiters[waiter.token], group.waiters[waiter.token]
             if isinstance(waiter, TaskWaiter):
                 self._tasks -= 1
                 self._tasks_until = monotonic() + HOT_FOR
@@ -228,9 +228,12 @@ class Listener:
         for waiter in buried:
             self.on_stray(self.backend, "g", waiter.token, waiter.group.name)
 
-    def schedule(self, waiter: Waiter, left_ms: int) -> None:
-        """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else."""
-        waiter.due = monotonic() + (POLL_EVERY if self.polled else RECONNECTING)
+    def schedule(self, waiter: Waiter, left_ms: int, delay: float) -> None:
+        """A look found the lock busy for ``left_ms`` more, or (negative) free and meant for somebody else.
+
+        Where messages cannot be trusted, it looks again after ``delay`` seconds.
+        """
+        waiter.due = monotonic() + (delay if self.polled else RECONNECTING)
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group
@@ -353,8 +356,8 @@ class Listener:
             grant = None
         waiter = self.waiters.get(token) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
-            # this process stood still: others may have dropped all its waiters
-            self.tell_all(name if waiter is None else waiter.group.name)
+            # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
+            self.tell_all(None if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif kind != "p":

@@ -1,16 +1,18 @@
-"""A page of the held locks: searched, sorted and cut, without reading more of them than that takes."""
+"""The held locks: all, or a page of them, searched, sorted and cut, without reading more than that takes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from typing import Any, NamedTuple
 
 from . import scripts
 from .connection import Backend, get_backend
-from .names import make_keys
-from .registry import LockInfo, batches, check_answers, is_name, read_locks
-from .steps import Steps, run_blocking
+from .names import is_name, make_keys
+from .registry import LockInfo, batches, check_answers, holder_of, read_locks
+from .steps import Steps, arun, run_blocking
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,41 @@ def read_page(
     return run_blocking(_read_page(cut, words, names, order, using), "alist_locks")
 
 
+def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """The held locks whose names match the shell-style ``pattern``, by name. Reads an index, never SCANs the keys.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_list(pattern, using), "alist_locks")
+
+
+async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """See list_locks()."""
+    return await arun(_list(pattern, using))
+
+
+def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
+    return (yield from read_matching(get_backend(using), re.compile(translate(pattern)).match))
+
+
+def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips."""
+    _, rows = yield from _read_index(backend)
+    return (yield from read_locks(backend, sorted((row.name, row.ends) for row in rows if matches(row.name))))
+
+
+def _read_index(backend: Backend) -> Steps[tuple[int, list[_Row]]]:
+    """The server's time, and what the index of held locks tells; one round trip."""
+    commands: list[Any] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", 0, -1, "WITHSCORES")]
+    clock, index = answers = yield from scripts.execute_many(backend, commands)
+    check_answers(backend, answers)
+    names = [member.decode(errors="replace") for member in index[::2]]
+    rows = [
+        _Row(name, float(ends), "", 0, 0, 0) for name, ends in zip(names, index[1::2], strict=True) if is_name(name)
+    ]
+    return int(clock[0]) * 1_000_000 + int(clock[1]), rows
+
+
 def _read_page(
     cut: Callable[[int], slice],
     words: Sequence[str],
@@ -77,16 +114,8 @@ def _read_page(
     using: str | None,
 ) -> Steps[Page]:
     backend = get_backend(using)
-    commands: list[Any] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", 0, -1, "WITHSCORES")]
-    clock, index = answers = yield from scripts.execute_many(backend, commands)
-    check_answers(backend, answers)
-    us = int(clock[0]) * 1_000_000 + int(clock[1])
-    rows = []
-    for member, score in zip(index[::2], index[1::2], strict=True):
-        name, ends = member.decode(errors="replace"), float(score)
-        # every change of a lease moves its entry: what is past due has expired
-        if ends > us and is_name(name):
-            rows.append(_Row(name, ends, "", 0, 0, 0))
+    us, rows = yield from _read_index(backend)
+    rows = [row for row in rows if row.ends > us]  # every change of a lease moves its entry: the others have expired
     columns = {column.lstrip("-") for column in order}
     if words or columns - INDEXED:
         rows = yield from _look_up(backend, rows, count="waiters" in columns)
@@ -115,9 +144,8 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_
     counts = answers[reads:] or [0] * len(rows)
     found = []
     for row, value, waiting in zip(rows, values, counts, strict=True):
-        parts = (value or b"").split(b" ", 5)  # what is no value of ours is not shown in the end
-        if len(parts) == 6 and parts[3].isdigit() and parts[4].isdigit() and len(parts[3]) + len(parts[4]) < 40:
+        holder = holder_of(value)
+        if holder is not None:
             waiters = waiting if isinstance(waiting, int) else 0  # a key that somebody else wrote
-            owner = parts[5].decode(errors="replace")
-            found.append(_Row(row.name, row.ends, owner, int(parts[3]), int(parts[4]), waiters))
+            found.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters))
     return found

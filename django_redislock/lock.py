@@ -6,30 +6,29 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from contextvars import ContextVar
-from logging import DEBUG, WARNING
+from logging import DEBUG, ERROR, WARNING
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from asgiref.sync import iscoroutinefunction
+from redis.backoff import AbstractBackoff
 
-from . import blocks, registry, scripts
+from . import blocks, options, registry, scripts
 from .attempt import Attempt
 from .conf import Seconds, conf, seconds
 from .connection import Backend, get_backend
-from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .lease import GONE, TAKEN, Bond, Canceller, Lease, OnLost
+from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from .lease import GONE, TAKEN, Canceller, Lease, OnLost
 from .log import log_event, logger
 from .names import check_name, check_token, make_keys
-from .owner import describe_owner
-from .registry import LockInfo
-from .signals import lock_acquired, lock_released
+from .owner import Bond, describe_owner, running_task
+from .registry import LockInfo, LockStatus
+from .signals import lock_acquired, lock_force_released, lock_released
 from .steps import Call, Steps, Tell, arun, run_blocking
 from .watchdog import watchdog
 
 MANY = 100
 
-Task = asyncio.Task[Any]
 Loop = asyncio.AbstractEventLoop
 Self = TypeVar("Self", bound="Lock")
 
@@ -73,6 +72,17 @@ class Lock:
         the task that holds the lock is cancelled, and ``async with`` raises LockLost out of it.
     ``using``
         Alias in ``CACHES``; None: by the settings.
+    ``wait``
+        How to wait: ``"wake"``, to be woken by a message; ``"poll"``, to look again and again, for servers behind
+        proxies that know no pub/sub (nothing subscribes then, so a holder hears of its loss at its next renewal). A
+        FairLock is first come, first served either way. None: by the settings.
+    ``backoff``, ``attempts``
+        With ``wait="poll"``: an instance of one of the classes in :mod:`redis.backoff`, for the delays between two
+        tries (at most 15 s each; by default ``EqualJitterBackoff(cap=0.5, base=0.02)``), and at most how many tries.
+        There is no delay after the last try, and none beyond ``blocking_timeout``.
+    ``note``
+        A text for people, at most 1000 bytes, that is kept with the lock and with the place in the queue:
+        ``info().note``, the command and the admin show it.
 
     Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps what it acknowledged and its clock
     does not jump; then ``fence`` still orders them. Not guaranteed: that your code stops when its lock is lost. Watch
@@ -84,14 +94,17 @@ class Lock:
 
     __slots__ = (
         "__weakref__",
+        "_attempts",
         "_auto_renew",
+        "_backoff",
         "_blocking",
         "_blocking_timeout",
+        "_note",
         "_on_lost",
         "_reentrant",
         "_token",
         "_ttl",
-        "busy_for",
+        "_wait",
         "name",
         "purpose",
         "using",
@@ -111,6 +124,10 @@ class Lock:
         reentrant: bool = False,
         on_lost: OnLost | Literal["cancel"] | None = None,
         using: str | None = None,
+        wait: Literal["wake", "poll"] | None = None,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+        note: str = "",
     ) -> None:
         self.name = check_name(name)
         self._ttl = None if ttl is None else seconds(ttl, "ttl")
@@ -119,11 +136,14 @@ class Lock:
         self._auto_renew = auto_renew
         self._token = None if token is None else check_token(token)
         self._reentrant = reentrant
-        if on_lost is not None and on_lost != "cancel" and (not callable(on_lost) or iscoroutinefunction(on_lost)):
-            raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {on_lost!r}.")
-        self._on_lost = on_lost
+        self._on_lost = None if on_lost is None else options.check_on_lost(on_lost)
         self.using = using
-        self.busy_for = 0.0  # seconds of lease that the holder had left when the last acquire here was refused
+        if wait is not None or backoff is not None or attempts is not None:
+            options.check_wait(wait, backoff, attempts)
+        self._wait = wait
+        self._backoff = backoff
+        self._attempts = attempts
+        self._note = note if note == "" else options.check_note(note)
         self.purpose = ""  # shown behind the owner: a request path, a command
 
     def __repr__(self) -> str:
@@ -139,19 +159,38 @@ class Lock:
         Arguments override those of the constructor. A busy lock never raises; LockUnavailable says that Redis cannot
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
-        return run_blocking(self._acquire(blocking, _timeout(blocking_timeout), token, None), "aacquire")
+        timeout = _timeout(blocking_timeout)
+        return run_blocking(self._take(blocking, timeout, token, None), "aacquire") is None
 
     async def aacquire(
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
-        return await arun(self._acquire(blocking, _timeout(blocking_timeout), token, asyncio.get_running_loop()))
+        timeout = _timeout(blocking_timeout)
+        return await arun(self._take(blocking, timeout, token, asyncio.get_running_loop())) is None
+
+    def seize(self) -> None:
+        """Take the lock whoever holds it, ahead of the queue, whose waiters keep their places.
+
+        In one step: nobody gets the lock in between. The new fence is higher than that of the old holder, which is
+        told at once (``lost``) as after :func:`force_release`, but goes on until it looks: make sure that it is dead or
+        harmless. It is logged (``seized``), and the signal ``lock_force_released`` is sent.
+
+        Raises LockError when this thread or task holds the lock itself (with ``reentrant``, that counts as one more
+        acquire), LockUnavailable; LockNotAcquired for a given ``token`` that was released already.
+        """
+        run_blocking(self._enter(None, seizes=True), "aseize")
+
+    async def aseize(self) -> None:
+        """See seize()."""
+        await arun(self._enter(asyncio.get_running_loop(), seizes=True))
 
     def release(self) -> None:
         """Give the lock to the next one. With ``reentrant``, the last of as many calls as there were acquires does.
 
-        Raises LockNotOwned when this thread never held it, LockLost when it was lost meanwhile, and LockUnavailable
-        when Redis cannot be told: then it can be tried again, and the lease ends by itself after ``remaining()``.
+        Raises LockNotOwned when this thread never held it or another process has adopted its token, LockLost when it
+        was lost meanwhile, and LockUnavailable when Redis cannot be told: then it can be tried again, and the lease
+        ends by itself after ``remaining()``, which the error has as ``stands_for``.
         """
         run_blocking(self._release(), "arelease")
 
@@ -193,6 +232,17 @@ class Lock:
     async def aowned(self) -> bool:
         """See owned()."""
         return await arun(self._owned())
+
+    def status(self) -> LockStatus:
+        """FREE, LOCKED (by this thread or task, or the token given to the constructor), UNAVAILABLE (by others), ERROR.
+
+        One round trip. ERROR: there is a lock that never expires; none of ours is like that, somebody else wrote it.
+        """
+        return run_blocking(self._status(), "astatus")
+
+    async def astatus(self) -> LockStatus:
+        """See status()."""
+        return await arun(self._status())
 
     def info(self) -> LockInfo | None:
         """What Redis says now: holder, since, lease, fence, waiters in order. None when nobody holds the lock."""
@@ -267,34 +317,45 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await arun(self._exit(error, awaited=True))
+        if isinstance(error, GeneratorExit):
+            # the context is that of whoever closes the coroutine, and where no task runs, it shows nothing of a task's
+            self._closed(None if running_task() is None else self._find())
+        else:
+            await arun(self._exit(error))
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
-    def _enter(self, loop: Loop | None) -> Steps[None]:
-        if not (yield from self._acquire(None, None, None, loop)):
-            raise LockNotAcquired(
-                f"The lock {self.name!r} is held by somebody else and was not got in time.", self.name
-            )
+    def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
+        refusal = yield from self._take(False if seizes else None, None, None, loop, seizes=seizes)
+        if refusal is not None:
+            raise refusal
 
     def _around(self, call: Call, loop: Loop | None) -> Steps[Any]:
         """Make the call while the lock is held; what decorators do."""
         yield from self._enter(loop)
+        lease = self._lease()
         try:
             answer = yield call
         except BaseException as error:
-            yield from self._exit(error, awaited=loop is not None)
+            yield from self._failed(lease, error, loop)
             raise
         yield from self._exit(None)
         return answer
 
-    def _exit(self, error: BaseException | None, *, awaited: bool = False) -> Steps[None]:
+    def _failed(self, lease: Lease, error: BaseException, loop: Loop | None) -> Steps[None]:
+        """What was done while ``lease`` was held, by a coroutine in ``loop`` or by a thread, has raised ``error``."""
+        if loop is not None and isinstance(error, GeneratorExit):
+            self._closed(lease)
+        else:
+            yield from self._exit(error)
+
+    def _closed(self, lease: Lease | None) -> None:
+        """A coroutine is closed in its section, because its event loop is gone, say: it may await nothing any more."""
+        if lease is not None and lease.ours and not self._left_inner(lease):
+            self._release_later(lease)
+
+    def _exit(self, error: BaseException | None) -> Steps[None]:
         lease = self._find()
-        if awaited and isinstance(error, GeneratorExit) and (lease is None or lease.depth == 1):
-            # a coroutine that is closed, because its event loop is gone, say: it may await nothing any more
-            if lease is not None:
-                self._release_later(lease)
-            return
         if lease is not None and lease.canceller is not None and lease.canceller.caused(error):
             self._release_later(lease)
             raise lease.lost_error()
@@ -305,13 +366,26 @@ class Lock:
                 self._release_later(lease)  # nobody else would
             if error is None:
                 raise
-            # the block's own error matters more
-            log_event(WARNING, "not-released", name=self.name, error=trouble)
+            # the block's own error matters more, and a loss has been told
+            if not isinstance(trouble, LockLost):
+                stands_for = getattr(trouble, "stands_for", 0.0)
+                log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
+                if lease is not None:
+                    self._release_later(lease)
 
-    def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
-    ) -> Steps[bool]:
-        """``loop``: the one in which a coroutine waits; None: this thread does."""
+    def _take(
+        self,
+        blocking: bool | None,
+        timeout: float | None,
+        token: str | None,
+        loop: Loop | None,
+        *,
+        seizes: bool = False,
+    ) -> Steps[LockNotAcquired | None]:
+        """``loop``: the one in which a coroutine waits; None: this thread does.
+
+        Answers the error that says that the lock was not got; None when it was.
+        """
         start = monotonic()
         settings = conf()
         if timeout is None:
@@ -319,7 +393,7 @@ class Lock:
         waits = (self._blocking if blocking is None else blocking) and timeout != 0
         until = start + timeout if waits and timeout is not None else 0.0
 
-        task = _task()
+        task = running_task()
         canceller = None
         on_lost = None if self._on_lost == "cancel" else self._on_lost
         if self._on_lost == "cancel":
@@ -330,13 +404,18 @@ class Lock:
                 )
             canceller = Canceller(task)
 
+        given = check_token(token) if token is not None else self._token
         mine = self._own_lease_on_name()
         if mine is not None:
-            if self._reentrant:
+            if self._reentrant or mine.token == given:
                 mine.depth += 1
-                self._hold(mine, mine.bond())
-                return True
-            if waits and not until:
+                self._hold(mine, mine.owner.bond())
+                return None
+            if seizes:
+                raise LockError(
+                    f"This thread or task holds the lock {self.name!r} itself, and cannot seize it.", self.name
+                )
+            if waits and not until and self._attempts is None:
                 raise LockError(
                     f"This thread or task holds the lock {self.name!r} already and would wait for itself without end. "
                     f"Give a blocking_timeout, or reentrant=True.",
@@ -344,9 +423,10 @@ class Lock:
                 )
 
         ttl = settings.ttl_of(self.name) if self._ttl is None else self._ttl
-        given = check_token(token) if token is not None else self._token
         token = given or secrets.token_urlsafe(16)
         backend = self._backend()
+        owner = describe_owner(self.purpose, task)
+        polls = (self._wait or settings.WAIT) == "poll"
         attempt = Attempt(
             backend,
             self.name,
@@ -354,17 +434,19 @@ class Lock:
             mode=self._mode,
             ttl=round(ttl * 1000),
             deadline=until if waits else None,
-            owner=describe_owner(self.purpose, task),
+            owner=f"{owner}\n{self._note}" if self._note else owner,
             adopts=given is not None,
             loop=loop,
+            polls=polls,
+            backoff=self._backoff,
+            attempts=self._attempts,
         )
         granted = None
         try:
-            granted = yield from attempt.obtain()
+            granted = yield from (attempt.seize() if seizes else attempt.obtain())
             if granted is None:
-                self.busy_for = attempt.busy_for
                 yield from attempt.withdraw()
-                return False
+                return attempt.refusal(monotonic() - start)
             lease = Lease(
                 backend,
                 attempt.keys,
@@ -381,7 +463,8 @@ class Lock:
                 task=task,
             )
             lease.canceller = canceller
-            bond = lease.bond()
+            lease.listens = not polls
+            bond = lease.owner.bond()
             watchdog.watch(lease)
             self._hold(lease, bond)
         except BaseException:
@@ -394,13 +477,22 @@ class Lock:
         waited = monotonic() - start
         if logger.isEnabledFor(DEBUG):
             log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
+        if attempt.seized is None and not lock_acquired.receivers:
+            return None
+        news = []
+        if attempt.seized is not None:
+            old = registry.holder_of(attempt.seized)
+            was = "?" if old is None else old.owner
+            log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=owner, owner=was)
+            news.append(Tell(lock_force_released, type(self), name=lease.name, by=owner))
         if lock_acquired.receivers:
-            try:
-                yield Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited)
-            except BaseException:  # cancelled
-                self._release_later(lease)
-                raise
-        return True
+            news.append(Tell(lock_acquired, type(self), name=lease.name, fence=lease.fence, waited=waited))
+        try:
+            yield from news
+        except BaseException:  # cancelled
+            self._release_later(lease)
+            raise
+        return None
 
     def _release(self) -> Steps[None]:
         if (yield from self._give_back()):
@@ -410,42 +502,50 @@ class Lock:
         """Whether it is free now: False for the inner release of a reentrant lock."""
         lease = self._find()
         if lease is None:
+            former = _holdings.get().get(self)
+            if former is not None and former.lease.adopted:
+                self._let_go(former.lease)
+                raise former.lease.adopted_error()
             if self._token is None:
                 raise self._not_owned("release")
             yield from self._release_adopted(self._token)
-        elif lease.depth > 1:
-            lease.depth -= 1
-            self._let_go()
+        elif self._left_inner(lease):
             return False
         else:
             yield from self._release_lease(lease)
         return True
 
-    def _release_lease(self, lease: Lease) -> Steps[None]:
-        """Release this very acquisition, from any thread, task or context."""
+    def _left_inner(self, lease: Lease) -> bool:
+        """Leave the inner block of a reentrant lock, if it is one."""
+        if lease.depth == 1:
+            return False
+        lease.depth -= 1
+        self._let_go(lease)
+        return True
+
+    def _release_lease(self, lease: Lease, *, own: bool = True) -> Steps[None]:
+        """Release this very acquisition, from any thread, task or context. ``own``: see scripts.release()."""
         watchdog.unwatch(lease)
-        if lease.canceller is not None:
-            lease.canceller.end()
         try:
             held, twice = yield from scripts.release(
-                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown
+                lease.backend, lease.keys, lease.name, lease.token, unknown=lease.unknown, own=own
             )
-        except Exception:
+        except LockUnavailable as error:
+            watchdog.forget(lease)
             lease.tried_release = True
-            raise
+            raise lease.unreleased_error(error) from error.__cause__
         except BaseException:  # cancelled or interrupted: it has to end all the same
             self._release_later(lease)
             raise
-        finally:
-            watchdog.forget(lease)
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
-        lease.closed = True
-        self._let_go()
+        self._end(lease)
+        if held == scripts.ADOPTED:
+            raise lease.adopted_error()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE
             # coroutines must not wait for receivers, and asynchronous ones cannot be called from within a loop
-            (watchdog.tell_lost if _task() is None else watchdog.announce)(lease)
+            (watchdog.tell_lost if running_task() is None else watchdog.announce)(lease)
         if lease.lost_reason:
             raise lease.lost_error()
         held_for = monotonic() - lease.since
@@ -453,6 +553,16 @@ class Lock:
             log_event(DEBUG, "released", name=self.name, fence=lease.fence, held=held_for)
         if lock_released.receivers:
             yield Tell(lock_released, type(self), name=self.name, fence=lease.fence, held=held_for)
+
+    def _release_surely(self, lease: Lease, **facts: Any) -> Steps[None]:
+        """Release where the work is done, and an error now would invite to do it again: where Redis cannot be told, in
+        the background. LockLost goes up. ``facts`` are for the log.
+        """
+        try:
+            yield from self._release_lease(lease)
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=self.name, **facts, error=error, stands_for=error.stands_for)
+            self._release_later(lease)
 
     def _release_adopted(self, token: str) -> Steps[None]:
         backend = self._backend()
@@ -462,12 +572,13 @@ class Lock:
 
     def _release_later(self, lease: Lease) -> None:
         """Release in the background, as often as it takes: for when ``release()`` was not to be had."""
-        watchdog.forget(lease)
-        if lease.canceller is not None:
-            lease.canceller.end()
+        self._end(lease)
         watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
-        lease.closed = True
-        self._let_go()
+
+    def _end(self, lease: Lease, *, adoptable: bool = False) -> None:
+        """The acquisition has ended, or (``adoptable``) its token goes on elsewhere."""
+        watchdog.end(lease, adoptable=adoptable)
+        self._let_go(lease)
 
     def _extend(self, additional: Seconds, replace_ttl: bool) -> Steps[bool]:
         ms = round(seconds(additional, "additional") * 1000)
@@ -497,17 +608,18 @@ class Lock:
             yield from self._renew("confirm", None)
         if lease.lost:
             raise lease.lost_error()
-        watchdog.forget(lease, adoptable=True)
-        if lease.canceller is not None:
-            lease.canceller.end()
-        lease.closed = True
-        self._let_go()
+        self._end(lease, adoptable=True)
         return lease.token
 
     def _value(self) -> Steps[bytes | None]:
         backend = self._backend()
         reply = yield from scripts.execute(backend, ("GET", make_keys(backend.prefix, self.name).lock), self.name)
         return reply.answer  # type: ignore[no-any-return]
+
+    def _status(self) -> Steps[LockStatus]:
+        backend, token = self._backend(), self.token
+        value, left_ms, *_ = yield from scripts.info(backend, make_keys(backend.prefix, self.name), self.name, 0)
+        return registry.status_of(value, left_ms, token)
 
     def _locked(self) -> Steps[bool]:
         return (yield from self._value()) is not None
@@ -527,7 +639,7 @@ class Lock:
     def _find(self) -> Lease | None:
         """The current acquisition of this thread or task through this object."""
         holding = _holdings.get().get(self)
-        return holding.lease if holding is not None and holding.lease.mine(_task()) else None
+        return holding.lease if holding is not None and holding.lease.mine(running_task()) else None
 
     def _lease(self) -> Lease:
         lease = self._find()
@@ -538,7 +650,7 @@ class Lock:
     def _own_lease_on_name(self) -> Lease | None:
         holdings = _holdings.get()
         if holdings:
-            backend, task = self._backend(), _task()
+            backend, task = self._backend(), running_task()
             for lease in [holding.lease for holding in holdings.values()]:
                 # one whose release failed may be somebody else's by now, and nothing renews it
                 ours = not lease.lost and not lease.tried_release
@@ -554,10 +666,12 @@ class Lock:
         times = known.times + 1 if known is not None and known.lease is lease else 1
         _holdings.set({**holdings, self: _Holding(lease, times, bond)})
 
-    def _let_go(self) -> None:
+    def _let_go(self, lease: Lease) -> None:
         rest = dict(_holdings.get())
         holding = rest.pop(self, None)
-        if holding is not None and holding.times > 1 and not holding.lease.closed:
+        if holding is None or holding.lease is not lease:
+            return  # it is let go in a context that knows nothing of it
+        if holding.times > 1 and not lease.closed:
             rest[self] = holding._replace(times=holding.times - 1)
         _holdings.set(rest)
 
@@ -580,15 +694,10 @@ class FairLock(Lock):
 
 def tokens_here(backend: Backend) -> dict[str, str]:
     """The tokens of what this thread or task holds, by name."""
-    task = _task()
+    task = running_task()
     leases = [holding.lease for holding in _holdings.get().values()]
     return {lease.name: lease.token for lease in leases if lease.backend is backend and lease.mine(task)}
 
 
 def _timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
-
-
-def _task() -> Task | None:
-    """The task that runs in this thread, if any."""
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()

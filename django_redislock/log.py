@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import traceback
 from typing import Any
 
 logger = logging.getLogger("django_redislock")
@@ -16,11 +17,15 @@ def log_event(level: int, event: str, /, *, exc_info: Any = None, **facts: Any) 
     """Log ``event`` and its ``facts`` as key=value.
 
     The keys are part of the message's template, the values its arguments, so that tools which group messages by their
-    template find one group per event.
+    template find one group per event. What a filter or handler of the site's raises ends nobody's thread, nor a lock's
+    life: it is shown on stderr, as logging does with what its own handlers raise.
     """
     if logger.isEnabledFor(level):
         template = " ".join([f"event={event}", *(f"{key}=%s" for key in facts)])
-        logger.log(level, template, *map(in_form, facts.values()), exc_info=exc_info, stacklevel=2)
+        try:
+            logger.log(level, template, *map(in_form, facts.values()), exc_info=exc_info, stacklevel=2)
+        except Exception:
+            traceback.print_exc()
 
 
 def in_form(value: object) -> str:

@@ -12,9 +12,15 @@ from typing import Any, NamedTuple
 MAX_NAME_BYTES = 512
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f]")
 _UNFIT = re.compile(f"%|{_FORBIDDEN.pattern}")
+_QUOTED = re.compile(r"[:%{}\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{22,128}")
+
+# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
+# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
+_POOL = "pool:"
+_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
+_ANY_OF_POOL = re.compile(rf"{_POOL}[^:]+:")
 
 
 def check_name(name: str) -> str:
@@ -35,7 +41,18 @@ def _check_text(name: str) -> str:
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
         raise ValueError(f"The lock name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
+    if _ANY_OF_POOL.fullmatch(name):
+        raise ValueError(f"{name!r} is a pool, no lock: any of its members is taken by LockPool.acquire().")
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` can name a lock."""
+    try:
+        _check_text(text)
+    except ValueError:
+        return False
+    return True
 
 
 def check_token(token: str) -> str:
@@ -50,13 +67,25 @@ def quote(value: object) -> str:
     return _QUOTED.sub(_percent, str(value))
 
 
+def _percent(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
+
+
 def lock_name(*parts: object) -> str:
     """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that two different tuples never meet.
 
     >>> lock_name("order", 42, "a:b")
     'order:42:a%3Ab'
+
+    What would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
     """
-    return check_name(":".join(map(quote, parts)))
+    return _made_name(":".join(map(quote, parts)))
+
+
+def _made_name(text: str) -> str:
+    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
+    encoded = text.encode(errors="surrogatepass")
+    return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
 
 
 def fit_name(text: str, mark: str = "") -> str:
@@ -65,16 +94,9 @@ def fit_name(text: str, mark: str = "") -> str:
     With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
     different pairs of text and mark never meet.
     """
-    if text and not mark and text[0] != "%" and not _FORBIDDEN.search(text) and len(text.encode()) <= MAX_NAME_BYTES:
+    if text and not mark and text[0] != "%" and is_name(text):
         return text
-    name = f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}"
-    if len(name.encode()) > MAX_NAME_BYTES:
-        name = f"{name[:80]}%~{sha256(name.encode()).hexdigest()}"
-    return name
-
-
-def _percent(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found.group().encode(errors="surrogatepass"))
+    return _made_name(f"%{quote(mark)}:{_UNFIT.sub(_percent, text)}")
 
 
 class Keys(NamedTuple):
@@ -96,15 +118,14 @@ def make_keys(prefix: str, name: str) -> Keys:
     return Keys(lock, queue, waiters, keys)
 
 
-# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
-# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
-_POOL = "pool:"
-_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
-
-
 def pool_name(name: str) -> str:
-    """Under which a member of the pool ``name`` is asked for; with a quoted member behind it, that one's lock."""
-    return f"{lock_name('pool', name)}:"
+    """Under which any member of the pool ``name`` is asked for."""
+    return f"{_POOL}{quote(name)}:"
+
+
+def member_name(pool: str, key: str) -> str:
+    """The name of a member's lock."""
+    return check_name(f"{pool_name(pool)}{quote(key)}")
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
@@ -118,6 +139,14 @@ def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
         f"{prefix}waiters:{asked}",
         f"{prefix}took:",
     )
+
+
+def has_fields(text: str) -> bool:
+    """Whether there is anything to fill in ``text``, taken as a template."""
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
+    except ValueError:  # a lone brace
+        return False
 
 
 class _QuotingFormatter(string.Formatter):
@@ -135,7 +164,8 @@ class _QuotingFormatter(string.Formatter):
 class NameTemplate:
     """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
 
-    Values are quoted as by :func:`lock_name`. Raises ``ValueError`` at once for a template that can never be filled.
+    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a
+    template that can never be filled.
     """
 
     _formatter = _QuotingFormatter()
@@ -166,4 +196,4 @@ class NameTemplate:
                 f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
                 f"There are: {', '.join(sorted(values)) or 'no values'}."
             ) from error
-        return check_name(name)
+        return _made_name(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -12,9 +13,10 @@ from .conf import Seconds
 from .connection import Backend, get_backend
 from .exceptions import LockNotAcquired
 from .lease import OnLost
+from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, lock_name, make_keys, pool_name, quote
-from .registry import LockStatus, read_statuses
+from .names import Keys, check_name, make_keys, member_name, pool_name, quote
+from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
 
 
@@ -24,23 +26,41 @@ class Member(Lock):
     __slots__ = ("_mode", "key")
 
     def __init__(self, pool: str, *, fair: bool, **options: Any) -> None:
-        super().__init__(pool_name(pool), **options)
+        super().__init__(pool, **options)
+        self.name = pool_name(pool)
         self._mode = "F" if fair else "L"
         self.key = ""
 
-    def _acquire(
-        self, blocking: bool | None, timeout: float | None, token: str | None, loop: Loop | None
-    ) -> Steps[bool]:
-        got = yield from super()._acquire(blocking, timeout, token, loop)
-        lease = self._find()
-        if got and lease is not None:
-            self.name = lease.name
-            self.key = unquote(lease.name.rpartition(":")[2])
-        return got
+    def _take(
+        self,
+        blocking: bool | None,
+        timeout: float | None,
+        token: str | None,
+        loop: Loop | None,
+        *,
+        seizes: bool = False,
+    ) -> Steps[LockNotAcquired | None]:
+        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
+        if refusal is None:
+            self.name = self._lease().name
+            self.key = _key(self.name.rpartition(":")[2])
+        return refusal
 
-    def _enter(self, loop: Loop | None) -> Steps[None]:
-        if self._find() is None:  # else it comes from pool.acquire()
-            yield from super()._enter(loop)
+    def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
+        if seizes or self._find() is None:  # else it comes from pool.acquire()
+            yield from super()._enter(loop, seizes=seizes)
+
+
+@dataclass(frozen=True)
+class PoolInfo:
+    """What Redis said about a pool. ``waiters`` counts all who wait for any member, ``queue`` has the first 100."""
+
+    name: str
+    members: int
+    free: int
+    locks: tuple[LockInfo, ...]  # of the members that are held
+    waiters: int
+    queue: tuple[WaiterInfo, ...]
 
 
 class LockPool:
@@ -59,7 +79,7 @@ class LockPool:
     def __init__(self, name: str, *, using: str | None = None) -> None:
         self.name = check_name(name)
         self.using = using
-        pool_name(name)  # may be too long, quoted
+        member_name(name, "1")  # may be too long, quoted
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -156,6 +176,14 @@ class LockPool:
         """See health_check()."""
         return _count(await self.avalues_lock_status())
 
+    def info(self) -> PoolInfo:
+        """For people: who holds which members, and who waits; in five round trips, so not all of one moment."""
+        return run_blocking(self._info(), "ainfo")
+
+    async def ainfo(self) -> PoolInfo:
+        """See info()."""
+        return await arun(self._info())
+
     # -- taking one -------------------------------------------------------------------------------------------------
 
     def acquire(
@@ -212,21 +240,28 @@ class LockPool:
         )
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        if not (yield from member._acquire(None, None, None, loop)):
-            raise LockNotAcquired(f"No member of the pool {self.name!r} became free in time.", self.name)
+        refusal = yield from member._take(None, None, None, loop)
+        if refusal is not None:
+            raise LockNotAcquired(
+                f"No member of the pool {self.name!r} became free in time.",
+                self.name,
+                attempts=refusal.attempts,
+                waited=refusal.waited,
+                busy_for=refusal.busy_for,
+            )
         return member
 
     def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:
         if isinstance(keys, str):
             raise TypeError(f"The members of a pool must be an iterable of str, not the one str {keys!r}.")
-        members = [self._quoted(key) for key in keys]
+        members = list(dict.fromkeys(map(self._quoted, keys)))
         backend, wanted = self._place()
         return (yield from scripts.settle(backend, wanted, pool_name(self.name), how, members))
 
     def _quoted(self, key: object) -> str:
         if not isinstance(key, str) or not key:
             raise TypeError(f"A member of a pool must be a str that is not empty, not {key!r}.")
-        lock_name("pool", self.name, key)  # may be too long
+        member_name(self.name, key)  # may be too long
         return quote(key)
 
     def _place(self) -> tuple[Backend, Keys]:
@@ -236,12 +271,11 @@ class LockPool:
     def _ask(self, *command: Any) -> Steps[Any]:
         """One command on the sorted set of members."""
         backend, keys = self._place()
-        reply = yield from scripts.execute(backend, (command[0], keys.all[5], *command[1:]), self.name)
-        return reply.answer
+        return (yield from scripts.look(backend, keys, pool_name(self.name), *command))
 
     def _keys(self) -> Steps[list[str]]:
         answer = yield from self._ask("ZRANGE", 0, -1)
-        return [unquote(member.decode()) for member in answer]
+        return [_key(member.decode()) for member in answer]
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
@@ -254,9 +288,22 @@ class LockPool:
     def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
         backend, _ = self._place()
         keys = yield from self._keys()
-        names = [lock_name("pool", self.name, key) for key in keys]
+        names = [member_name(self.name, key) for key in keys]
         statuses = yield from read_statuses(backend, names, tokens_here(backend))
         return list(zip(keys, statuses, strict=True))
+
+    def _info(self) -> Steps[PoolInfo]:
+        backend, _ = self._place()
+        asked = pool_name(self.name)
+        items = yield from self._items()
+        _, free = _count([status for _, status in items])
+        locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == asked[:-1])
+        waiters, queue = yield from read_queue(backend, asked)
+        return PoolInfo(self.name, len(items), free, tuple(locks), waiters, tuple(queue))
+
+
+def _key(quoted: str) -> str:
+    return unquote(quoted, errors="surrogatepass")
 
 
 def _count(statuses: list[LockStatus]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Looking at locks from outside: list them, inspect one, set one free by force."""
+"""Looking at locks from outside: what Redis says of them; set one free by force."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
-from fnmatch import translate
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from . import scripts
 from .connection import Backend, get_backend
@@ -26,14 +25,6 @@ LISTED_WAITERS = 100
 BATCH = 1000
 LONGEST = 10 * 365 * 86400.0  # seconds
 _VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
-
-
-def is_name(name: str) -> bool:
-    try:
-        check_name(name)
-    except ValueError:
-        return False
-    return True
 
 
 class LockStatus(Enum):
@@ -71,11 +62,12 @@ def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, s
 
 @dataclass(frozen=True)
 class WaiterInfo:
-    """One that queues: who, since when (seconds), and whether for a FairLock."""
+    """One that queues: who, since when (seconds), and whether for a FairLock; ``note`` is its own."""
 
     owner: str
     waited: float
     fair: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,8 @@ class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
     ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
-    all; ``queue`` holds the first 100 of them in order, where it was asked for. Tokens are not told: a token is the
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder
+    wanted to be known. Tokens are not told: a token is the
     right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
     """
 
@@ -96,6 +89,7 @@ class LockInfo:
     waiters: int
     token_hint: str
     queue: tuple[WaiterInfo, ...] = ()
+    note: str = ""
 
     @property
     def expires(self) -> datetime:
@@ -103,56 +97,72 @@ class LockInfo:
         return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
 
 
-def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
+class Holder(NamedTuple):
+    """What a lock's key says of who holds it; ``since`` in microseconds of the server's clock."""
+
+    token: str
+    fence: int
+    since: int
+    owner: str
+    note: str
+
+
+def split_owner(text: bytes) -> tuple[str, str]:
+    """Owner and note. Scripts know them as one text; owners have no control characters."""
+    owner, _, note = text.decode(errors="replace").partition("\n")
+    return owner, note
+
+
+def holder_of(value: bytes | None) -> Holder | None:
     """``value`` is what acquire.lua writes; anything else was written by somebody else and is no lock of ours."""
-    found = _VALUE.fullmatch(value)
+    found = _VALUE.fullmatch(value or b"")
     if found is None:
         return None
-    token, fence, since, owner = (part.decode(errors="replace") for part in found.groups())
+    token, fence, since = (part.decode(errors="replace") for part in found.groups()[:3])
+    return Holder(token, int(fence), int(since), *split_owner(found[4]))
+
+
+def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
+    holder = holder_of(value)
+    if holder is None:
+        return None
     return LockInfo(
         name=name,
-        owner=owner,
-        fence=int(fence),
-        since=datetime.fromtimestamp(int(since) / 1e6, timezone.utc),
-        held_for=max(0.0, (us - int(since)) / 1e6),
+        owner=holder.owner,
+        fence=holder.fence,
+        since=datetime.fromtimestamp(holder.since / 1e6, timezone.utc),
+        held_for=max(0.0, (us - holder.since) / 1e6),
         lease_left=min(max(0.0, left), LONGEST),
         waiters=waiters,
-        token_hint=f"{token[:4]}…",
+        token_hint=f"{holder.token[:4]}…",
         queue=tuple(queue),
+        note=holder.note,
     )
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
-    mode, _, _, _, owner = f"{(entry or b'L - 0 0 ?').decode(errors='replace')}     ".split(" ", 4)
-    owner = owner.rstrip(" ")
-    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=mode == "F")
+    parts = (entry or b"L - 0 0 ?").split(b" ", 4)
+    owner, note = split_owner(parts[4] if len(parts) == 5 else b"")
+    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=parts[0] == b"F", note=note)
 
 
 def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
+    value, left_ms, us, count, queue = yield from _look(backend, name, waiters)
+    return None if value is None else _lock_info(name, value, us, left_ms / 1000, count, queue)
+
+
+def read_queue(backend: Backend, name: str) -> Steps[tuple[int, list[WaiterInfo]]]:
+    """How many wait for this lock, or for any member of a pool, and the first of them; one round trip."""
+    *_, count, queue = yield from _look(backend, name, LISTED_WAITERS)
+    return count, queue
+
+
+def _look(backend: Backend, name: str, waiters: int) -> Steps[tuple[bytes | None, int, int, int, list[WaiterInfo]]]:
     answer = yield from scripts.info(backend, make_keys(backend.prefix, name), name, waiters)
     value, left_ms, us, count, queue, entries = answer
-    if value is None:
-        return None
     listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
-    return _lock_info(name, value, us, left_ms / 1000, count, listed)
-
-
-def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
-    backend = get_backend(using)
-    index = f"{backend.prefix}index"
-    reply = yield from scripts.execute(backend, ("ZRANGE", index, 0, -1, "WITHSCORES"))
-    matches = re.compile(translate(pattern)).match
-    found = []
-    for member, score in zip(reply.answer[::2], reply.answer[1::2], strict=True):
-        name = member.decode(errors="replace")
-        if matches(name) and is_name(name):
-            found.append((name, float(score)))
-    found.sort()
-    locks: list[LockInfo] = []
-    for batch in batches(found):
-        locks += yield from read_locks(backend, batch)
-    return locks
+    return value, left_ms, us, count, listed
 
 
 def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[list[LockInfo]]:
@@ -163,13 +173,15 @@ def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[li
     if not found:
         return []
     keys = [make_keys(backend.prefix, name) for name, _ in found]
-    commands: list[Any] = [("TIME",), ("MGET", *(key.lock for key in keys))]
-    commands += [("ZCARD", key.queue) for key in keys]
-    clock, values, *counts = yield from scripts.execute_many(backend, commands)
-    check_answers(backend, [clock, values])
+    gets = [("MGET", *(key.lock for key in batch)) for batch in batches(keys)]
+    counts = [("ZCARD", key.queue) for key in keys]
+    answers = yield from scripts.execute_many(backend, [("TIME",), *gets, *counts])
+    check_answers(backend, answers[: 1 + len(gets)])
+    clock, values = answers[0], itertools.chain.from_iterable(answers[1 : 1 + len(gets)])
     us = int(clock[0]) * 1_000_000 + int(clock[1])
     locks = []
-    for (name, ends), value, count in zip(found, values, counts, strict=True):
+    for (name, ends), value, count in zip(found, values, answers[1 + len(gets) :], strict=True):
+        # a count that is none is of a key that somebody else wrote
         if value is not None and isinstance(count, int):
             lock = _lock_info(name, value, us, (ends - us) / 1e6, count)
             if lock is not None:
@@ -195,22 +207,12 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     value = yield from scripts.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
-    log_event(WARNING, "force-released", name=name, by=by, owner=before.owner if before else "?")
+    freed = _lock_info(name, value, 0, 0.0, 0)
+    if before is not None and (freed is None or before.fence == freed.fence):
+        freed = before  # knows more; it has not changed hands since
+    log_event(WARNING, "force-released", name=name, by=by, owner=freed.owner if freed else "?")
     yield Tell(lock_force_released, LockInfo, name=name, by=by)
-    return before or _lock_info(name, value, 0, 0.0, 0)
-
-
-def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
-    """The held locks whose names match the shell-style ``pattern``, by name. Reads an index, never SCANs the keys.
-
-    Raises LockUnavailable when Redis cannot be reached.
-    """
-    return run_blocking(_list(pattern, using), "alist_locks")
-
-
-async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
-    """See list_locks()."""
-    return await arun(_list(pattern, using))
+    return freed
 
 
 def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -10,23 +11,25 @@ from importlib.resources import files
 from time import monotonic
 from typing import Any, NamedTuple
 
+from redis.backoff import EqualJitterBackoff
 from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, ResponseError, TimeoutError
 
+from .conf import conf
 from .connection import ENTERING, LEAVING, Backend, Command
 from .exceptions import LockUnavailable
 from .names import Keys
+from .polling import Pace
 from .steps import Execute, ExecuteMany, Pause, Steps
 
 # states that scripts answer
 # acquire; ALREADY: granted by an earlier call or a handoff; REQUEUED: busy, and the waiter had been dropped
 BUSY, GRANTED, MORE, GONE, ALREADY, REQUEUED = range(6)
-LOST, HELD, ADOPTED = 0, 1, 2  # renew
+LOST, HELD, ADOPTED = 0, 1, 2  # renew, release
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
-RETRY_FOR = 1.0  # seconds; after that, connection trouble is reported
-FIRST_DELAY, LAST_DELAY = 0.02, 0.25
-BATCH = 1000  # arguments of one command
+RETRYING = EqualJitterBackoff(cap=0.25, base=0.02)  # when connections fail
+BATCH = 1000  # members in one command
 
 
 _BY_SHA: dict[str, Script] = {}
@@ -54,7 +57,7 @@ def _source(name: str) -> str:
 
 
 _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(Script, ("acquire", "release", "renew", "force", "info"))
-_CHECKOUT, _MEMBERS = map(Script, ("checkout", "members"))
+_CHECKOUT, _MEMBERS, _LOOK = map(Script, ("checkout", "members", "look"))
 
 
 class Reply(NamedTuple):
@@ -66,7 +69,9 @@ class Reply(NamedTuple):
 def execute(
     backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0, urgency: int = ENTERING
 ) -> Steps[Reply]:
-    """Run ``command``, again after connection trouble for RETRY_FOR seconds, at most to the monotonic time ``until``.
+    """Run ``command``, again after connection trouble, at most to the monotonic time ``until``.
+
+    The setting RETRY_FOR bounds it, and redis-py's backoff sets the pace.
 
     ``urgency``: before which other coroutines that wait for a connection. Commands must bear repetition;
     ``Reply.repeated`` says that it may have happened. Raises LockUnavailable.
@@ -83,6 +88,7 @@ def execute_many(backend: Backend, commands: list[Command]) -> Steps[list[Any]]:
 def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> Steps[Reply]:
     backend = request.backend
     delay, repeated, give_up = 0.0, False, 0.0
+    pace: Pace | None = None
     while True:
         sent = monotonic()
         try:
@@ -103,14 +109,16 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
             backend.drop_connections()
             trouble = error
         now = monotonic()
-        give_up = give_up or min(sent + RETRY_FOR, until or sent + RETRY_FOR)
+        if pace is None:
+            give_up = min(sent + conf().RETRY_FOR, until or math.inf)
         # the first try may just have met a connection that had gone stale in the pool
-        stale = not delay and not isinstance(trouble, TimeoutError)
+        stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             raise LockUnavailable(f"Redis cannot be reached for {_what(backend, name)}: {trouble}", name) from trouble
         if delay:
             yield Pause(delay)
-        delay = min(delay * 2 or FIRST_DELAY, LAST_DELAY)
+        pace = pace or Pace(RETRYING)
+        delay = pace.next()
 
 
 def _what(backend: Backend, name: str | None) -> str:
@@ -127,6 +135,7 @@ class Taken(NamedTuple):
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
     member: str  # of a pool, when one was granted; as names quote it
+    seized: bytes | None  # value of the lock that somebody else held
 
 
 def acquire(
@@ -145,7 +154,7 @@ def acquire(
 ) -> Steps[Taken]:
     """Take the lock (or any member of a pool), or queue for it. Idempotent per token.
 
-    ``wait``: "0" no, "1" yes, "p" as one who polls.
+    ``wait``: "0" no, "1" yes, "p1000" as one who polls and counts as alive for 1000 ms, "s" take it from its holder.
     """
     script = _CHECKOUT if keys.any else _ACQUIRE
     command = script.by_sha(
@@ -155,49 +164,73 @@ def acquire(
     repeated = False
     while True:
         answered = yield from execute(backend, command, name, until=until, urgency=urgency)
-        (state, us, number, left, *member), sent, again = answered
+        (state, us, number, left, *more), sent, again = answered
         repeated = repeated or again
         backend.anchor = us, sent
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            return Taken(state, us, number, left, sent, repeated, member[0].decode() if member else "")
+            member, seized = (more[0].decode(), None) if keys.any else ("", more[0] if more else None)
+            return Taken(state, us, number, left, sent, repeated, member, seized)
 
 
 def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
-    """Put members into the pool or take them out (``how``: see members.lua), however many, in one write."""
+    """Put members (each once) into the pool or take them out (``how``: see members.lua), however many, in one write."""
     staged = f"{backend.prefix}staged:{secrets.token_urlsafe(12)}"
     commands: list[Command] = [
         ("ZADD", staged, *(word for member in members[start : start + BATCH] for word in ("0", member)))
         for start in range(0, len(members), BATCH)
     ]
     commands.append(("PEXPIRE", staged, 60_000))
-    script = _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known))
-    *_, changed = yield from execute_many(backend, [*commands, script])
-    if isinstance(changed, NoScriptError):
-        changed = (yield from execute(backend, in_full(script), name)).answer
-    if isinstance(changed, ResponseError):
-        raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {changed}", name) from changed
+
+    def script(how: str, count: int) -> Command:
+        return _MEMBERS.by_sha((*keys.all, staged), (name, how, backend.channel, backend.known, count))
+
+    # the script works on all of them or on none
+    settling = script(how, len(members))
+    answers = yield from execute_many(backend, [*commands, settling])
+    for error in answers:
+        if isinstance(error, ResponseError) and not isinstance(error, NoScriptError):
+            raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+    if isinstance(answers[-1], NoScriptError):
+        answers = [(yield from execute(backend, in_full(settling), name)).answer]
+    changed, more = answers[-1]
+    while more:
+        (_, more), _, _ = yield from execute(backend, script("serve", 0), name)
     return changed  # type: ignore[no-any-return]
 
 
-def release(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool = False) -> Steps[tuple[bool, bool]]:
-    """Give the lock back or leave its queue. Answers (it was held by the token, the call may have run twice).
+def look(backend: Backend, keys: Keys, name: str, command: str, *args: Any) -> Steps[Any]:
+    """The answer to one command on the sorted set of a pool's members."""
+    script = _LOOK.by_sha(keys.all, (name, command, backend.channel, backend.known, *args))
+    while True:
+        (answer, more), _, _ = yield from execute(backend, script, name)
+        if not more:
+            return answer
 
-    ``unknown``: an acquire with this token may still be on its way; it will find that the token is gone.
+
+def release(
+    backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool = False, own: bool = False
+) -> Steps[tuple[int, bool]]:
+    """Give the lock back or leave its queue. Answers (whether it was held by the token, the call may have run twice).
+
+    ``unknown``: an acquire with this token may still be on its way; it will find that the token is gone. ``own``: only
+    what this process holds; ADOPTED where another one has adopted the token.
     """
-    command = release_command(backend, keys, name, token, unknown=unknown)
-    held, twice = False, False
+    command = release_command(backend, keys, name, token, unknown=unknown, own=own)
+    held, twice = 0, False
     while True:
         (was_held, more), _, repeated = yield from execute(backend, command, name, urgency=LEAVING)
-        held, twice = held or bool(was_held), twice or repeated
+        held, twice = held or was_held, twice or repeated
         if not more:
             return held, twice
 
 
-def release_command(backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool) -> Command:
+def release_command(
+    backend: Backend, keys: Keys, name: str, token: str, *, unknown: bool, own: bool = False
+) -> Command:
     declared = (*keys.all, f"{backend.prefix}gone:{token}") if unknown else keys.all
-    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known))
+    return _RELEASE.by_sha(declared, (name, token, backend.channel, backend.known, int(own)))
 
 
 class Renewed(NamedTuple):
@@ -238,7 +271,7 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, "", backend.known))
+    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
     value: bytes | None = None
     while True:
         (held, more), _, _ = yield from execute(backend, command, name)

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
-from logging import ERROR
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,11 +17,10 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from . import blocks
 from .decorators import Name, name_maker, refuse_generators
-from .exceptions import LockLost, LockUnavailable
+from .exceptions import LockLost
 from .lease import Lease
 from .lock import FairLock, Lock
-from .log import log_event
-from .names import check_name
+from .names import check_name, has_fields
 from .steps import run
 
 P = ParamSpec("P")
@@ -40,9 +38,9 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         def book(pk): ...
 
     ``name`` is the lock's; for a decorator it may be a template over the arguments of the call or a callable that gets
-    them, as in :func:`locked`. ``db`` is one alias in ``DATABASES`` or several: the first begins first and commits
-    last. (Two databases do not commit as one: what the second refuses, the first has not yet written.) ``fair`` takes a
-    :class:`FairLock`; the other options are those of :class:`Lock`.
+    them, as in :func:`locked`; a block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    several: the first begins first and commits last. (Two databases do not commit as one: what the second refuses, the
+    first has not yet written.) ``fair`` takes a :class:`FairLock`; the other options are those of :class:`Lock`.
 
     Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
     as well: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
@@ -68,6 +66,10 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     def __enter__(self) -> Lock:
         if not isinstance(self._name, str):
             raise TypeError(f"A with block has no arguments to make a name of: give a str, not {self._name!r}.")
+        if has_fields(self._name):
+            raise ValueError(
+                f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
+            )
         block = self._block(self._name)
         lock = block.__enter__()
         self._entered.block = block
@@ -153,11 +155,12 @@ class LateRelease:
     def __init__(self, lock: Lock, lease: Lease, request: HttpRequest, response: Any, begun: list[str]) -> None:
         self._lock = lock
         self._lease = lease
+        self._path = request.path
         self._once = threading.Lock()
         self._open = len(begun)
         streams = isinstance(response, StreamingHttpResponse)
         lease.follow(response if streams else None)
-        lock._let_go()
+        lock._let_go(lease)
         # what DRF hands to views is around the request that the handler closes
         _after_close(getattr(request, "_request", request), self.release)
         if hasattr(response, "_resource_closers"):
@@ -184,12 +187,9 @@ class LateRelease:
             self._lock._release_later(self._lease)
             return
         try:
-            run(self._lock._release_lease(self._lease))
+            run(self._lock._release_surely(self._lease, path=self._path))
         except LockLost:
             pass  # which has been told
-        except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=self._lock.name, error=error)
-            self._lock._release_later(self._lease)
 
     def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
         # not response.streaming_content, which hides what is to be closed

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from logging import ERROR
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.functional import LazyObject, empty
+from redis.backoff import AbstractBackoff
 
 from . import blocks
 from .answers import OnConflict, conflict, unavailable
@@ -41,6 +42,10 @@ def locked_view(
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
     using: str | None = None,
+    wait: Literal["wake", "poll"] | None = None,
+    backoff: AbstractBackoff | None = None,
+    attempts: int | None = None,
+    note: str = "",
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Let only one request at a time run a view for the same ``key``, over all processes.
 
@@ -50,7 +55,8 @@ def locked_view(
     Others wait ``blocking_timeout`` seconds (0: not at all; None: by the settings) and are then answered with 423
     Locked and ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients that prefer it, else
     plain text; or with what ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT). ``methods`` are the HTTP
-    methods that lock; None: all but OPTIONS.
+    methods that lock; None: all but OPTIONS, those that a client invents as well. The other options are those of
+    :class:`Lock`.
 
     The lock is held until what the view wrote can be read. Under ATOMIC_REQUESTS the transactions begin inside the
     lock; where Django has begun them already (a single method of a class, below ``@api_view``), the lock goes when they
@@ -67,6 +73,10 @@ def locked_view(
         "blocking_timeout": blocking_timeout,
         "auto_renew": auto_renew,
         "using": using,
+        "wait": wait,
+        "backoff": backoff,
+        "attempts": attempts,
+        "note": note,
     }
     kind("check", **options)
     locking = _methods(methods)
@@ -75,17 +85,23 @@ def locked_view(
 
     def decorate(view: Callable[..., R]) -> Callable[..., R]:
         refuse_generators(view, "locked_view")
+        if isinstance(view, type):
+            raise TypeError(
+                f"locked_view cannot decorate the class {view.__qualname__}: use "
+                f"@method_decorator(locked_view(...), name='dispatch')."
+            )
 
         def guarded(
             request: HttpRequest, args: Any, kwargs: Any, loop: Loop | None, aliases: list[str], begun: list[str]
         ) -> Steps[Any]:
-            signature = inspect.signature(view) if args else None
+            signature = _signature(view, request, *args, **kwargs)
             name = yield Work(lambda: name_of(signature, (request, *args), {**kwargs}, request=request))
             lock = kind(name, **options)
             lock.purpose = f"{_user_of(request)}{request.method} {request.path}"
             try:
-                if not (yield from lock._acquire(None, None, None, loop)):
-                    return (yield from conflict(request, lock, on_conflict))
+                refusal = yield from lock._take(None, None, None, loop)
+                if refusal is not None:
+                    return (yield from conflict(request, lock, refusal, on_conflict))
             except LockUnavailable as error:
                 status = conf().VIEW_UNAVAILABLE_STATUS
                 if status is None:
@@ -100,17 +116,13 @@ def locked_view(
                 if begun:  # whoever catches it may still commit
                     LateRelease(lock, lease, request, None, begun)
                 else:
-                    yield from lock._exit(error, awaited=loop is not None)
+                    yield from lock._failed(lease, error, loop)
                 raise
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(lock, lease, request, response, begun)
                 return response
-            try:
-                yield from lock._release()
-            except LockUnavailable as error:
-                # the work is done: an error now would invite the client to do it again
-                log_event(ERROR, "not-released", name=lock.name, path=request.path, error=error)
-                lock._release_later(lease)
+            yield from lock._release_surely(lease, path=request.path)
+            blocks.complain_of_release(lock.name)
             return response
 
         def locks(request: HttpRequest) -> bool:
@@ -119,7 +131,7 @@ def locked_view(
                     f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
                     f"@method_decorator(locked_view(...))."
                 )
-            return request.method in locking
+            return request.method != "OPTIONS" if locking is None else request.method in locking
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
@@ -185,6 +197,21 @@ def _instance_of(view: object) -> Any:
     return getattr(getattr(view, "func", view), "__self__", None)
 
 
+def _signature(view: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.Signature | None:
+    """Tells the names of positional arguments, and the defaults of those that the URL leaves out.
+
+    ``method_decorator`` hands over a bound method that claims to be its function, ``self`` included: that of the bound
+    method is meant. None where the URL's arguments do not fit, since a decorator in between makes others of them.
+    """
+    inner = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+    signature = inspect.signature(view if _instance_of(inner) is None else getattr(inner, "func", inner))
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    return signature
+
+
 def _to_open(request: HttpRequest, *views: object) -> list[str]:
     """The aliases on which Django's handler would have begun, but for us."""
     match = request.resolver_match
@@ -221,9 +248,10 @@ def _user_of(request: Any) -> str:
     return ""
 
 
-def _methods(methods: Iterable[str] | None) -> frozenset[str]:
+def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """None: all but OPTIONS. A list would miss those that clients invent, for which a function view runs as well."""
     if methods is None:
-        return frozenset(METHODS) - {"OPTIONS"}
+        return None
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
     chosen = frozenset(method.upper() for method in methods)

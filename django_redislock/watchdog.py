@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 from . import scripts
 from .connection import Backend, Command
 from .courier import Couriers, Errand, exchange
+from .herald import Herald
 from .lease import ENDED, FORCED, GONE, TAKEN, Lease
 from .listener import Listener, get_listener
 from .log import log_event
@@ -44,10 +45,11 @@ class Farewell(NamedTuple):
     token: str
     unknown: bool
     until: float
+    held: bool  # else it is of an attempt that was given up, of which nothing need be there
 
     def command(self) -> Command:
         keys = make_keys(self.backend.prefix, self.name)
-        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown)
+        return scripts.release_command(self.backend, keys, self.name, self.token, unknown=self.unknown, own=self.held)
 
 
 class Watchdog:
@@ -65,11 +67,16 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._couriers = Couriers(self._answered, self._failed)
+        self._herald = Herald(self.tell_lost)
         self._delays: dict[Backend, float] = {}
 
     def watch(self, lease: Lease) -> None:
         """Renew this lease from now on, and tell its holder when it is lost."""
         with self._mutex:
+            before = self._leases.get(lease.token)
+            if before is not None and before is not lease:  # another thread has taken it with the same token
+                before.adopted = True
+                before.close()
             self._leases[lease.token] = lease
             lease.watched = True
             now = monotonic()
@@ -78,15 +85,24 @@ class Watchdog:
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease does not count any more. It is known until :meth:`forget`."""
         with self._mutex:
-            lease.watched = False
+            lease.unwatch()
 
-    def forget(self, lease: Lease, *, adoptable: bool = False) -> None:
+    def forget(self, lease: Lease) -> None:
+        """Do not know this lease any more."""
+        with self._mutex:
+            self._drop(lease)
+
+    def end(self, lease: Lease, *, adoptable: bool = False) -> None:
         """The lease has ended here; ``adoptable``: its token goes on elsewhere, so late wakes must not end it."""
         with self._mutex:
-            lease.watched = False
-            self._leases.pop(lease.token, None)
+            lease.close()
+            self._drop(lease)
             if adoptable:
                 self._adoptable.append(lease.token)
+
+    def _drop(self, lease: Lease) -> None:
+        if self._leases.get(lease.token) is lease:
+            del self._leases[lease.token]
 
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
@@ -96,11 +112,11 @@ class Watchdog:
             if lease.watched:
                 self._plan(self._next(lease), lease)
 
-    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool) -> None:
-        """Release or withdraw ``token`` in the background, as often as it takes."""
+    def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool, held: bool = True) -> None:
+        """Release or withdraw ``token`` in the background, as often as it takes. Failures are logged if it was held."""
         with self._mutex:
             now = monotonic()
-            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR)
+            farewell = Farewell(backend, name, token, unknown, now + REMEMBER_FOR, held)
             self._unsaid.add(farewell)
             self._plan(now, farewell)
 
@@ -114,7 +130,8 @@ class Watchdog:
             try:
                 exchange(connection, batch)
             except Exception as error:
-                log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
+                if _worth_a_word(batch):
+                    log_event(WARNING, "farewells-failed", alias=backend.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -145,7 +162,7 @@ class Watchdog:
         elif kind == "f":
             self.lose(lease, FORCED)
         elif kind == "x":
-            self._end(lease)
+            self._adopted(lease)
 
     def renew_all(self, backend: Backend) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
@@ -224,10 +241,10 @@ class Watchdog:
             return None
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
-        if first:
+        if first and lease.listens:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts
             get_listener(lease.backend).start()
-        if lease.renewing and not lease.owner_alive():
+        if lease.renewing and not lease.owner.alive():
             log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
@@ -284,7 +301,8 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._unsaid.discard(task)
-        log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
+        if _worth_a_word(errands):
+            log_event(WARNING, "renewal-failed", alias=backend.alias, tasks=len(errands), error=error)
 
     def _note(self, lease: Lease, due: float, renewed: scripts.Renewed) -> None:
         if renewed.state == scripts.HELD:
@@ -295,14 +313,14 @@ class Watchdog:
                     lease.handed = False
                     self._plan(self._next(lease), lease)
         elif renewed.state == scripts.ADOPTED:
-            self._end(lease)
+            self._adopted(lease)
         else:
             self.lose(lease, TAKEN if renewed.taken else GONE)
 
-    def _end(self, lease: Lease) -> None:
+    def _adopted(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.closed = True
-        self.forget(lease)
+        lease.adopted = True
+        self.end(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
         """The lease is lost, if it is still watched."""
@@ -310,7 +328,7 @@ class Watchdog:
             if not lease.watched:
                 return  # released in the meantime
             lease.watched = False
-            self._leases.pop(lease.token, None)
+            self._drop(lease)
             lease.lost_reason = reason
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
@@ -321,13 +339,9 @@ class Watchdog:
         if lease.on_lost is None and not lock_lost.receivers:
             self.tell_lost(lease)
             return
-        # What the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
-        # renews, or that keeps the time. Without a thread for it, better late than never.
-        news = threading.Thread(target=self.tell_lost, args=(lease,), name="redislock-lost", daemon=True)
-        try:
-            news.start()
-        except RuntimeError:
-            self.tell_lost(lease)
+        # what the site's own code does there must hold up nobody: we may be in the thread that reads for a waiter, that
+        # renews, or that keeps the time
+        self._herald.bring(lease)
 
     @staticmethod
     def tell_lost(lease: Lease) -> None:
@@ -345,6 +359,11 @@ def _is_stale(entry: tuple[float, int, Lease | Farewell]) -> bool:
     """Whether the lease has ended, or was planned anew."""
     due, _, task = entry
     return isinstance(task, Lease) and not (task.watched and task.due == due)
+
+
+def _worth_a_word(errands: list[Errand]) -> bool:
+    """Whether a failure concerns what somebody holds. Who did not get a lock has been told why."""
+    return any(isinstance(errand.task, Lease) or errand.task.held for errand in errands)
 
 
 def _is_error(answer: object) -> bool:

@@ -65,13 +65,13 @@ class Ghost:
             self.pubsub.subscribe(self.backend.channel)
             assert self.pubsub.get_message(timeout=GENEROUS)
 
-    def queue(self, token: str, *, mode: str, age: float = 0.0, ttl: float = 30) -> scripts.Taken:
+    def queue(self, token: str, *, mode: str, age: float = 0.0, ttl: float = 30, name: str = NAME) -> scripts.Taken:
         """Queue as a waiter that came ``age`` seconds ago."""
         return run(
             scripts.acquire(
                 self.backend,
-                KEYS,
-                NAME,
+                make_keys("redislock{0}:", name),
+                name,
                 token,
                 ttl=round(ttl * 1000),
                 mode=mode,

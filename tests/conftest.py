@@ -58,8 +58,7 @@ def _let_go() -> Iterator[None]:
     """What a test did not release is held by nobody any more, as if its threads had never been."""
     yield
     for lease in list(watchdog._leases.values()):
-        watchdog.forget(lease)
-        lease.closed = True
+        watchdog.end(lease)
     for holding in _holdings.get().values():
         holding.lease.closed = True
 
@@ -164,6 +163,16 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
 def fresh(settings: Any) -> None:
     """As in a process that has just started: no connection, nothing that listens."""
     settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture
+def retry_for(settings: Any) -> Callable[[float], None]:
+    """Set for how many seconds connection trouble is borne."""
+
+    def retry_for(seconds: float) -> None:
+        settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
+
+    return retry_for
 
 
 @pytest.fixture(params=[Lock, FairLock])

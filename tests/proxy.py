@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Trouble:
-    """What happens to the next ``times`` messages that contain ``matching``, in one direction; ``every`` 3: each third.
+    """What happens to the next ``times`` messages that contain ``matching`` (each ``every``-th), in one direction.
 
     ``caught`` is set when the first has met it, ``over`` when the last one's fate is sealed: a held or late request was
     answered by the server, a reply was passed on or thrown away.
@@ -243,9 +243,11 @@ class Proxy:
                 continue
             for end in (down, up):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(self, down, up)
-            with self._mutex:
+            with self._mutex:  # before it carries anything, or a cut would miss it
+                link = _Link(self, down, up)
                 self.links.append(link)
+            if self.refusing:
+                link.cut()
 
 
 @contextmanager

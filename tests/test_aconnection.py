@@ -468,10 +468,10 @@ class Busy:
 
 
 async def test_who_finds_no_connection_free_is_told_so_in_the_end(
-    server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
     monkeypatch.setattr("django_redislock.connection.WAIT_FOR_CONNECTION", 0.05)
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS)):
         busy = await Busy(client).begun()
         with pytest.raises(LockUnavailable, match=r"no connection became free within 0\.05 s"):
@@ -679,9 +679,9 @@ async def test_the_answer_of_a_cancelled_command_is_given_to_nobody_else(
 
 
 async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually, eventually: Eventually
+    server: RedisServer, retry_for: Callable[[float], None], aeventually: AEventually, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     with proxy(server.port) as network, caches(alias(DJANGO_REDIS, network.url, socket_timeout=0.5)):
         async with Lock("a"):
             answer = network.hold_answer("lock:a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,10 +19,11 @@ from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_redislock import Lock, LockUnavailable, force_release, get_lock, lock_force_released
+from django_redislock.admin import LockAdmin
 from django_redislock.connection import Backend
 from django_redislock.models import HeldLock
 
-from .actors import holder, put
+from .actors import GENEROUS, Other, holder, put
 from .processes import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -236,6 +238,29 @@ def test_a_long_queue_is_shown_in_part(admin: Client, client: redis.Redis) -> No
     assert "and 3 more" in admin.get(url("change", "a")).content.decode()
 
 
+def test_notes_are_shown_escaped(
+    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
+) -> None:
+    thread = other()
+    with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e"):
+        waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
+        eventually(lambda: client.zcard("redislock{0}:queue:a"))
+        page = admin.get(url("change", "a")).content.decode()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;<br>" in page
+    assert "second &amp; line\\u202e" in page
+    assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
+    assert "<script>alert" not in page
+    assert waiting.result(GENEROUS)
+
+
+def test_without_notes_there_is_no_place_for_them(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    client.zadd("redislock{0}:queue:a", {"t" * 22: 1})
+    page = admin.get(url("change", "a")).content.decode()
+    assert "Nobody waits" not in page
+    assert "note" not in page.lower().replace("inline", "")
+
+
 def test_the_token_is_never_shown(admin: Client) -> None:
     lock = Lock("a")
     lock.acquire()
@@ -264,6 +289,27 @@ def test_looking_at_the_confirmation_sets_nothing_free(admin: Client, client: re
     admin.get(url("delete", "a"))
     select(admin, "a")
     assert holder(client, "a")
+
+
+def test_no_page_speaks_of_deleting(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    for page, title in [(admin.get(url("delete", "a")), "Set the lock free"), (select(admin, "a"), "Set locks free")]:
+        text = page.content.decode()
+        assert f'<li aria-current="page">{title}</li>' in text
+        assert re.findall(r">[^<]*delete[^<]*<", text, re.I) == []
+
+
+def test_a_confirmation_page_of_a_sites_own_is_used(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "a")
+    assert "admin/django_redislock/heldlock/delete_selected_confirmation.html" in _templates(select(admin, "a"))
+    monkeypatch.setattr(LockAdmin, "delete_selected_confirmation_template", "admin/base_site.html")
+    assert _templates(select(admin, "a"))[0] == "admin/base_site.html"
+
+
+def _templates(response: Any) -> list[str]:
+    return [template.name for template in response.templates]
 
 
 def test_setting_free_tells_the_holder_and_the_site_who_did_it(admin: Client, eventually: Callable[..., Any]) -> None:
@@ -368,6 +414,22 @@ def test_who_may_only_view_sets_nothing_free(staff: Callable[..., Client], clien
     assert user.post(url("delete", "a"), {"post": "yes"}).status_code == 403
     user.post(LIST, {"action": "delete_selected", "_selected_action": ["a"], "post": "yes"})
     assert holder(client, "a")
+
+
+def test_the_permission_for_each_lock_counts_for_many_at_once(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allowed(self: LockAdmin, request: Any, obj: HeldLock | None = None) -> bool:
+        return obj is None or obj.name.startswith("mine:")
+
+    monkeypatch.setattr(LockAdmin, "has_delete_permission", allowed)
+    for name in ("mine:1", "theirs:1"):
+        put(client, name)
+    for data in ({}, {"post": "yes"}, {"select_across": "1"}, {"select_across": "1", "post": "yes"}):
+        assert select(admin, "mine:1", "theirs:1", **data).status_code == 403
+        assert holder(client, "mine:1")
+        assert holder(client, "theirs:1")
+    assert told(select(admin, "mine:1", post="yes")) == ["1 lock was set free."]
 
 
 def test_who_may_only_delete_ends_on_the_index(staff: Callable[..., Client], client: redis.Redis) -> None:

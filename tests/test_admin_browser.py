@@ -390,6 +390,62 @@ def test_redis_stops_and_starts_again_under_an_open_page(visit: Visit, server: R
     expect(row(page, "a").locator("input")).to_be_checked()
 
 
+@pytest.mark.usefixtures("often")
+def test_the_page_of_a_lock_goes_on_after_redis_was_away(visit: Visit, server: RedisServer) -> None:
+    with server.client() as client:
+        put(client, "a", owner="before")
+    page = visit(f"{LIST}a/change/")
+    server.stop()
+    try:
+        expect(page.locator(".messagelist .error")).to_contain_text("Redis does not serve the locks now")
+        expect(page.locator("#heldlock_form")).to_have_class(re.compile("redislock-stale"))
+        expect(page.locator(".field-shown_owner .readonly")).to_have_text("before")
+    finally:
+        server.start()
+    with server.client() as client:
+        put(client, "a", owner="after")
+    expect(page.locator(".field-shown_owner .readonly")).to_have_text("after")
+    expect(page.locator(".messagelist .error")).to_have_count(0)
+    expect(page.get_by_label("Refresh by itself")).to_be_checked()
+
+
+def focused(page: Page) -> str:
+    """What has the focus, if it is what had it before."""
+    text: str = page.evaluate("document.activeElement.before ? document.activeElement.textContent.trim() : ''")
+    return text
+
+
+def focus(link: Any) -> None:
+    link.focus()
+    link.evaluate("link => link.before = true")
+
+
+@pytest.mark.usefixtures("often")
+def test_the_focus_stays_where_it_is_on_the_page_of_a_lock(visit: Visit, client: redis.Redis) -> None:
+    put(client, "a", owner="first")
+    page = visit(f"{LIST}a/change/")
+    focus(page.get_by_role("button", name="Set free"))
+    put(client, "a", owner="second")
+    expect(page.locator(".field-shown_owner .readonly")).to_have_text("second")
+    assert focused(page) == "Set free…"
+    page.get_by_role("button", name="Back to the list").focus()
+    client.flushall()  # the rest of the page becomes another
+    expect(page.locator("#content")).to_contain_text("Nobody holds this lock now.")
+    expect(page.get_by_role("button", name="Back to the list")).to_be_focused()
+
+
+@pytest.mark.usefixtures("often")
+def test_the_focus_moves_with_its_row(visit: Visit, client: redis.Redis) -> None:
+    for number, name in enumerate("abc", 1):
+        put(client, name, waiters=number)
+    page = visit(f"{LIST}?o=6")
+    assert names(page) == ["a", "b", "c"]
+    focus(page.get_by_role("link", name="c", exact=True))
+    client.delete("redislock{0}:queue:c")
+    expect(page.locator("#result_list tbody th")).to_have_text(["c", "a", "b"])
+    assert focused(page) == "c"
+
+
 # -- hostile texts and other languages --------------------------------------------------------------------------------
 
 

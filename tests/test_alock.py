@@ -241,13 +241,14 @@ async def test_an_exception_in_the_block_wins_over_the_loss(
 
     with pytest.raises(ZeroDivisionError):
         await section()
-    assert "event=not-released" in caplog.text
+    assert caplog.text.count("event=lost") == 1
+    assert "event=not-released" not in caplog.text  # which would tell the same again
 
 
 async def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     held, lock = Lock("held"), Lock(NAME)
     await held.aacquire()
     own.stop()
@@ -279,9 +280,9 @@ async def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
 
 
 async def test_a_release_that_found_redis_down_can_be_tried_again(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     lock = Lock(NAME)
     await lock.aacquire()
     own.stop()
@@ -900,6 +901,46 @@ async def test_the_lock_of_a_task_that_nobody_remembers_is_not_renewed(
     await aeventually(lambda: _free(lock))
 
 
+@pytest.mark.parametrize("on_lost", [None, "cancel"])
+async def test_the_lock_of_a_task_that_was_forgotten_in_its_section_is_not_renewed(
+    on_lost: Any, make: Make, aeventually: AEventually
+) -> None:
+    inside = asyncio.Event()
+    lock = make(ttl=0.9, on_lost=on_lost)
+
+    async def hold() -> None:
+        async with lock:
+            inside.set()
+            await asyncio.get_running_loop().create_future()
+
+    asyncio.create_task(hold())  # noqa: RUF006
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    gc.collect()
+    await aeventually(lambda: _free(lock))
+
+
+def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
+    kind: type[Lock], client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hold() -> None:
+        async with kind(NAME, ttl=0.9):
+            inside.set_result(None)
+            await forever()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        inside = loop.create_future()
+        task = loop.create_task(hold())
+        loop.run_until_complete(inside)
+        loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+    finally:
+        loop.close()
+    eventually(lambda: "event=owner-ended" in caplog.text)
+    eventually(lambda: holder(client) == "")
+    assert not task.done()
+
+
 # -- on_lost -----------------------------------------------------------------------------------------------------------
 
 
@@ -1039,6 +1080,59 @@ async def test_a_loss_after_the_block_has_ended_cancels_nobody(
     assert cancellations() == 0
 
 
+async def test_a_loss_that_is_on_its_way_when_the_section_is_closed_cancels_nobody(
+    make: Make, told: Callable[[], None]
+) -> None:
+    async def generator() -> AsyncIterator[int]:
+        async with short(make, on_lost="cancel"):
+            yield 1
+
+    steps = generator()
+    await steps.__anext__()
+    told()
+    await steps.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0.01)
+    assert cancellations() == 0
+
+
+async def test_a_slow_receiver_of_the_signal_does_not_put_the_cancellation_off(make: Make) -> None:
+    gate = threading.Event()
+
+    def slow(**facts: object) -> None:
+        gate.wait(2 * GENEROUS)
+
+    lock_lost.connect(slow)
+    try:
+        with pytest.raises(LockLost):
+            async with short(make, on_lost="cancel"):
+                await forever()
+    finally:
+        lock_lost.disconnect(slow)
+        gate.set()
+
+
+async def test_a_loss_that_the_release_finds_out_is_told_to_coroutines_as_well(
+    make: Make, using: str, aeventually: AEventually
+) -> None:
+    told: list[object] = []
+
+    async def receive(*, name: str, **facts: object) -> None:
+        told.append(name)
+
+    lock = make(on_lost=told.append)
+    lock_lost.connect(receive)
+    try:
+        await lock.aacquire()
+        await get_backend(using).aexecute(("DEL", KEYS.lock))
+        with pytest.raises(LockLost) as caught:
+            await lock.arelease()
+        await aeventually(lambda: len(told) == 2)
+    finally:
+        lock_lost.disconnect(receive)
+    assert told[0] == NAME
+    assert str(told[1]) == str(caught.value)
+
+
 async def test_a_body_that_catches_the_cancellation_learns_of_the_loss_at_its_end(make: Make) -> None:
     went_on = []
 
@@ -1069,16 +1163,39 @@ async def test_a_body_that_turns_the_cancellation_into_an_error_of_its_own_raise
     assert cancellations() == 0
 
 
-async def test_an_acquire_without_async_with_is_cancelled_as_well(make: Make) -> None:
-    lock = short(make, on_lost="cancel")
-    await lock.aacquire()
-    with pytest.raises(asyncio.CancelledError):
-        await forever()
-    uncancel = getattr(asyncio.current_task(), "uncancel", None)
-    if uncancel is not None:
-        uncancel()  # as whoever catches a cancellation must
-    with pytest.raises(LockLost):
-        await lock.arelease()
+async def test_an_acquire_without_async_with_is_cancelled_as_well_and_its_release_raises_lock_lost(make: Make) -> None:
+    async def hold() -> None:
+        lock = short(make, on_lost="cancel")
+        await lock.aacquire()
+        try:
+            await forever()
+        finally:
+            await lock.arelease()
+
+    with pytest.raises(LockLost) as caught:
+        await hold()
+    assert isinstance(caught.value.__context__, asyncio.CancelledError)
+    assert cancellations() == 0  # else the next TaskGroup would cancel the task again
+
+
+async def test_a_release_takes_back_its_own_cancellation_and_nobody_elses(
+    make: Make, actor: Callable[[], Actor]
+) -> None:
+    async def hold() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        lock = short(make, on_lost="cancel")
+        await lock.aacquire()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        return cancellations()
+
+    assert await actor()(hold) == (1 if hasattr(asyncio.Task, "uncancel") else 0)
 
 
 async def test_a_released_lock_leaves_its_task_alone(make: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockError, LockUnavailable, listener, scripts
+from django_redislock import FairLock, Lock, LockError, LockUnavailable, force_release, listener, scripts
 from django_redislock.connection import get_backend
+from django_redislock.steps import run
 from redisserver import RedisServer
 
-from .actors import GENEROUS, KEYS, NAME, TOKEN, Other, holder
+from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, holder, queued
 from .proxy import Proxy, proxy
 
 Eventually = Callable[..., Any]
@@ -114,6 +117,39 @@ def test_a_wake_that_comes_after_the_lease_that_it_tells_of_is_not_believed(
     assert fence > handed
 
 
+def test_a_wake_that_came_before_a_look_that_found_somebody_else_is_not_believed(
+    network: Proxy,
+    listening: None,
+    other: Callable[[], Other],
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", 10.0 * GENEROUS)
+    ears = listener.get_listener(get_backend("far"))
+    lock, waiter = FairLock(NAME, ttl=600), FairLock(NAME, ttl=600, using="far")
+    lock.acquire()
+    waiting = other().start(lambda: (waiter.acquire(token=TOKEN), waiter.fence))
+    eventually(lambda: client.zcard(KEYS.queue))
+    look = network.hold_request(TOKEN)
+    ears.tell_all()
+    assert look.caught.wait(GENEROUS)
+    lock.release()
+    eventually(lambda: ears.waiters[TOKEN].grant)
+    force_release(NAME)
+    lock.acquire()
+    look.let_go()
+    eventually(lambda: client.zcard(KEYS.queue))
+    eventually(lambda: ears.waiters[TOKEN].grant is None)
+    fence = lock.fence
+    assert fence is not None
+    lock.release()
+    got, mine = waiting.result(GENEROUS)
+    assert got
+    assert mine is not None
+    assert mine > fence
+
+
 def test_an_adoption_that_fails_leaves_the_acquisition_as_it_was(
     network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -178,3 +214,34 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     else:
         assert ears.generation == before
         assert ears.ready
+
+
+def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_process_back_into_the_queue(
+    ghost: Callable[..., Ghost], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    """R4: its event loop stood still, which made the process suspect, while the listener heard the wake in time."""
+    rival, blocked = ghost(alive=True), threading.Event()
+    assert rival.queue("x" * 22, mode="F").state == scripts.GRANTED
+    loop = asyncio.new_event_loop()
+    coroutine = other().start(lambda: loop.run_until_complete(FairLock(NAME, ttl=0.5, blocking_timeout=60).aacquire()))
+    eventually(lambda: queued(client) == 1)
+    thread = FairLock(NAME, blocking_timeout=60)
+    waiting = other().start(thread.acquire)
+    eventually(lambda: queued(client) == 2)
+    (first, _), (second, _) = queue_of(client)
+    rival.queue("y" * 22, mode="F")
+    loop.call_soon_threadsafe(blocked.wait)
+    try:
+        run(scripts.release(rival.backend, KEYS, NAME, "x" * 22))
+        assert holder(client) == first.decode()
+        eventually(lambda: not holder(client))
+        # the lease of its handoff has ended without a sign of life
+        assert rival.queue("y" * 22, mode="F").state == scripts.GRANTED
+        assert queue_of(client) == []
+    finally:
+        blocked.set()
+    eventually(lambda: [token for token, _ in queue_of(client)] == [first, second])
+    run(scripts.release(rival.backend, KEYS, NAME, "y" * 22))
+    assert coroutine.result(GENEROUS)
+    assert waiting.result(GENEROUS)
+    loop.close()

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import threading
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -23,8 +24,18 @@ import redis
 from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
+from redis.backoff import ConstantBackoff
 
-from django_redislock import FairLock, Lock, LockUnavailable, lock_acquired, lock_released, locked, locked_view
+from django_redislock import (
+    FairLock,
+    Lock,
+    LockUnavailable,
+    lock_acquired,
+    lock_released,
+    locked,
+    locked_view,
+    scripts,
+)
 from django_redislock.connection import get_backend
 from django_redislock.listener import TaskWaiter, get_listener
 from django_redislock.steps import Call, Execute, ExecuteMany, Park, Pause, Tell, Work
@@ -37,6 +48,7 @@ from .proxy import Proxy, proxy
 T = TypeVar("T")
 Settings = Any  # its type has another name in each pytest-django
 TTL = 300
+RELEASE = scripts._RELEASE.sha
 
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_ROUNDS", "2000"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -219,6 +231,10 @@ async def section(lock: Lock) -> None:
         await asyncio.sleep(0)
 
 
+async def seize(lock: Lock) -> None:
+    await lock.aseize()
+
+
 async def nested(lock: Lock) -> None:
     async with lock, type(lock)(lock.name, reentrant=True, ttl=TTL), type(lock)("another", ttl=TTL):
         await asyncio.sleep(0)
@@ -243,6 +259,7 @@ Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
     "acquire": (nothing, acquire, False),
     "try once": (nothing, try_once, False),
+    "seize": (nothing, seize, False),
     "release": (acquire, release, False),
     "extend": (acquire, extend, True),
     "section": (nothing, section, False),
@@ -363,7 +380,22 @@ async def wait_too_short(lock: Lock) -> None:
     assert not await lock.aacquire(blocking_timeout=0.005)
 
 
-CONTENDED: dict[str, Operation] = {"acquire": acquire, "section": section, "wait too short": wait_too_short}
+async def poll(lock: Lock) -> None:
+    async with type(lock)(lock.name, ttl=TTL, wait="poll", backoff=ConstantBackoff(0.005)):
+        await asyncio.sleep(0)
+
+
+async def poll_too_short(lock: Lock) -> None:
+    assert not await type(lock)(lock.name, wait="poll", attempts=2, backoff=ConstantBackoff(0.005)).aacquire()
+
+
+CONTENDED: dict[str, Operation] = {
+    "acquire": acquire,
+    "section": section,
+    "wait too short": wait_too_short,
+    "poll": poll,
+    "poll too short": poll_too_short,
+}
 
 
 @Moment
@@ -389,9 +421,9 @@ async def test_cancelled_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind
         first(held.acquire)
         interrupted = Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
         waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted, False))
-        await auntil_done_or(waiting, parked)
+        await auntil_done_or(waiting, lambda: parked() or (operation in (poll, poll_too_short) and queued(client)))
         bystander = behind.start(lambda: got_in_turn(kind))
-        if operation is wait_too_short:
+        if operation in (wait_too_short, poll_too_short):
             await asyncio.wait([waiting])
         else:
             await auntil_done_or(waiting, lambda: queued(client) == 2)
@@ -448,9 +480,14 @@ def one_connection(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     ("what", "in_time"), [("acquire", True), ("release", True), ("acquire", False)], ids=lambda value: str(value)
 )
 async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_from_the_others(
-    what: str, moment: str, in_time: bool, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    what: str,
+    moment: str,
+    in_time: bool,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.0)
+    retry_for(0.0)
     if not in_time:
         monkeypatch.setattr("django_redislock.connection.WAIT_FOR_CONNECTION", 0.005)
     before, operation, keeps = ALONE[what]
@@ -855,6 +892,78 @@ def test_a_generator_that_is_closed_within_a_section_leaves_the_lock_to_it(
     assert holder(client) == ""
 
 
+async def forgotten(lock: Lock) -> None:
+    async with lock:
+        await asyncio.get_running_loop().create_future()
+
+
+async def test_a_release_that_is_closed_within_another_task_leaves_that_one_its_lock(
+    kind: type[Lock], network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with lock:
+            await gate
+
+    lock, gate = kind(NAME, ttl=TTL), asyncio.get_running_loop().create_future()
+    await section(kind("any", ttl=TTL))  # the script is known
+    coroutine = hold()
+    task = asyncio.create_task(coroutine)
+    await auntil(lambda: holder(client))
+    late = network.hold_answer(RELEASE)
+    gate.set_result(None)
+    await auntil(lambda: late.caught.is_set() and not holder(client))
+    async with lock:  # through the same object
+        coroutine.close()
+        assert holder(client) == lock.token
+    late.let_go()
+    task.cancel()
+    with contextlib.suppress(RuntimeError):  # it cannot go on with what was closed
+        await task
+    await nothing_left(client)
+
+
+async def test_a_decorated_coroutine_that_is_closed_within_another_task_gives_its_own_lock_back(
+    kind: type[Lock], client: redis.Redis
+) -> None:
+    @locked(NAME, fair=kind is FairLock, ttl=TTL)
+    async def function() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    coroutine = function()
+    task = asyncio.create_task(coroutine)
+    await auntil(lambda: holder(client))
+    async with kind("another", ttl=TTL) as lock:
+        coroutine.close()
+        await auntil(lambda: not holder(client))
+        assert holder(client, "another") == lock.token
+    task.cancel()
+    with contextlib.suppress(RuntimeError):
+        await task
+    await nothing_left(client)
+
+
+def test_a_section_that_is_closed_after_its_loop_leaves_the_lock_of_the_thread_that_closes_it(
+    kind: type[Lock], client: redis.Redis
+) -> None:
+    lock = kind(NAME, ttl=TTL)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        coroutine = forgotten(lock)
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(auntil(lambda: holder(client)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    client.delete(KEYS.lock)
+    with lock:  # through the same object
+        coroutine.close()
+        assert holder(client) == lock.token
+        until(lambda: not leftovers(client).get("farewells"))
+        assert lock.owned()
+    assert not task.done()
+
+
 def test_what_waits_when_asyncio_run_ends_leaves_at_once(
     kind: type[Lock], client: redis.Redis, other: Callable[[], Other]
 ) -> None:
@@ -930,6 +1039,61 @@ def test_a_waiter_whose_loop_was_shut_down_looks_for_nobody_any_more(
     bystander = wait_in_a_loop_that_ends(kind, client, lambda: behind.start(lambda: got_in_turn(kind)), shut_down=True)
     assert bystander.result(GENEROUS)
     until(lambda: not leftovers(client))
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["stands still", "closed"])
+def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
+    kind: type[Lock], closed: bool, client: redis.Redis, other: Callable[[], Other]
+) -> None:
+    first, behind = other(), other()
+    first(kind(NAME, ttl=1, auto_renew=False).acquire)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        task = loop.create_task(section(kind(NAME, ttl=0.5)))
+        loop.run_until_complete(auntil(lambda: queued(client)))
+        if closed:
+            loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+            loop.close()
+        # nobody is woken when a lease ends
+        assert behind(lambda: got_in_turn(kind))
+        if not closed:
+            loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    until(lambda: not queued(client) and not holder(client))
+
+
+def test_a_release_that_is_closed_when_its_loop_is_gone_is_finished_in_the_background(
+    kind: type[Lock], network: Proxy, client: redis.Redis
+) -> None:
+    async def hold() -> None:
+        async with kind(NAME, ttl=TTL):
+            await gate
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        loop.run_until_complete(section(kind("any", ttl=TTL)))  # the script is known
+        gate = loop.create_future()
+        coroutine = hold()
+        task = loop.create_task(coroutine)
+        loop.run_until_complete(auntil(lambda: holder(client)))
+        late = network.hold_request(RELEASE)
+        gate.set_result(None)
+        loop.run_until_complete(auntil(late.caught.is_set))
+    finally:
+        loop.close()
+    coroutine.close()  # quietly
+    until(lambda: not holder(client))
+    late.let_go()
+    until(late.over.is_set)
+    until(lambda: not leftovers(client))
+    del loop, task
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # its connection was left open
+        gc.collect()
 
 
 def wait_in_a_loop_that_ends(

@@ -288,6 +288,15 @@ def test_missing_rights_are_found(rights: list[str], expected: list[str], own: R
     assert ids(deploy=True) == expected
 
 
+def test_where_all_locks_poll_nobody_needs_rights_to_channels(own: RedisServer, settings: Any) -> None:
+    with own.client() as client:
+        acl(client, "+@all", "resetchannels", "-subscribe")
+    use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
+    assert ids(deploy=True) == ["W006"]
+    settings.REDISLOCK = {**settings.REDISLOCK, "WAIT": "poll"}
+    assert ids(deploy=True) == []
+
+
 def test_the_hint_to_missing_rights_helps(own: RedisServer, settings: Any) -> None:
     with own.client() as client:
         acl(client, "+info", "resetchannels")

@@ -18,7 +18,7 @@ import redis
 from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
-from django_redislock import FairLock, Lock, LockLost, get_lock, lock_force_released
+from django_redislock import FairLock, Lock, LockLost, LockPool, force_release, get_lock, lock_force_released
 from django_redislock.cli import watch as watching
 from django_redislock.cli.text import portrait, table
 from django_redislock.registry import LockInfo, WaiterInfo
@@ -119,7 +119,8 @@ def test_json_is_for_programs() -> None:
     token = hold("order:42", ttl=100)
     text = redislocks("list", format="json")
     (lock,) = json.loads(text)
-    assert list(lock) == ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
+    keys = ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters", "note"]
+    assert list(lock) == keys
     since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
     assert since.utcoffset() == timedelta()
     assert expires - since == pytest.approx(timedelta(seconds=100), abs=timedelta(seconds=0.01))
@@ -296,6 +297,48 @@ def test_a_lock_that_came_free_before_the_answer_counts_as_not_held(monkeypatch:
         redislocks("clear", "a")
 
 
+def test_who_came_after_the_question_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["a"], ["--all"]):
+        token = hold("a")
+
+        def type_yes_late(token: str = token) -> str:
+            Lock("a", token=token).release()
+            hold("a")
+            return "yes"
+
+        monkeypatch.setattr("builtins.input", type_yes_late)
+        out = io.StringIO()
+        with pytest.raises(CommandError, match=r"^Left alone, as the holder has changed: a$") as caught:
+            call_command("redislocks", "clear", *arguments, stdout=out)
+        assert caught.value.returncode == 1
+        assert "Cleared" not in out.getvalue()
+        force_release("a")
+
+
+def test_what_came_free_before_the_answer_is_no_failure_of_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = {name: hold(name) for name in "ab"}
+
+    def type_yes_late() -> str:
+        Lock("a", token=tokens["a"]).release()
+        return "yes"
+
+    monkeypatch.setattr("builtins.input", type_yes_late)
+    printed = redislocks("clear", "--all")
+    assert "Cleared b" in printed
+    assert "Cleared a" not in printed
+
+
+def test_ctrl_c_at_the_question_clears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    hold("a")
+    monkeypatch.setattr("builtins.input", interrupt)
+    with pytest.raises(CommandError, match=r"^Nothing was cleared\.$"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
 def test_a_name_given_twice_is_cleared_once() -> None:
     hold("a")
     assert redislocks("clear", "a", "a", "--noinput").count("Cleared a") == 1
@@ -338,12 +381,15 @@ def test_an_unknown_alias_is_a_clear_error() -> None:
         redislocks("list", "--using", "nowhere")
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["clear", "a", "--noinput"], ["clear", "--all", "--noinput"]])
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["show", "a"], ["clear", "a", "--noinput"], ["clear", "--all", "--noinput"]]
+)
 def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
     nowhere = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     problem = r"Redis cannot be reached for .*cache alias 'default'"
-    with override_settings(CACHES={"default": nowhere}), pytest.raises(CommandError, match=problem):
+    with override_settings(CACHES={"default": nowhere}), pytest.raises(CommandError, match=problem) as caught:
         redislocks(*arguments)
+    assert caught.value.returncode == 69  # 1 would say that nobody holds the lock
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
@@ -387,7 +433,7 @@ def test_djangos_own_options_stand_behind_the_subcommand_too() -> None:
 
 def test_redis_out_of_reach_prints_no_traceback() -> None:
     shown = manage("--settings=tests.settings", "list", REDISLOCK_TEST_URL="redis://127.0.0.1:1/0")
-    assert (shown.returncode, shown.stdout) == (1, "")
+    assert (shown.returncode, shown.stdout) == (69, "")
     assert shown.stderr.startswith("CommandError: Redis cannot be reached")
     assert "Traceback" not in shown.stderr
 
@@ -448,13 +494,58 @@ def test_show_as_json_has_the_queue_too(wait_for: Callable[[str], threading.Even
         lock = json.loads(redislocks("show", "order:42", "--format=json"))
     assert (lock["name"], lock["waiters"]) == ("order:42", 1)
     ((waiter),) = lock["queue"]
-    assert set(waiter) == {"owner", "waited", "fair"}
+    assert set(waiter) == {"owner", "waited", "fair", "note"}
     assert waiter["fair"] is True
 
 
 def test_show_refuses_a_name_that_cannot_be_one() -> None:
     with pytest.raises(CommandError, match="control characters"):
         redislocks("show", "a\x1b")
+
+
+# -- pool -------------------------------------------------------------------------------------------------------------
+
+
+def test_pool_tells_how_many_are_free_and_who_holds_the_others() -> None:
+    pool = LockPool("proxies")
+    pool.extend(["a", "b:c", "d"])
+    with pool.acquire() as first, pool.acquire() as second:
+        text = redislocks("pool", "proxies")
+    facts, held = text.split("\n\n")
+    assert dict(re.split(r" {2,}", line) for line in facts.splitlines()) == {
+        "POOL": "proxies",
+        "MEMBERS": "3",
+        "FREE": "1",
+        "WAITERS": "0",
+    }
+    assert [line.split()[0] for line in held.splitlines()] == ["NAME", first.name, second.name]
+
+
+def test_pool_shows_its_queue(eventually: Callable[..., Any]) -> None:
+    pool = LockPool("proxies")
+    pool.extend(["a"])
+    with pool.acquire():
+        thread = threading.Thread(target=lambda: pool.acquire(fair=True, blocking_timeout=30).release())
+        thread.start()
+        eventually(lambda: pool.info().waiters == 1)
+        text = redislocks("pool", "proxies")
+        found = json.loads(redislocks("pool", "proxies", "--format=json"))
+    thread.join()
+    assert re.search(r"\n\n#  WAITER +WAITED +LOCK\n1  .*FairLock$", text.rstrip())
+    assert (found["name"], found["members"], found["free"], found["waiters"]) == ("proxies", 1, 0, 1)
+    assert [lock["name"] for lock in found["locks"]] == ["pool:proxies:a"]
+    assert [waiter["fair"] for waiter in found["queue"]] == [True]
+
+
+def test_a_pool_without_members_fails() -> None:
+    with pytest.raises(CommandError, match=r"^No members: proxies$") as caught:
+        redislocks("pool", "proxies")
+    assert caught.value.returncode == 1
+
+
+def test_pool_refuses_a_name_that_cannot_be_one() -> None:
+    with pytest.raises(CommandError, match="has 607 bytes"):
+        redislocks("pool", " " * 200)
 
 
 # -- list --watch -----------------------------------------------------------------------------------------------------
@@ -540,9 +631,9 @@ def test_watch_wants_seconds() -> None:
         redislocks("list", "--watch=0")
 
 
-def test_ctrl_c_ends_a_watch_without_a_word() -> None:
+def start_watch() -> subprocess.Popen[str]:
     known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "django", "redislocks", "list", "--watch", "0.05", "--settings=tests.settings"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -550,9 +641,42 @@ def test_ctrl_c_ends_a_watch_without_a_word() -> None:
         cwd=ROOT,
         env={**known, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_ctrl_c_ends_a_watch_without_a_word() -> None:
+    process = start_watch()
     assert process.stdout is not None
     for _ in range(4):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
+
+
+def test_a_reader_who_has_seen_enough_ends_a_watch_without_a_word() -> None:
+    process = start_watch()  # | head -n 1
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert (process.wait(30), process.stderr.read()) == (128 + signal.SIGPIPE, "")
+    process.stderr.close()
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as caught:
+            load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
+    assert caught.value.code == 128 + signal.SIGPIPE
+
+
+def test_from_code_a_broken_pipe_is_the_callers_own_business() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        call_command("redislocks", "list", stdout=Broken())

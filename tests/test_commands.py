@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, OutputWrapper
 from django.test import override_settings
 
 from django_redislock import (
@@ -23,6 +25,8 @@ from django_redislock import (
     lock_acquired,
 )
 from redisserver import RedisServer, redis_server
+
+from .proxy import proxy
 
 
 class Report(LockedCommand, BaseCommand):
@@ -93,11 +97,35 @@ def test_the_status_of_a_busy_lock_can_be_chosen() -> None:
     assert caught.value.returncode == 0
 
 
-def test_from_the_command_line_a_busy_lock_ends_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("arguments", "says"), [([], False), (["-v2"], True), (["--traceback"], False)])
+def test_cron_has_nothing_to_mail_about_a_busy_lock(
+    arguments: list[str], says: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Lock("report"), pytest.raises(SystemExit) as caught:
+        Report().run_from_argv(["manage.py", "report", *arguments])
+    assert caught.value.code == 75
+    assert ("The lock report is held by " in capsys.readouterr().err) == says
+
+
+def test_at_a_terminal_a_busy_lock_says_who_holds_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
     with Lock("report"), pytest.raises(SystemExit) as caught:
         Report().run_from_argv(["manage.py", "report"])
     assert caught.value.code == 75
     assert "The lock report is held by " in capsys.readouterr().err
+
+
+def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:
+    class Outer(Report):
+        def handle(self, *args: Any, **options: Any) -> None:
+            call_command(type("Command", (Report,), {"lock_name": "inner", "lock_busy_status": 9})())
+
+    with Lock("inner"), pytest.raises(SystemExit) as caught:
+        Outer().run_from_argv(["manage.py", "outer"])
+    assert caught.value.code == 9
+    assert "The lock inner is held by " in capsys.readouterr().err
 
 
 def test_its_name_is_by_default_that_of_app_and_command(acquired: list[tuple[type, str]]) -> None:
@@ -152,6 +180,28 @@ def test_it_keeps_the_lock_for_machines_whose_clocks_differ() -> None:
     assert 15 < info.lease_left <= 20
 
 
+@pytest.mark.parametrize("status", [0, 3, None, "a message"])
+def test_it_keeps_the_lock_when_the_command_exits_as_well(status: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        report(lambda command, **options: sys.exit(status), lock_at_least=20)
+    assert caught.value.code == status
+    info = get_lock("report")
+    assert info is not None
+    assert 15 < info.lease_left <= 20
+
+
+def test_a_command_that_exits_when_its_lock_was_lost_is_a_command_error() -> None:
+    def lose(command: Any, **options: Any) -> None:
+        force_release("report")
+        with suppress(LockLost):
+            command.lock.extend(1)
+        sys.exit(0)
+
+    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
+        report(lose)
+    assert caught.value.returncode == 76
+
+
 def test_an_error_of_the_command_goes_up_and_the_lock_is_free() -> None:
     def fail(command: Any, **options: Any) -> None:
         raise ZeroDivisionError
@@ -201,7 +251,36 @@ def test_redis_out_of_reach_at_the_end_is_logged_as_the_work_is_done(
 
     with caplog.at_level(logging.WARNING, "django_redislock"):
         assert report(stop) == "done\n"
-    assert "event=not-released name=report" in caplog.text
+    assert caplog.text.count("event=not-released name=report") == 1
+
+
+def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(
+    server: RedisServer, settings: Any, eventually: Callable[..., Any]
+) -> None:
+    with proxy(server.port) as network:
+        default = settings.CACHES["default"]
+        far = {**default, "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+
+        def cut(command: Any, **options: Any) -> str:
+            network.cut()
+            return "done"
+
+        assert report(cut, lock_using="far", lock_ttl=600) == "done\n"
+        assert get_lock("report")
+        network.mend()
+        eventually(lambda: not get_lock("report"))
+
+
+def test_redis_out_of_reach_at_the_end_of_a_command_that_keeps_its_lock(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop(command: Any, **options: Any) -> str:
+        own.stop()
+        return "done"
+
+    assert report(stop, lock_at_least=20) == "done\n"
+    assert caplog.text.count("event=not-released name=report") == 1
 
 
 def test_who_holds_a_busy_lock_may_remain_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,23 @@ def test_what_a_courier_cannot_deliver_is_told_to_its_sender(sender: Sender, net
     sender.answered("before", "after")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_courier_that_dies_is_given_nothing_more(
+    sender: Sender, network: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*facts: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sender.couriers, "_failed", fail)
+        network.cut()
+        sender.send("lost")
+        sender.idle()
+    network.mend()
+    sender.send("after")
+    sender.answered("after")
+
+
 def test_an_alias_that_cannot_make_connections_is_told_to_the_sender(
     network: Proxy, settings: Settings, eventually: Eventually
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import never_cache
 
 from django_redislock import (
     FairLock,
@@ -221,9 +223,84 @@ def test_a_view_runs_under_the_lock_of_its_url(web: Client) -> None:
     assert list_locks() == []
 
 
+def test_no_value_in_a_url_is_too_long_for_a_name(web: Client) -> None:
+    one, other = (web.get(f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
+    assert one.startswith("order:xxx")
+    assert one != other
+    assert len(one) <= 512
+
+
 def test_positional_url_arguments_have_their_names() -> None:
     request = RequestFactory().get("/")
     assert order(request, "7").content == b"order:7"
+
+
+def tell_names(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("|".join(lock.name for lock in list_locks()))
+
+
+key = locked_view("account:{pk}")
+
+
+@never_cache
+@key
+@never_cache
+def with_default(request: HttpRequest, pk: int = 9) -> HttpResponse:
+    return tell_names(request)
+
+
+class Methods(View):
+    @method_decorator(key)
+    def get(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
+        return tell_names(request)
+
+    @method_decorator([key, never_cache])
+    def post(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
+        return tell_names(request)
+
+    @method_decorator([never_cache, key])
+    def put(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
+        return tell_names(request)
+
+    @method_decorator(key)
+    @method_decorator(never_cache)
+    def patch(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
+        return tell_names(request)
+
+
+@pytest.mark.parametrize("view", [with_default, Methods.as_view()], ids=["function", "class"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH"])
+def test_arguments_have_their_names_however_they_come(method: str, view: Callable[..., HttpResponse]) -> None:
+    request = RequestFactory().generic(method, "/")
+    assert view(request, pk=3).content == b"account:3"
+    assert view(request, 3).content == b"account:3"
+    assert view(request).content == b"account:9"
+
+
+def test_a_decorator_below_may_change_the_arguments() -> None:
+    def with_order(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        @wraps(view)
+        def wrapper(request: HttpRequest, pk: int) -> HttpResponse:
+            return view(request, order={"pk": pk})
+
+        return wrapper
+
+    @key
+    @with_order
+    def change(request: HttpRequest, order: dict[str, int]) -> HttpResponse:
+        return tell_names(request)
+
+    assert change(RequestFactory().get("/"), pk=3).content == b"account:3"
+
+
+def test_positional_arguments_without_names_are_an_error_that_lists_what_there_is() -> None:
+    class OnDispatch(View):
+        def get(self, request: HttpRequest, pk: int) -> HttpResponse:
+            raise AssertionError("not reached")
+
+    view = method_decorator(key, name="dispatch")(OnDispatch).as_view()
+    with pytest.raises(ValueError, match=r"There are: args, request\."):
+        view(RequestFactory().get("/"), 3)
 
 
 def test_methods_that_are_not_named_do_not_lock(web: Client) -> None:
@@ -336,7 +413,7 @@ def test_the_view_never_runs_while_redis_is_away(web: Client, settings: Any) -> 
     assert answer.headers["Retry-After"] == "1"
 
 
-def test_a_finished_view_answers_though_its_release_fails(settings: Any, eventually: Callable[..., Any]) -> None:
+def test_a_finished_view_answers_though_its_release_fails(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     with redis_server() as own:
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": own.url}}
 
@@ -345,7 +422,8 @@ def test_a_finished_view_answers_though_its_release_fails(settings: Any, eventua
             own.stop()
             return HttpResponse("paid")
 
-        assert view(RequestFactory().get("/")).content == b"paid"
+        assert view(RequestFactory().get("/pay/")).content == b"paid"
+        assert "event=not-released name=order path=/pay/ error=" in caplog.text
         own.start()
         with FairLock("order", blocking_timeout=20):
             pass
@@ -372,6 +450,14 @@ def test_a_method_decorated_as_a_function_is_told_how_to() -> None:
 
     with pytest.raises(TypeError, match="method_decorator"):
         Wrong.as_view()(RequestFactory().get("/"))
+
+
+def test_a_class_is_told_where_it_is_decorated_how_to() -> None:
+    with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*Wrong.*method_decorator\(.*dispatch"):
+
+        @locked_view("x")
+        class Wrong(View):
+            pass
 
 
 def test_a_stop_iteration_of_the_function_itself_goes_up() -> None:

@@ -74,6 +74,16 @@ def run(process: subprocess.Popen[str], within: float = 60) -> tuple[int, str, s
     return process.returncode, output, errors
 
 
+@pytest.mark.parametrize("command", [["check", "--deploy", "--fail-level=INFO"], ["makemigrations", "--check"]])
+@pytest.mark.parametrize("real", [False, True])
+def test_the_shop_is_a_site_without_complaints(
+    command: list[str], real: bool, manage: Manage, server: RedisServer
+) -> None:
+    environment = {"REDIS_URL": server.url} if real else {}
+    status, output, errors = run(manage(*command, **environment))
+    assert (status, errors) == (0, ""), output
+
+
 def check_sales(figures: dict[str, Any]) -> None:
     """What holds for every demo that ends well."""
     assert figures["ok"]

@@ -1,10 +1,11 @@
-"""The listener's thread: when it starts, and how many of it there are."""
+"""The listener: when its thread starts, how many of it there are, and whom it keeps."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from linecache import getline
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from django_redislock import connection, listener
 from django_redislock.connection import Backend, get_backend
 
-from .actors import GENEROUS
+from .actors import GENEROUS, NAME, TOKEN, Other
 
 Eventually = Callable[..., Any]
 
@@ -83,6 +84,69 @@ def test_a_listener_that_is_started_twice_has_one_thread(eventually: Eventually)
     assert thread is not None
     thread.join(GENEROUS)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def ears() -> Iterator[listener.Listener]:
+    """A listener that notes whose messages are passed on, instead of passing them on."""
+    backend = Backend("default", "ears")
+    made = listener.Listener(backend)
+    yield made
+    backend.close()
+
+
+@pytest.fixture
+def passed_on(ears: listener.Listener, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    tokens: list[str] = []
+    monkeypatch.setattr(ears, "on_stray", lambda backend, kind, token, name: tokens.append(token))
+    return tokens
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
+
+
+def test_all_who_wait_in_a_loop_that_has_ended_are_passed_over_at_once(
+    ears: listener.Listener, passed_on: list[str], loop: asyncio.AbstractEventLoop
+) -> None:
+    gone = [ears.register(NAME, f"gone-{number}", loop) for number in range(2000)]
+    alive = ears.register(NAME, "alive")
+    loop.close()
+    gone[0].tell()
+    assert ears.waiters == {"alive": alive}
+    assert passed_on == [waiter.token for waiter in gone]
+    for waiter in gone:  # which are collected at some time
+        ears.unregister(waiter)
+    assert ears._tasks == 0
+    ears.unregister(alive)
+    assert not ears._groups
+
+
+def test_a_waiter_that_was_passed_over_leaves_another_one_with_its_token_alone(
+    ears: listener.Listener, passed_on: list[str], loop: asyncio.AbstractEventLoop
+) -> None:
+    gone = ears.register(NAME, TOKEN, loop)
+    loop.close()
+    gone.tell()
+    alive = ears.register(NAME, TOKEN)
+    ears.unregister(gone)
+    assert ears.waiters == {TOKEN: alive}
+
+
+def test_a_waiter_that_is_collected_while_the_listener_is_busy_does_not_block_it(
+    ears: listener.Listener, other: Callable[[], Other]
+) -> None:
+    gone, alive = ears.register(NAME, "gone"), ears.register(NAME, "alive")
+
+    def collect() -> None:
+        with ears._mutex:  # the garbage collection strikes anywhere
+            ears.unregister(gone)
+
+    other()(collect)
+    assert ears.waiters == {"alive": alive}
 
 
 def test_a_changed_setting_gives_a_listener_of_its_own() -> None:

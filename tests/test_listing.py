@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django_redislock.connection import Backend
 from django_redislock.listing import ORDERS, Page, read_page
 from redisserver import RedisServer
 
-from .actors import put, server_time
+from .actors import NAME, Ghost, put, server_time
 
 PREFIX = "redislock{0}:"
 
@@ -134,6 +135,16 @@ def test_what_has_expired_is_not_counted_though_the_index_still_has_it(client: r
     put(client, "held")
     client.zadd(f"{PREFIX}index", {"expired": server_time(client) - 1})
     assert page().total == 1
+
+
+def test_a_lock_whose_waiters_are_all_dead_is_not_in_the_index_when_it_is_released(
+    ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    lock = Lock(NAME)
+    assert lock.acquire()
+    ghost(alive=False).queue("x" * 22, mode="F")
+    lock.release()
+    assert client.zcard("redislock{0}:index") == 0
 
 
 @pytest.mark.parametrize("order", ["name", "owner", "waiters"])

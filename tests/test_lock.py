@@ -39,6 +39,7 @@ from redisserver import RedisServer
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
 from .processes import Worker
+from .proxy import proxy
 
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django
@@ -511,7 +512,40 @@ def test_an_exception_in_the_block_wins_over_the_loss(
 
     with pytest.raises(ZeroDivisionError):
         section()
-    assert "event=not-released" in caplog.text
+    assert caplog.text.count("event=lost") == 1
+    assert "event=not-released" not in caplog.text  # which would tell the same again
+
+
+def test_an_exception_in_the_block_wins_over_a_release_that_came_before(
+    kind: type[Lock], caplog: pytest.LogCaptureFixture
+) -> None:
+    def section() -> None:
+        with kind(NAME) as lock:
+            lock.release()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        section()
+    assert f"event=not-released name={NAME} error=" in caplog.text
+
+
+def test_what_a_block_that_raised_could_not_release_is_given_back_in_the_end(
+    kind: type[Lock], server: RedisServer, settings: Settings, client: redis.Redis, eventually: Eventually
+) -> None:
+    with proxy(server.port) as network:
+        far = {**settings.CACHES["default"], "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+
+        def section() -> None:
+            with kind(NAME, ttl=600, using="far"):
+                network.cut()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            section()
+        assert holder(client)
+        network.mend()
+        eventually(lambda: not holder(client))
 
 
 # -- renewal and loss --------------------------------------------------------------------------------------------------
@@ -1043,9 +1077,9 @@ def test_ctrl_c_while_waiting_leaves_no_queue_entry(
 
 
 def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     held, lock = Lock("held"), Lock(NAME)
     held.acquire()
     own.stop()
@@ -1065,8 +1099,10 @@ def test_a_redis_that_is_down_makes_every_call_raise_lock_unavailable(
         assert caught.value.name in (NAME, "held")
 
 
-def test_a_release_that_found_redis_down_can_be_tried_again(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+def test_a_release_that_found_redis_down_can_be_tried_again(
+    own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
     lock = Lock(NAME)
     lock.acquire()
     own.stop()
@@ -1079,9 +1115,9 @@ def test_a_release_that_found_redis_down_can_be_tried_again(own: RedisServer, mo
 
 
 def test_an_exception_in_the_block_wins_over_a_redis_that_is_down(
-    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
 
     def section() -> None:
         with Lock(NAME):
@@ -1098,8 +1134,9 @@ def test_a_waiter_gives_up_after_a_long_outage(
     other: Callable[[], Other],
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
 ) -> None:
-    monkeypatch.setattr("django_redislock.scripts.RETRY_FOR", 0.1)
+    retry_for(0.1)
     monkeypatch.setattr("django_redislock.attempt.OUTAGE", 0.3)
     monkeypatch.setattr("django_redislock.listener.OUTAGE", 0.3)
     kind(NAME).acquire()
@@ -1283,7 +1320,7 @@ def test_the_looks_of_a_name_are_planned_once_one_of_its_waiters_has_looked(
     eventually(lambda: queued(client))
     first = ears.register("second", "x" * 22)
     second = ears.register("second", "y" * 22)
-    ears.schedule(second, 300)
+    ears.schedule(second, 300, 0.0)
     ears.unregister(first)
     assert (ears.next_look(second) or 0) > monotonic() - GENEROUS
     ears.unregister(second)

@@ -82,6 +82,24 @@ def test_a_dogpile_of_coroutines_computes_its_value_once() -> None:
     assert (found["locked_get_or_set"]["got"], found["locked_get_or_set"]["computed"]) == (40, 1)
 
 
+@pytest.mark.parametrize("coroutines", [False, True], ids=["threads", "coroutines"])
+def test_members_of_a_pool_are_held_once_and_used_evenly(coroutines: bool) -> None:
+    found = figures("pool", asyncio=coroutines, procs=3, members=20, seconds=0.5)
+    assert list(found) == ["LockPool", "LockPool, fair"]
+    for contender in found.values():
+        assert (contender["held_twice"], contender["troubles"]) == (0, {})
+        assert contender["round_trips"] < 2.2  # a renewal, or the last call's answer
+        # a process that the machine lets stand still keeps its member from being used
+        assert 0 < contender["uses_min"] <= contender["uses_max"] <= contender["uses_median"] * 1.2 + 2
+        assert contender["check_outs"] > 20
+
+
+def test_more_processes_than_members_wait_for_each_other() -> None:
+    found = figures("pool", procs=4, members=2, seconds=0.5)
+    assert all((contender["held_twice"], contender["troubles"]) == (0, {}) for contender in found.values())
+    assert found["LockPool, fair"]["uses_min"] > 0
+
+
 def test_uncontended_pairs_of_coroutines_take_two_round_trips() -> None:
     found = figures("uncontended", asyncio=True, seconds=0.1)
     assert list(found) == ["floor", "redis-py", "Lock", "FairLock"]

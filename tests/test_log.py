@@ -41,7 +41,7 @@ def calls() -> list[tuple[str, str, tuple[str, ...]]]:
                 level, event = node.args
                 assert isinstance(level, ast.Name)
                 assert isinstance(event, ast.Constant)
-                keys = tuple(keyword.arg or "" for keyword in node.keywords if keyword.arg != "exc_info")
+                keys = tuple(keyword.arg for keyword in node.keywords if keyword.arg not in (None, "exc_info"))
                 found.append((level.id, str(event.value), keys))
     return found
 

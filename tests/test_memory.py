@@ -18,6 +18,7 @@ from django_redislock import (
     LockLost,
     LockNotAcquired,
     LockNotOwned,
+    LockStatus,
     force_release,
     get_lock,
     list_locks,
@@ -184,6 +185,19 @@ def test_a_lock_can_be_detached_and_adopted(kind: type[Lock], other: Callable[[]
     assert thread(adopter.owned)
     thread(adopter.release)
     assert not lock.locked()
+
+
+def test_a_lock_can_be_seized(kind: type[Lock], other: Callable[[], Other]) -> None:
+    thread, old, lock = other(), kind(NAME, note="two\nlines"), kind(NAME)
+    thread(old.acquire)
+    info = lock.info()
+    assert info is not None
+    assert info.note == "two\nlines"
+    lock.seize()
+    assert lock.status() is LockStatus.LOCKED
+    assert thread(old.status) is LockStatus.UNAVAILABLE
+    lock.release()
+    assert lock.status() is LockStatus.FREE
 
 
 def test_reentrance_and_errors_are_those_of_a_real_redis(kind: type[Lock], other: Callable[[], Other]) -> None:

@@ -474,6 +474,25 @@ def test_force_with_a_fence_hits_the_acquisition_that_has_it(wait_for: Callable[
     assert got.wait(4)
 
 
+def test_force_tells_whom_it_has_set_free_and_not_whom_it_saw_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    force, before = scripts.force, hold("a")
+    after = Lock("a")
+    after.purpose = "the later one"
+
+    def late(*arguments: Any) -> Any:
+        Lock("a", token=before).release()
+        assert after.acquire()
+        return force(*arguments)
+
+    monkeypatch.setattr(scripts, "force", late)
+    freed = force_release("a")
+    assert freed is not None
+    assert freed.owner.endswith(" the later one")
+    assert "the later one" in caplog.text
+
+
 async def test_the_asynchronous_force_knows_the_fence_too() -> None:
     lock = Lock("a")
     await lock.aacquire()

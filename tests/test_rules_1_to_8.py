@@ -502,7 +502,7 @@ def polled(request: pytest.FixtureRequest, client: Any, server: RedisServer, ali
 def test_waiters_that_no_message_reaches_come_by_themselves_and_in_order(
     polled: str, look: Look, take: Take, hold: Hold
 ) -> None:
-    """R3: where the probe does not count 1, waiters queue as polled, without a channel, and look every 250 ms."""
+    """R3: where the probe does not count 1, waiters queue as polled, without a channel, and look by the clock."""
     holder = hold(fair("seat", using=polled))
     waiters = [take(fair("seat", using=polled), keep=False) for _ in range(4)]
     assert [look.channel("seat", token) for token, _ in look.queue("seat")] == ["-"] * 4
@@ -531,7 +531,7 @@ def test_a_lock_left_free_for_a_polled_waiter_is_not_given_to_a_newcomer(
 def test_a_polled_waiter_keeps_its_place_behind_a_long_holder(
     polled: str, look: Look, take: Take, eventually: Eventually, hold: Hold
 ) -> None:
-    """R3: a polled waiter is counted out after four missed looks (1 s), so it must look while it waits."""
+    """R3: a polled waiter is counted out when it has not looked for four of its delays, so it must look."""
     holder = hold(fair("seat", using=polled))
     waiter = take(fair("seat", using=polled))
     ((token, _),) = look.queue("seat")
@@ -555,7 +555,7 @@ def test_a_killed_polled_waiter_is_dropped_when_it_misses_its_looks(
     monkeypatch: pytest.MonkeyPatch,
     hold: Hold,
 ) -> None:
-    """R3: polled waiters are dropped after four missed looks."""
+    """R3: polled waiters are dropped when they have not looked for four of their delays."""
     monkeypatch.setattr(listener, "LOOK_EVERY", 0.5)
     choose = 'from django.conf import settings\nsettings.CACHES["default"]["LOCATION"] = url\n'
     worker = start(choose + WAITS, name="seat", ttl=30.0, look_every=LONG, url=muted[0])
@@ -964,7 +964,7 @@ def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
 def test_a_lock_whose_release_failed_is_not_taken_again_without_asking_redis(
     bad_network: tuple[Proxy, str], look: Look, hold: Hold
 ) -> None:
-    """R8: the release may have run, and another may hold the lock; a reentrant acquire must not say that it is ours."""
+    """R8: the release may have run, and somebody else hold the lock; a reentrant acquire must not say it is ours."""
     network, using = bad_network
     warm_up(using)
     lock = hold(FairLock("seat", using=using, reentrant=True))

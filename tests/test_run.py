@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -59,14 +60,16 @@ def sh(script: str, *options: str) -> int:
     return run(NAME, *options, "--", "sh", "-c", script)
 
 
-def run_in_process(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+def run_in_process(
+    *arguments: str, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
+) -> subprocess.Popen[str]:
     known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(
         [sys.executable, "-m", "django", "redislocks", "run", "--settings=tests.settings", *arguments],
         text=True,
         cwd=ROOT,
-        env={**known, "PYTHONPATH": str(ROOT)},
+        env={**known, "PYTHONPATH": str(ROOT), **environment},
         start_new_session=True,
         **options,
     )
@@ -453,6 +456,13 @@ def test_redis_out_of_reach_at_the_start_has_a_status_of_its_own(tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
+def test_redis_out_of_reach_is_said_once(in_process: Callable[..., subprocess.Popen[str]]) -> None:
+    environment = {"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"}
+    _, err = in_process(NAME, "--", "true", environment=environment).communicate(timeout=30)
+    assert err.startswith("CommandError: Redis cannot be reached")
+    assert err.count("\n") == 1
+
+
 # -- kill -9 of the command -------------------------------------------------------------------------------------------
 
 
@@ -547,7 +557,9 @@ def test_there_is_no_terminal_where_input_comes_from_elsewhere(monkeypatch: pyte
     [
         ([NAME], "must follow --"),
         ([NAME, "--"], "must follow --"),
-        ([NAME, "true"], "unrecognized arguments: true"),
+        ([NAME, "echo", "hi"], "the program to run must follow --, as in: run nightly -- make report"),
+        ([NAME, "echo", "--", "hi"], "unrecognized arguments: echo"),
+        ([NAME, "--waiting", "5"], "unrecognized arguments: --waiting 5"),
         (["--", "true"], "NAME"),
         (["a\x1b", "--", "true"], "control characters"),
         ([NAME, "--ttl", "0", "--", "true"], "at least 0.001 seconds"),

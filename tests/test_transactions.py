@@ -166,6 +166,18 @@ def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
         raise AssertionError("not reached")
 
 
+@pytest.mark.parametrize("name", ["account:{pk}", "{}", "{a.b}:c"])
+def test_a_block_takes_no_template_as_it_has_no_arguments(name: str, account: Account) -> None:
+    with pytest.raises(ValueError, match=r"no arguments to fill .* with: make the name yourself"), locked_atomic(name):
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("name", ["a{", "}", "a{{b}}"])
+def test_other_braces_are_part_of_the_name(name: str, account: Account) -> None:
+    with locked_atomic(name) as lock:
+        assert lock.name == name
+
+
 def test_a_wrong_name_is_an_error_before_anything_else(account: Account) -> None:
     with pytest.raises(ValueError, match="name"), locked_atomic(""):
         raise AssertionError("not reached")

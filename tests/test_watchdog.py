@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +15,11 @@ from django_redislock import Lock, LockLost, force_release
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
+from django_redislock.log import logger
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer
 
-from .actors import GENEROUS, KEYS, NAME, Other
+from .actors import GENEROUS, KEYS, NAME, Other, holder
 from .proxy import Proxy, proxy
 
 Eventually = Callable[..., Any]
@@ -91,6 +94,96 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
     client.zadd(KEYS.queue, {f"dead-{number}": number + 1 for number in range(6000)})
     lock._release_later(lock._lease())
     eventually(lambda: not client.exists(KEYS.lock, KEYS.queue))
+
+
+@pytest.fixture
+def broken_filter() -> Iterator[list[str]]:
+    """A filter of the site's that raises; the messages that have met it."""
+    met: list[str] = []
+
+    def broken(record: logging.LogRecord) -> bool:
+        met.append(record.getMessage())
+        raise ZeroDivisionError
+
+    logger.addFilter(broken)
+    yield met
+    logger.removeFilter(broken)
+
+
+def test_a_renewal_that_failed_is_tried_again_though_that_cannot_be_logged(
+    network: Proxy, eventually: Eventually, broken_filter: list[str]
+) -> None:
+    lock = Lock(NAME, ttl=30, using="far")
+    lock.acquire()
+    lease = seen(lock, eventually)
+    ends = lease.ends
+    network.cut()
+    watchdog.renew_all(lease.backend)
+    eventually(lambda: any("event=renewal-failed" in message for message in broken_filter))
+    network.mend()
+    eventually(lambda: lease.ends > ends)
+    lock.release()
+
+
+def test_a_renewal_that_cannot_be_sent_nor_logged_leaves_the_watchdog_alive(
+    eventually: Eventually, broken_filter: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(NAME, ttl=6)
+    lock.acquire()
+    lease = seen(lock, eventually)
+    ends = lease.ends
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "_look_after", None)
+        watchdog.renew_all(lease.backend)
+        eventually(lambda: any("event=watchdog-failed" in message for message in broken_filter))
+    eventually(lambda: lease.ends > ends)
+    lock.release()
+
+
+def test_a_loss_is_told_though_it_cannot_be_logged(eventually: Eventually, broken_filter: list[str]) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=0.3, auto_renew=False, on_lost=losses.append)
+    lock.acquire()
+    eventually(lambda: losses)
+    assert any("event=lost" in message for message in broken_filter)
+
+
+def test_what_was_planned_anew_does_not_pile_up(monkeypatch: pytest.MonkeyPatch, eventually: Eventually) -> None:
+    monkeypatch.setattr("django_redislock.watchdog.MANY", 10)
+    monkeypatch.setattr(watchdog, "_sweep_at", 10, raising=False)
+    with Lock(NAME, ttl=600) as lock:
+        seen(lock, eventually)
+        for _ in range(100):
+            lock.reacquire()
+        assert len(watchdog._agenda) < 50
+
+
+def test_a_generator_that_is_collected_in_the_middle_of_the_watchdogs_work_gives_its_lock_back(
+    client: redis.Redis, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgotten() -> Iterator[None]:
+        with Lock("forgotten", ttl=600):
+            yield
+
+    def collect_and_push(*args: Any) -> None:
+        if threading.current_thread() in working:  # the garbage collection strikes where something is made
+            working.clear()
+            generator.close()  # type: ignore[attr-defined]
+        heappush(*args)
+
+    def work() -> None:
+        next(generator)
+        working.add(threading.current_thread())
+        with monkeypatch.context() as patch:
+            patch.setattr(heapq, "heappush", collect_and_push)
+            with Lock(NAME, ttl=600):
+                assert not working
+
+    working: set[threading.Thread] = set()
+    generator = forgotten()
+    heappush = heapq.heappush
+    other()(work)
+    assert not holder(client, "forgotten")
 
 
 @pytest.fixture

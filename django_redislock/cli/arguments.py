@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from ..conf import seconds
 from ..names import check_name
+from ..pool import LockPool
 
 
 class SubcommandParser(CommandParser):
@@ -23,7 +24,7 @@ class SubcommandParser(CommandParser):
         parsed: Namespace
         parsed, rest = super().parse_known_args(args[:end], namespace)
         parsed.program = args[end + 1 :]
-        if not rest and not parsed.program:
+        if not parsed.program and not any(word.startswith("-") for word in rest):  # argparse complains of those
             self.error("the program to run must follow --, as in: run nightly -- make report")
         return parsed, rest
 
@@ -31,6 +32,13 @@ class SubcommandParser(CommandParser):
 def name_of_lock(text: str) -> str:
     try:
         return check_name(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def name_of_pool(text: str) -> str:
+    try:
+        return LockPool(text).name
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

@@ -177,6 +177,11 @@ class Relay:
         else:
             sys.exit(128 + number)
 
+    def look(self) -> None:
+        """See :meth:`Program.look`; one that starts later looks by itself."""
+        if self._program is not None:
+            self._program.look()
+
     def start(self, make: Callable[[], Program]) -> Program:
         self._starting = True
         try:

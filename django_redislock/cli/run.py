@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from django.core.management.base import CommandError
 
 from ..commands import taken
-from ..exceptions import LockLost
 from ..lock import FairLock, Lock
 from ..texts import printable
 from .program import Program, Relay, has_terminal
@@ -33,23 +32,18 @@ def run(
     Raises CommandError, with a ``returncode`` of its own each, when the lock is busy (LockBusy) or was lost, when Redis
     cannot be reached, and when the program cannot be started.
     """
-    programs: list[Program] = []
-
-    def on_lost(error: LockLost) -> None:
-        for program in programs:
-            program.look()
-
+    relay = Relay()
     lock = (FairLock if fair else Lock)(
         name,
         ttl=ttl,
         blocking_timeout=wait,
         auto_renew=True,
-        on_lost=on_lost,
+        on_lost=lambda error: relay.look(),
         using=using,
     )
     # not with its arguments, which may hold what is nobody's business
     lock.purpose = f"redislocks run {os.path.basename(arguments[0])}"
-    with Relay() as relay, taken(lock, busy_status=busy_status, at_least=at_least):
+    with relay, taken(lock, busy_status=busy_status, at_least=at_least):
         environment = {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)}
         shared = has_terminal()
         try:
@@ -59,5 +53,4 @@ def run(
             raise CommandError(
                 f"Cannot run {printable(arguments[0])}: {error.strerror or error}.", returncode=status
             ) from error
-        programs.append(program)
         return program.wait(lambda: lock.lost, lock.remaining)

@@ -8,7 +8,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from ..registry import LockInfo
+from ..pool import PoolInfo
+from ..registry import LockInfo, WaiterInfo
 from ..texts import duration, printable
 
 
@@ -23,13 +24,30 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "expires": lock.expires.isoformat(timespec="microseconds"),
         "fence": lock.fence,
         "waiters": lock.waiters,
+        "note": lock.note,
     }
 
 
 def with_queue(lock: LockInfo) -> dict[str, Any]:
     """The same with those who wait, the next one first."""
-    queue = [{"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair} for waiter in lock.queue]
-    return {**as_json(lock), "queue": queue}
+    return {**as_json(lock), "queue": _queue_as_json(lock.queue)}
+
+
+def pool_as_json(pool: PoolInfo) -> dict[str, Any]:
+    return {
+        "name": pool.name,
+        "members": pool.members,
+        "free": pool.free,
+        "waiters": pool.waiters,
+        "locks": [as_json(lock) for lock in pool.locks],
+        "queue": _queue_as_json(pool.queue),
+    }
+
+
+def _queue_as_json(queue: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
+    return [
+        {"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair, "note": waiter.note} for waiter in queue
+    ]
 
 
 def table(locks: Sequence[LockInfo]) -> str:
@@ -52,17 +70,35 @@ def portrait(lock: LockInfo) -> str:
         ("FENCE", str(lock.fence)),
         ("TOKEN", printable(lock.token_hint)),
         ("WAITERS", str(lock.waiters)),
+        *([("NOTE", printable(lock.note))] if lock.note else []),
     ]
-    text = columns(facts)
-    if lock.queue:
-        rows = [("#", "WAITER", "WAITED", "LOCK")]
-        for place, waiter in enumerate(lock.queue, 1):
-            kind = "FairLock" if waiter.fair else "Lock"
-            rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind))
-        text += f"\n\n{columns(rows)}"
-    if lock.waiters > len(lock.queue):
-        text += f"\n... and {lock.waiters - len(lock.queue)} more"
-    return text
+    return "\n\n".join([columns(facts), *_queue(lock.queue, lock.waiters)])
+
+
+def pool_portrait(pool: PoolInfo) -> str:
+    """A pool: its members in numbers, those that are held, and its queue."""
+    facts = [
+        ("POOL", printable(pool.name)),
+        ("MEMBERS", str(pool.members)),
+        ("FREE", str(pool.free)),
+        ("WAITERS", str(pool.waiters)),
+    ]
+    held = [table(pool.locks)] if pool.locks else []
+    return "\n\n".join([columns(facts), *held, *_queue(pool.queue, pool.waiters)])
+
+
+def _queue(queue: Sequence[WaiterInfo], waiters: int) -> list[str]:
+    """Those who wait, if any; there may be more of them than ``queue`` has."""
+    if not waiters:
+        return []
+    rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", "LOCK", "NOTE")]
+    for place, waiter in enumerate(queue, 1):
+        kind = "FairLock" if waiter.fair else "Lock"
+        rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind, printable(waiter.note)))
+    if not any(waiter.note for waiter in queue):
+        rows = [row[:-1] for row in rows]
+    more = waiters - len(queue)
+    return [columns(rows) + (f"\n... and {more} more" if more > 0 else "")]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -1,8 +1,8 @@
 -- acquire: take the lock, or queue for it; also every later look of a waiter. Idempotent per token.
 -- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool's member only), gone
--- ARGV    name, token, channel, highest fence known, ttl ms, mode F(air) or L(ock), wait: 0 no, 1 yes, p = polling,
---         ticket or '' when none was drawn yet, owner
--- answer  {state, server us, fence or ticket, lease left ms}; states: see scripts.py
+-- ARGV    name, token, channel, highest fence known, ttl ms, mode F(air) or L(ock), wait: 0 no, 1 yes, p1000 = polling,
+--         and alive for 1000 ms without a look, s = seize; ticket or '' when none was drawn yet, owner
+-- answer  {state, server us, fence or ticket, lease left ms, value of the lock that was seized}; states: see scripts.py
 local call = redis.call
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
@@ -26,22 +26,39 @@ local held, over = have[1], have[2]
 
 if held then
   if string.sub(held, 1, #token + 1) == token .. ' ' then
-    local _, at, flag, fence, since = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) ')
+    local _, at, flag, fence, since, was = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) (.*)$')
     local left = call('PTTL', lock)
     if at ~= channel then
       -- adopted by another process: renewals follow the channel
       left = math.max(left, tonumber(ttl))
       if flag == 'h' then call('HDEL', waiters, '!') end
+      -- who has no note to leave keeps the one that is there
+      if not string.find(owner, '\n', 1, true) then owner = owner .. (string.match(was, '\n.*$') or '') end
       call('SET', lock, table.concat({token, channel, 'c', fence, since, owner}, ' '), 'PX', left)
       call('ZADD', KEYS[4], us + left * 1000, name)
       redis.pcall('PUBLISH', at, 'x ' .. token .. ' ' .. name)
     end
     return {4, us, tonumber(fence), left}
   end
-else
-  if over then return {3, us, 0, 0} end
+elseif over then
+  return {3, us, 0, 0}
+end
+
+if ARGV[7] == 's' and not over then
+  -- DEL comes first: where memory has run out, Redis lets a script go on that has begun with it
+  call('DEL', lock)
+  call('ZREM', queue, token)
+  call('HDEL', waiters, token)
+  local fence = grant(token, channel, 'c', ttl, owner)
+  local old, at, flag = string.match(held or '', '^(%S+) (%S+) (%S) ')
+  if old then
+    if flag == 'h' then call('HDEL', waiters, '!') end
+    redis.pcall('PUBLISH', at, 'f ' .. old .. ' ' .. name)
+  end
+  return {1, us, tonumber(fence), tonumber(ttl), held}
+elseif not held then
   --#include pass_on
-  local verdict = pass_on(queue, waiters, name, waiters, token, mode)
+  local verdict = pass_on(queue, waiters, name, true, token, mode)
   if verdict == 'take' then
     call('ZREM', queue, token)
     call('HDEL', waiters, token)

@@ -8,24 +8,36 @@ local us = clock[1] * 1000000 + clock[2]
 local lock, queue, waiters, name, gone = KEYS[1], KEYS[2], KEYS[3], ARGV[1], KEYS[13]
 local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
 local ticket = ARGV[8]
+local took = KEYS[12] .. ARGV[2]
 --#include grant
+--#include grant_member
+
+-- now and then, somebody looks for leases that have ended before the last free member is taken
+if us % 8 ~= 0 and call('EXISTS', queue, took, gone) == 0 then
+  local member = call('ZRANGE', KEYS[7], 0, 0)[1]
+  if member and call('EXISTS', lock .. member, queue .. member) == 0 then
+    lock, name = lock .. member, name .. member
+    return {1, us, tonumber((grant(token, channel, 'c', ttl, owner))), tonumber(ttl), member}
+  end
+end
+
 --#include pass_on
 --#include pool
-
-local has = call('GET', KEYS[12] .. token)
-local held = has and call('GET', lock_stem .. has)
+local member = call('GET', took)
+local held = member and call('GET', lock_stem .. member)
 if held and string.sub(held, 1, #token + 1) == token .. ' ' then
-  return {4, us, tonumber(string.match(held, '^%S+ %S+ %S (%d+) ')), call('PTTL', lock_stem .. has), has}
+  return {4, us, tonumber(string.match(held, '^%S+ %S+ %S (%d+) ')), call('PTTL', lock_stem .. member), member}
 end
 local over = call('EXISTS', gone) == 1
 if over then return {3, us, 0, 0, ''} end
 
-local verdict
-if call('EXISTS', line) == 1 then verdict = serve(token, mode) else verdict = pick() and 'take' end
+sweep()
+local verdict = serve(token, mode)
 if verdict == 'take' then
   call('ZREM', line, token)
   call('HDEL', line_waiters, token)
-  local member, fence = string.sub(name, #stem + 1), tonumber((grant(token, channel, 'c', ttl, owner)))
+  local fence = tonumber((grant(token, channel, 'c', ttl, owner)))
+  member = string.sub(name, #stem + 1)
   if call('EXISTS', line) == 1 then serve() end
   return {1, us, fence, tonumber(ttl), member}
 elseif verdict == 'more' then

@@ -1,7 +1,7 @@
 -- (shared piece) puts who asks into the queue, unless it does not wait or is `over`; sets `state` and `ticket`
 local state = 0
 if ARGV[7] ~= '0' and not over then
-  local seen = '0'
+  local patience, till = string.match(ARGV[7], '^p(%d+)$'), '0'
   if ticket == '' then ticket = next_fence() end
   -- a waiter that was dropped, and lives: the others of its process may have been as well
   if call('ZADD', queue, ticket, token) == 1 and ARGV[8] ~= '' then state = 5 end
@@ -14,8 +14,8 @@ if ARGV[7] ~= '0' and not over then
       if string.find(marks, ':', 1, true) then call('HSET', waiters, '!', marks) else call('HDEL', waiters, '!') end
     end
   end
-  if ARGV[7] == 'p' then channel, seen = '-', string.format('%.0f', us) end
-  call('HSET', waiters, token, mode .. ' ' .. channel .. ' ' .. ttl .. ' ' .. seen .. ' ' .. owner)
+  if patience then channel, till = '-', string.format('%.0f', us + patience * 1000) end
+  call('HSET', waiters, token, mode .. ' ' .. channel .. ' ' .. ttl .. ' ' .. till .. ' ' .. owner)
   call('PEXPIRE', queue, 60000)
   call('PEXPIRE', waiters, 60000)
 end

@@ -1,6 +1,6 @@
 -- force: set a lock free whoever holds it, tell the holder, pass it on.
 -- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool's member only)
--- ARGV    name, highest fence to set free or '' for any, '', highest fence known
+-- ARGV    name, highest fence to set free or '' for any, channel, highest fence known
 -- answer  {value of the lock or false, 1 = dead waiters remain: call again}
 local call = redis.call
 local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]

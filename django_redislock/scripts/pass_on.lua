@@ -1,40 +1,46 @@
 -- (shared piece) decides who of a queue, which is called `called`, may have the free lock, and tells them; needs `grant`
 -- and what that needs
--- me, my_mode: the token that asks for itself, or nil. marks_at: the waiters hash of the lock itself, for field '!'.
+-- own: whether the queue is the lock's own (not that of its pool). me, my_mode: the token that asks for itself, or nil.
 -- alive: the channel of a former holder that is not to be suspected; who calls lives anyway. Answers
 --   'take'    the lock is for whoever asks: the queue is empty, or the head is me, or I may overtake it
 --   'passed'  handed over, or somebody who is alive was told to come
 --   'more'    the limit of one call was reached: call again
 --
--- Field '!': the channel to which the last handoff was made ('-': it is confirmed), then those whose
--- handoffs ended without a sign of life. Where the lock is free, all of them are suspect, and their waiters are dropped;
--- the living come back with their tickets, which clears them (but for a pool, whose queue is not the lock's own: there
--- only the last one is remembered).
-local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
+-- Field '!': the channel to which the last handoff was made ('-': it is confirmed, or to be found with the lock, not here
+-- with its pool), then those whose handoffs ended without a sign of life. Where the lock is free, all of them are suspect,
+-- and their waiters are dropped; the living come back with their tickets, which clears them.
+local function pass_on(queue, waiters, called, own, me, my_mode, alive)
   local dead, reaped, batch, marks = {}, 0, 1, nil
-  local apart = marks_at ~= waiters
 
   local function mark(current)
-    local words, new = 0, current
-    for channel in string.gmatch(apart and '' or marks, '%S+') do
+    local words, new = 0, own and current or '-'
+    for channel in string.gmatch(marks, '%S+') do
       words = words + 1
       if dead[channel] == 'suspect' and words <= 16 then new = new .. ' ' .. channel end
     end
     if new ~= marks then
-      if new == '-' then
-        call('HDEL', marks_at, '!')
-      else
-        call('HSET', marks_at, '!', new)
-        if apart then call('PEXPIRE', marks_at, 60000) end
-      end
+      if new == '-' then call('HDEL', waiters, '!') else call('HSET', waiters, '!', new) end
     end
     marks = new
+  end
+
+  -- nobody tells those behind a polled head when it has died: the first of them that can be told looks until it takes
+  local function set_watch()
+    local behind = call('ZRANGE', queue, 1, 100)
+    if #behind == 0 then return end
+    for i, entry in ipairs(call('HMGET', waiters, unpack(behind))) do
+      local channel = entry and string.match(entry, '^%S (%S+) ')
+      if channel and channel ~= '-' and redis.pcall('PUBLISH', channel, 'w ' .. behind[i] .. ' ' .. called) ~= 0 then
+        return
+      end
+    end
   end
 
   while reaped < 5000 do
     local heads = call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
       call('DEL', waiters)
+      call('ZREM', KEYS[4], name)
       return 'take'
     end
     local drop, verdict = {}, nil
@@ -46,13 +52,13 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
         entry = call('HGET', waiters, token)
       else
         local found = call('HMGET', waiters, token, '!')
-        entry, marks = found[1], (apart and call('HGET', marks_at, '!') or not apart and found[2]) or '-'
+        entry, marks = found[1], found[2] or '-'
         for channel in string.gmatch(marks, '%S+') do
           if channel ~= alive and channel ~= ARGV[3] and channel ~= '-' then dead[channel] = 'suspect' end
         end
       end
-      local mode, channel, ttl, seen, owner
-      if entry then mode, channel, ttl, seen, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
+      local mode, channel, ttl, till, owner
+      if entry then mode, channel, ttl, till, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
       local age = us - ticket
       local patient = mode == 'F' or age < 0 or age >= 100000
       if not mode then
@@ -60,10 +66,11 @@ local function pass_on(queue, waiters, called, marks_at, me, my_mode, alive)
       elseif my_mode == 'L' and not patient then
         verdict = 'take' break
       elseif channel == '-' then
-        -- a polled waiter comes by itself; four missed looks and it is gone
-        if us - tonumber(seen) < 1000000 then
+        -- a polled waiter comes by itself; it has said how long it counts as alive without a look
+        if us < tonumber(till) then
           call('ZREM', KEYS[4], name)
           mark('-')
+          if not me then set_watch() end
           verdict = 'passed' break
         end
         drop[#drop + 1] = token

@@ -1,37 +1,37 @@
--- (shared piece) the members of a pool; needs `grant`, `pass_on` and what those need, and sets `lock` and `name`.
--- Each is in `free`, by the time of its last use, or in `busy`, by the time at which its lease may have ended. Leases are
--- moved by scripts that know nothing of pools, so a lock that is there is the truth, and `busy` says when to look for it.
-local members, free, busy, leaving, line, line_waiters = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
-local lock_stem, stem = string.match(KEYS[1], '^(.*:)'), string.match(ARGV[1], '^(.*:)')
+-- (shared piece) the members of a pool; needs `grant` for members, `pass_on` and what those need; sets `lock` and `name`.
+-- Each is in `free`, by the time of its last use, or in `busy`, by the time at which its lease ends. Scripts that know
+-- nothing of pools move leases as well, so a lock that is there is the truth, and `busy` says when to look for it.
+local free, busy, line, line_waiters = KEYS[7], KEYS[8], KEYS[10], KEYS[11]
+local lock_stem = string.match(KEYS[1], '^(.*:)')
+--#include give_back
 
--- whoever gets a member finds it again by its token, when the answer or the wake was lost
-local grant_lock = grant
-grant = function(token, channel, flag, lease, owner)
-  local member = string.sub(name, #stem + 1)
-  call('ZREM', free, member)
-  call('ZADD', busy, us + lease * 1000, member)
-  call('SET', KEYS[12] .. token, member, 'PX', 60000)
-  return grant_lock(token, channel, flag, lease, owner)
-end
-
--- a member that nobody holds any more: free for all, or gone when it was taken out of the pool meanwhile
-local function give_back(member)
-  if call('ZREM', busy, member) == 0 then
-    call('ZADD', free, 'XX', us, member)
-  elseif call('ZREM', leaving, member) == 1 then
-    call('ZREM', members, member)
-  else
-    call('ZADD', free, us, member)
+-- gives back the members whose leases have ended; answers whether there may be more of them
+local function sweep()
+  local due = call('ZRANGEBYSCORE', busy, '-inf', us, 'LIMIT', 0, 100)
+  for i = 1, #due do
+    local member = due[i]
+    local left = call('PTTL', lock_stem .. member)
+    if left == -2 then
+      local suspect = call('HGET', line_waiters .. member, '!')
+      if suspect and call('EXISTS', line .. member) == 0 then
+        -- a handoff has ended without a sign of life: from now on its waiters are dropped
+        call('DEL', line_waiters .. member)
+        local known = call('HGET', line_waiters, '!') or '-'
+        if call('EXISTS', line) == 1 and not string.find(known, suspect, 1, true) then
+          call('HSET', line_waiters, '!', known .. ' ' .. suspect)
+        end
+      end
+      call('ZREM', KEYS[4], stem .. member)
+      give_back(member)
+    else
+      call('ZADD', busy, us + math.max(left, 1000) * 1000, member)
+    end
   end
+  return #due == 100
 end
 
 -- sets `lock` and `name` to the free member that has not been used for longest; answers whether there is one
 local function pick()
-  local due = call('ZRANGEBYSCORE', busy, '-inf', us, 'LIMIT', 0, 100)
-  for i = 1, #due do
-    local left = call('PTTL', lock_stem .. due[i])
-    if left == -2 then give_back(due[i]) else call('ZADD', busy, us + math.max(left, 1000) * 1000, due[i]) end
-  end
   while true do
     local member = call('ZRANGE', free, 0, 0)[1]
     if not member then return false end
@@ -47,7 +47,7 @@ end
 local function serve(me, my_mode, alive)
   for _ = 1, 100 do
     if not pick() then return 'none' end
-    local verdict = pass_on(line, line_waiters, stem, KEYS[11] .. string.sub(name, #stem + 1), me, my_mode, alive)
+    local verdict = pass_on(line, line_waiters, stem, false, me, my_mode, alive)
     if verdict ~= 'passed' then return verdict end
     -- one was told to come for it; the next one is told when he has
     if call('EXISTS', lock) == 0 then return 'none' end

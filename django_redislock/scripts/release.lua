@@ -2,8 +2,8 @@
 -- KEYS    lock, queue, waiters, index, fence, pool (7 keys, for a pool and its members only), gone (only when an acquire
 --         of unknown outcome may still arrive)
 -- ARGV    name (that of a pool: leave its queue, with whatever member may have been granted), token, channel, highest
---         fence known
--- answer  {1 = it was held by this token, 1 = dead waiters remain: call again}
+--         fence known, 1 = only what this process holds (whoever has adopted the token keeps it)
+-- answer  {1 = it was held by this token, 2 = it is, but was adopted elsewhere; 1 = dead waiters remain: call again}
 local call = redis.call
 local lock, queue, waiters, name = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 if KEYS[7] and string.sub(name, -1) == ':' then
@@ -22,6 +22,7 @@ if held then
   else
     local its, at = string.match(held, '^(%S+) (%S+) ')
     if its == ARGV[2] then
+      if ARGV[5] == '1' then return {2, 0} end
       -- the token was adopted: the process that renews it must hear that it has ended
       was_held, trace, alive = 1, true, at
       call('DEL', lock)
@@ -38,7 +39,8 @@ if was_held == 0 then
   call('HDEL', waiters, ARGV[2])
   if held then return {0, 0} end
 end
-if call('EXISTS', queue) == 0 then
+local queued = call('EXISTS', queue) == 1
+if not queued then
   call('ZREM', KEYS[4], name)
   if trace then call('DEL', waiters) end
   if not KEYS[7] then return {was_held, 0} end
@@ -46,6 +48,11 @@ end
 
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
+if not queued and call('EXISTS', KEYS[10]) == 0 then
+  --#include give_back
+  give_back(string.match(name, '[^:]*$'))
+  return {was_held, 0}
+end
 --#include grant
 --#include hand_on
 return {was_held, hand_on(alive)}

@@ -79,7 +79,8 @@ class Crew:
         for pipe in self._pipes:
             pipe.send((job, args))
         for number in range(self.size):
-            if self._hear(number, PATIENCE) != worker.READY:
+            # that many have to start first, on few processors
+            if self._hear(number, PATIENCE + self.size) != worker.READY:
                 raise BenchError(f"{job.__module__}.{job.__name__} did not say that it is ready.")
         if when_ready is not None:
             when_ready()

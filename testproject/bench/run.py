@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redisserver import RedisServer
 
-from . import contended, dogpile, drain, idle, uncontended
+from . import contended, dogpile, drain, idle, pool, uncontended
 from .contenders import KINDS, Entrant, able, installed
 from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
@@ -43,9 +43,16 @@ MODES = {
         {"waiters": 1000},
         dogpile.KINDS,
     ),
+    "pool": Mode(
+        pool.measure,
+        pool.ROWS,
+        False,
+        {"procs": 50, "members": 1000, "hold_ms": 0.0, "seconds": 10.0},
+        kinds=pool.KINDS,
+    ),
 }
-LEAST = {"seconds": 0.1, "hold_ms": 0, "procs": 1, "waiters": 1, "rounds": 1}
-MOST = {"seconds": 3600, "hold_ms": 10_000, "procs": 256, "waiters": 5000, "rounds": 100}
+LEAST = {"seconds": 0.1, "hold_ms": 0, "procs": 1, "waiters": 1, "rounds": 1, "members": 1}
+MOST = {"seconds": 3600, "hold_ms": 10_000, "procs": 256, "waiters": 5000, "rounds": 100, "members": 100_000}
 MOST_COROUTINES = {**MOST, "waiters": 50_000}
 
 

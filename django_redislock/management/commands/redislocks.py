@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Sequence
@@ -12,12 +14,19 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_redislock import LockInfo, LockUnavailable, force_release, get_lock, list_locks
-from django_redislock.cli.arguments import SubcommandParser, exit_status, name_of_lock, not_negative, positive
+from django_redislock import LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock.cli.arguments import (
+    SubcommandParser,
+    exit_status,
+    name_of_lock,
+    name_of_pool,
+    not_negative,
+    positive,
+)
 from django_redislock.cli.run import run
-from django_redislock.cli.text import as_json, portrait, table, with_queue
+from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, portrait, table, with_queue
 from django_redislock.cli.watch import watch
-from django_redislock.commands import BUSY, LOST, UNAVAILABLE, LockBusy
+from django_redislock.commands import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.connection import get_backend
 from django_redislock.texts import duration, printable
 
@@ -25,6 +34,7 @@ from django_redislock.texts import duration, printable
 SUBCOMMANDS = {
     "list": "Show the locks that are held: by whom, since when, for how long still, and how many wait.",
     "show": "Show one lock: its holder, and its queue in order. Exits 1 when nobody holds it.",
+    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 when it has none.",
     "clear": "Set locks free, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
     "run": "Run a program under a lock and exit as it does. The lock is renewed while the program runs.",
 }
@@ -61,7 +71,9 @@ class Command(BaseCommand):
                     f"this one sees and guards its own only."
                 )
             getattr(self, f"handle_{subcommand}")(**options)
-        except (LockUnavailable, ImproperlyConfigured) as error:
+        except LockUnavailable as error:
+            raise CommandError(str(error), returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
+        except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
     # -- list -------------------------------------------------------------------------------------------------------
@@ -95,12 +107,8 @@ class Command(BaseCommand):
                     raise
                 return str(error)  # whoever watches wants to see how it ends
 
-        def write(text: str) -> None:
-            self.say(text)
-            self.stdout.flush()
-
         table = format == "table"
-        watch(show, write, every, terminal=table and self.stdout.isatty(), head=table)
+        watch(show, self.say, every, terminal=table and self.stdout.isatty(), head=table)
 
     # -- show -------------------------------------------------------------------------------------------------------
 
@@ -114,10 +122,22 @@ class Command(BaseCommand):
             raise CommandError(f"Not held: {printable(name)}")
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
+    # -- pool -------------------------------------------------------------------------------------------------------
+
+    def add_pool_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", metavar="NAME", type=name_of_pool, help="The pool to show.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+
+    def handle_pool(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
+        pool = LockPool(name, using=using).info()
+        if not pool.members and not pool.waiters:
+            raise CommandError(f"No members: {printable(name)}")
+        self.say(json.dumps(pool_as_json(pool), indent=2) if format == "json" else pool_portrait(pool))
+
     # -- clear ------------------------------------------------------------------------------------------------------
 
     def add_clear_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", metavar="NAME", nargs="*", help="A lock to set free.")
+        parser.add_argument("names", metavar="NAME", nargs="*", type=name_of_lock, help="A lock to set free.")
         parser.add_argument("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
         parser.add_argument("--all", action="store_true", help="All held locks.")
         parser.add_argument("--dry-run", action="store_true", help="Only say what would be cleared.")
@@ -138,22 +158,27 @@ class Command(BaseCommand):
         if bool(names) + (match is not None) + options["all"] != 1:
             raise CommandError("Say what to clear: either names, or --match PATTERN, or --all.")
         if names:
-            found = {name: _named(name, using) for name in names}
+            found = {name: get_lock(name, using=using) for name in names}
             locks = [lock for lock in found.values() if lock]
             missing = [name for name, lock in found.items() if not lock]
         else:
             locks, missing = list_locks("*" if match is None else match, using=using), []
+        changed: list[str] = []
 
         if locks and dry_run:
             self.say(f"Would be cleared:\n{table(locks)}")
         elif locks:
             if interactive:
                 self.confirm(locks)
-            missing += [lock.name for lock in locks if not self.clear(lock.name, using)]
+            left = [lock.name for lock in locks if not self.clear(lock, using)]
+            changed = [name for name in left if get_lock(name, using=using)]
+            missing += [name for name in left if name not in changed]
         elif not missing:
             self.say("No locks are held." if match is None else f"No lock is held that matches {printable(match)}.")
-        if names and missing:
-            raise CommandError(f"Not held: {', '.join(map(printable, missing))}")
+        complaints = {"Left alone, as the holder has changed": changed, "Not held": missing if names else []}
+        lines = [f"{text}: {', '.join(map(printable, which))}" for text, which in complaints.items() if which]
+        if lines:
+            raise CommandError("\n".join(lines))
 
     def confirm(self, locks: Sequence[LockInfo]) -> None:
         """Go on only if somebody says yes."""
@@ -166,14 +191,17 @@ class Command(BaseCommand):
             answer = input()
         except EOFError:
             raise CommandError("Nobody is there to ask, nothing was cleared. Give --noinput to clear anyway.") from None
+        except KeyboardInterrupt:
+            raise CommandError("Nothing was cleared.") from None
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was cleared.")
 
-    def clear(self, name: str, using: str | None) -> bool:
-        lock = force_release(name, using=using, by="manage.py redislocks clear")
+    def clear(self, seen: LockInfo, using: str | None) -> bool:
+        """Whether it was ours to clear: whoever has acquired the lock since it was ``seen`` is spared."""
+        lock = force_release(seen.name, using=using, by="manage.py redislocks clear", fence=seen.fence)
         if lock is not None:
             held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-            self.say(f"Cleared {printable(name)}, {held}, {lock.waiters} waiting.")
+            self.say(f"Cleared {printable(lock.name)}, {held}, {lock.waiters} waiting.")
         return lock is not None
 
     # -- run --------------------------------------------------------------------------------------------------------
@@ -214,20 +242,23 @@ class Command(BaseCommand):
         self, *, name: str, program: Sequence[str], conflict_exit_code: int, verbosity: int, **options: Any
     ) -> None:
         known = ("ttl", "wait", "fair", "at_least", "kill_after", "using")
-        try:
+        with quiet_when_busy(self, verbosity):
             status = run(name, program, busy_status=conflict_exit_code, **{option: options[option] for option in known})
-        except LockBusy:
-            # on nine of ten machines with the same crontab it is busy: that is no news, which cron would mail
-            if getattr(self, "_called_from_command_line", False) and verbosity < 2 and not self.stderr.isatty():
-                sys.exit(conflict_exit_code)
-            raise
         if status:
             sys.exit(status)
 
     def say(self, text: str) -> None:
         """Print ``text``; what the terminal's encoding lacks stands there escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
-        self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        try:
+            self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.stdout.flush()
+        except BrokenPipeError:
+            if not getattr(self, "_called_from_command_line", False):
+                raise
+            # "| head" has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it exits
+            sys.exit(128 + signal.SIGPIPE)
 
 
 def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
@@ -237,13 +268,6 @@ def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
             again = copy(action)
             again.default = SUPPRESS
             parser._add_action(again)
-
-
-def _named(name: str, using: str | None) -> LockInfo | None:
-    try:
-        return get_lock(name, using=using)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
 
 
 def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:

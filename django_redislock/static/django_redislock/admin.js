@@ -21,7 +21,20 @@
 
     function replace(old, fresh) {
         if (old && fresh && old.innerHTML !== fresh.innerHTML) {
+            const links = () => Array.from(old.querySelectorAll("a, input"));
+            const place = links().indexOf(document.activeElement);
             old.replaceChildren(...document.importNode(fresh, true).childNodes);
+            links()[place]?.focus({preventScroll: true});
+        }
+    }
+
+    /* Piece by piece where the pages have the same ones, so that what stands between them is not touched. */
+    function replaceAll(old, fresh, pieces) {
+        const [parts, freshParts] = [old, fresh].map((element) => element.querySelectorAll(pieces));
+        if (parts.length === freshParts.length) {
+            parts.forEach((part, index) => replace(part, freshParts[index]));
+        } else {
+            replace(old, fresh);
         }
     }
 
@@ -54,11 +67,15 @@
                 row.remove();
             }
         }
+        const focused = document.activeElement;
         rows.forEach((row, index) => {
             if (body.rows[index] !== row) {
                 body.insertBefore(row, body.rows[index] || null);
             }
         });
+        if (body.contains(focused)) {
+            focused.focus({preventScroll: true}); // a row that moves loses it
+        }
         const counter = document.querySelector(".action-counter");
         if (counter && body.rows.length && Number(counter.dataset.actionsIcnt) !== body.rows.length) {
             counter.dataset.actionsIcnt = body.rows.length;
@@ -85,7 +102,7 @@
         const [body, freshBody] = [document, fresh].map((page) => page.querySelector("#result_list tbody"));
         const [form, freshForm] = [document, fresh].map((page) => page.getElementById("heldlock_form"));
         if (form && freshForm) {
-            replace(form, freshForm);
+            replaceAll(form, freshForm, ".readonly, .submit-row");
         } else if (body && (freshBody || live.length)) {
             updateRows(body, freshBody || document.createElement("tbody"));
             replace(document.querySelector(".paginator"), fresh.querySelector(".paginator"));
@@ -111,11 +128,14 @@
         } catch {
             return true; // the network is gone for a while
         }
-        if (response.redirected || response.status === 403 || response.status === 404) {
-            return false; // logged out, or not allowed any more
+        if (response.status === 403 || response.status === 404) {
+            return false; // not allowed any more
         }
         if (response.ok) {
             const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+            if (!fresh.querySelector("#changelist, #heldlock_form")) {
+                return false; // logged out. (While Redis is away, the page of a lock leads to the list.)
+            }
             const sound = updateMessages(fresh); // they are told once only
             if (mayRefresh()) {
                 update(fresh, sound);

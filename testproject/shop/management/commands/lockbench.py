@@ -16,7 +16,7 @@ from bench.run import MODES, run
 from redisserver import NoServerError
 
 WIDTH = 132  # where the output is no terminal
-OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "rounds")
+OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "members", "rounds")
 
 
 class Command(BaseCommand):
@@ -32,7 +32,7 @@ class Command(BaseCommand):
             choices=MODES,
             help="uncontended: one process alone. contended: many processes on one lock. idle: what waiting costs. "
             "drain: many of one process get the lock one after the other. dogpile: many of many processes want one "
-            "value that is not in the cache.",
+            "value that is not in the cache. pool: many processes check its members out and in.",
         )
         parser.add_argument("--procs", type=int, metavar="N", help=f"Processes. {_defaults('procs')}")
         parser.add_argument("--asyncio", action="store_true", help="Coroutines use the locks, not threads.")
@@ -41,6 +41,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("--seconds", type=float, metavar="S", help=f"How long to measure. {_defaults('seconds')}")
         parser.add_argument("--waiters", type=int, metavar="N", help=f"Waiting in a process. {_defaults('waiters')}")
+        parser.add_argument("--members", type=int, metavar="N", help=f"Of the pool. {_defaults('members')}")
         parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")
         parser.add_argument("--only", default="", metavar="NAME,...", help="The contenders; without it: all.")
         parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")

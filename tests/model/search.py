@@ -1,0 +1,119 @@
+"""Breadth-first search through all states, and the promises that are checked in each.
+
+Two holders, fences, and turns are checked where they happen, in ``processes.py`` and ``scripts.py``. Here it is that
+nobody is forgotten: in each state in which only clocks can make anything happen, the next look of each process, and
+what follows from it, must bring every waiter of a process that lives back into the queue (or to the lock), and must not
+leave the lock free or with one who has left.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .processes import CLIENT_EVENTS, CLIENT_STEPS, PROCESS_EVENTS, PROCESS_STEPS, TIME, Action, look
+from .world import Scene, State, Violation, World
+
+
+class Found(NamedTuple):
+    """What a search has found: how many states, and the shortest way to a violation, if there is one."""
+
+    states: int
+    violation: str = ""
+    trace: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        steps = (f"{number:3} {step}" for number, step in enumerate(self.trace, 1))
+        return "\n".join([f"{self.states} states", *steps, self.violation])
+
+
+def search(scene: Scene) -> Found:
+    """Walk through all states of ``scene``; ends at the first violation."""
+    clients, processes = range(len(scene.modes)), range(max(scene.homes) + 1)
+    actions: list[tuple[Action, int]] = [(action, 0) for action in TIME]
+    actions += [(action, one) for action in (*CLIENT_STEPS, *CLIENT_EVENTS) for one in clients]
+    actions += [(action, one) for action in (*PROCESS_STEPS, *PROCESS_EVENTS) for one in processes]
+    start = World(scene).freeze()
+    came_from: dict[State, tuple[State, Action, int] | None] = {start: None}
+    frontier = [start]
+    while frontier:
+        reached = []
+        for state in frontier:
+            try:
+                check_nobody_is_forgotten(scene, state)
+            except Violation as violation:
+                return Found(len(came_from), str(violation), _trace(came_from, state))
+            world = World(scene, state)
+            for action, one in actions:
+                try:
+                    if not action(world, one):
+                        continue  # and has changed nothing
+                except Violation as violation:
+                    trace = (*_trace(came_from, state), _words(action, one))
+                    return Found(len(came_from), str(violation), trace)
+                after = world.freeze()
+                world = World(scene, state)
+                if after not in came_from:
+                    came_from[after] = state, action, one
+                    reached.append(after)
+        frontier = reached
+    return Found(len(came_from))
+
+
+def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
+    world = World(scene, state)
+    if not _waiting(world) or not _quiet(world):
+        return
+    if world.lock and world.clients[world.lock.token].at == "gone" and world.home(world.lock.token).state == "up":
+        raise Violation(f"orphan: {world.lock.token} has left, and holds the lock for nobody")
+    for token in world.queue:
+        world.client(token, aged=True)  # it is more than 100 ms to the next look
+    oldest = [process.waiters[0] for process in world.processes if process.state == "up" and process.waiters]
+    for token in oldest:
+        look(world, token)
+        _go_on_until_quiet(world)
+    for token in _waiting(world):
+        if token not in world.queue and not (world.lock and world.lock.token == token):
+            raise Violation(f"forgotten: {token} waits and is not queued, after the next look of its process")
+    if _waiting(world) and not world.lock:
+        raise Violation("forgotten: the lock is free, and the next looks of all processes have left it so")
+
+
+def _waiting(world: World) -> list[int]:
+    return [
+        token for token, client in enumerate(world.clients) if client.at == "waits" and world.home(token).state == "up"
+    ]
+
+
+def _quiet(world: World) -> bool:
+    """Whether nothing is on its way in the processes that run, and all of them hear what Redis publishes."""
+    for token, client in enumerate(world.clients):
+        if world.home(token).state == "up" and (client.at in ("asks", "answered") or client.grant):
+            return False
+    return all(
+        process.subscribed == "on" and not process.inbox and not process.farewells
+        for process in world.processes
+        if process.state == "up"
+    )
+
+
+def _go_on_until_quiet(world: World) -> None:
+    clients = [token for token in range(len(world.clients)) if world.home(token).state == "up"]
+    processes = [number for number, process in enumerate(world.processes) if process.state == "up"]
+    while any(step(world, one) for step in PROCESS_STEPS for one in processes) or any(
+        step(world, one) for step in CLIENT_STEPS for one in clients
+    ):
+        pass
+
+
+def _trace(came_from: dict[State, tuple[State, Action, int] | None], state: State) -> tuple[str, ...]:
+    steps = []
+    while (origin := came_from[state]) is not None:
+        state, action, one = origin
+        steps.append(_words(action, one))
+    return tuple(reversed(steps))
+
+
+def _words(action: Action, one: int) -> str:
+    kind = "client" if action in (*CLIENT_STEPS, *CLIENT_EVENTS) else "process"
+    who = "" if action in TIME else f"{kind} {one}"
+    return f"{who:9} {action.__name__:13} {(action.__doc__ or '').splitlines()[0]}"

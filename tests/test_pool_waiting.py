@@ -1,0 +1,514 @@
+"""Waiting for a member of a pool: who is woken, by what, in which order; and what death, silence and losses cost.
+
+No look comes by the clock, where a test does not say otherwise: who is served was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import call_command
+
+from django_redislock import FairLock, Lock, LockNotAcquired, LockPool, LockUnavailable, force_release, scripts
+from django_redislock.connection import get_backend
+from django_redislock.listener import get_listener
+from django_redislock.names import make_keys, pool_name
+from django_redislock.pool import Member
+from redisserver import RedisServer
+
+from .actors import GENEROUS, Ghost, Other, server_time
+from .pools import POOL, PREFIX, audit, leftovers, lock_of
+from .processes import Worker
+from .proxy import Proxy, proxy
+from .test_cancellation import Interrupted, auntil_done_or, parked
+from .test_cancellation import gates as gates
+from .ways import caches
+
+AEventually = Callable[..., Awaitable[Any]]
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+Settings = Any  # its type has another name in each pytest-django
+Wait = Callable[..., Future[Member]]
+
+ANY = pool_name(POOL)
+LINE = f"{PREFIX}queue:{ANY}"
+FREE = f"{PREFIX}free:{ANY}"
+TTL = 600
+
+# A process with threads that wait for a member each, keep it until told and give it back.
+WAITS = """
+from django_redislock import listener
+listener.LOOK_EVERY = look_every
+pool = LockPool(name)
+
+def wait(number):
+    with pool.acquire(ttl=ttl, fair=fair) as member:
+        say("got", number, member.key)
+        if keeps:
+            threading.Event().wait()
+    say("gave", number)
+
+for number in range(count):
+    threading.Thread(target=wait, args=(number,), daemon=True).start()
+say("ready")
+threading.Event().wait()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def _listening(settings: Settings, eventually: Eventually) -> None:
+    """Whoever queues does so at once; and no test meets what another one has left over."""
+    settings.CACHES = {**settings.CACHES}
+    listener = get_listener(get_backend())
+    listener.start()
+    eventually(lambda: listener.ready)
+
+
+@pytest.fixture(params=[False, True], ids=["barging", "fair"])
+def fair(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def pool() -> LockPool:
+    made = LockPool(POOL)
+    made.extend(["alice", "bob"])
+    return made
+
+
+@pytest.fixture
+def held(pool: LockPool, other: Callable[[], Other]) -> Callable[[str], None]:
+    """Both members are held; called with one's key, it gives that back. Somebody else's thread holds them."""
+    thread = other()
+    members = {member.key: member for member in (thread(lambda: pool.acquire(ttl=TTL)) for _ in range(2))}
+    return lambda key: thread(members[key].release)
+
+
+@pytest.fixture
+def wait(client: redis.Redis, eventually: Eventually, other: Callable[[], Other]) -> Wait:
+    """A thread that wants a member, and stands in the queue. It goes on holding it."""
+
+    def wait(*, pool: LockPool | None = None, **options: Any) -> Future[Member]:
+        before = client.zcard(LINE)
+        thread = other()
+        wanted = pool or LockPool(POOL)
+        future = thread.start(lambda: wanted.acquire(**{"ttl": TTL, **options}))
+        eventually(lambda: client.zcard(LINE) > before)
+        return future
+
+    return wait
+
+
+def got(future: Future[Member]) -> str:
+    return future.result(GENEROUS).key
+
+
+def expired(client: redis.Redis, key: str) -> None:
+    """The lease of a member ends now, and nobody is told."""
+    assert client.delete(f"{PREFIX}lock:{lock_of(key)}")
+    client.zadd(f"{PREFIX}busy:{ANY}", {key: server_time(client) - 1}, xx=True)
+
+
+# -- who is woken ----------------------------------------------------------------------------------------------------
+
+
+def test_a_release_serves_who_waits(held: Callable[[str], None], wait: Wait, fair: bool, client: redis.Redis) -> None:
+    waiter = wait(fair=fair)
+    held("bob")
+    assert got(waiter) == "bob"
+    assert audit(client)["locked"] == {"alice", "bob"}
+
+
+def test_new_members_serve_all_who_wait(wait: Wait, fair: bool, client: redis.Redis) -> None:
+    waiters = [wait(fair=fair) for _ in range(5)]
+    LockPool(POOL).extend(f"key-{number}" for number in range(7))
+    assert {got(waiter) for waiter in waiters} == {f"key-{number}" for number in range(5)}
+    assert audit(client)["free"] == {"key-5", "key-6"}
+    assert client.zcard(LINE) == 0
+
+
+def test_one_call_serves_no_more_than_a_hundred_so_there_may_be_several(
+    ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    there = ghost()
+    for number in range(250):
+        there.queue(f"token-{number:03}-{'x' * 20}", mode="F", name=ANY)
+    assert LockPool(POOL).extend(f"key-{number}" for number in range(300)) == 300
+    assert client.zcard(LINE) == 0
+    assert len(audit(client)["locked"]) == 250
+
+
+def test_the_end_of_a_lease_serves_who_waits(pool: LockPool, start: Start, wait: Wait, eventually: Eventually) -> None:
+    """The holder is killed: nobody tells of it, the waiter looks when its lease ends."""
+    worker = start(WAITS, name=POOL, count=2, ttl=1, fair=False, keeps=True, look_every=1000.0)
+    worker.expect("got")
+    worker.expect("got")
+    waiters = [wait(), wait()]
+    worker.kill()
+    began = monotonic()
+    assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
+    assert monotonic() - began < 5
+
+
+def test_a_release_by_force_serves_who_waits(held: Callable[[str], None], wait: Wait, fair: bool) -> None:
+    waiter = wait(fair=fair)
+    assert force_release(lock_of("bob"))
+    assert got(waiter) == "bob"
+
+
+def test_the_command_clear_serves_who_waits(held: Callable[[str], None], wait: Wait, fair: bool) -> None:
+    waiters = [wait(fair=fair), wait(fair=fair)]
+    call_command("redislocks", "clear", "--match", "pool:accounts:*", "--noinput")
+    assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
+
+
+def test_a_member_that_leaves_serves_nobody(held: Callable[[str], None], pool: LockPool, wait: Wait) -> None:
+    waiter = wait()
+    pool.shrink(["bob"])
+    held("bob")
+    assert not waiter.done()
+    held("alice")
+    assert got(waiter) == "alice"
+    assert pool.keys() == ["alice"]
+
+
+def test_a_member_that_was_locked_by_its_own_name_serves_who_waits(pool: LockPool, wait: Wait, fair: bool) -> None:
+    lock = Lock(lock_of("alice"), ttl=TTL)
+    assert lock.acquire()
+    with pool.acquire(ttl=TTL) as member:
+        assert member.key == "bob"
+        waiter = wait(fair=fair)
+        lock.release()
+        assert got(waiter) == "alice"
+
+
+def test_who_waits_for_one_member_comes_before_those_who_wait_for_any(
+    held: Callable[[str], None], wait: Wait, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    anyone = wait(fair=True)
+    thread = other()
+    lock = FairLock(lock_of("alice"), ttl=TTL)
+    future = thread.start(lock.acquire)
+    eventually(lambda: client.zcard(f"{PREFIX}queue:{lock.name}") == 1)
+    held("alice")
+    assert future.result(GENEROUS)
+    assert not anyone.done()
+    thread(lock.release)
+    assert got(anyone) == "alice"
+
+
+async def test_coroutines_are_served(aeventually: AEventually, client: redis.Redis, fair: bool) -> None:
+    pool = LockPool(POOL)
+    await pool.aextend(["alice", "bob"])
+    holding, free_bob = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with await pool.aacquire(ttl=TTL), await pool.aacquire(ttl=TTL) as bob:
+            assert bob.key == "bob"
+            holding.set()
+            await free_bob.wait()
+
+    async def want() -> str:
+        async with await pool.aacquire(ttl=TTL, fair=fair) as member:
+            return member.key
+
+    holder = asyncio.create_task(hold())
+    await holding.wait()
+    waiters = [asyncio.create_task(want()) for _ in range(20)]
+    await aeventually(lambda: client.zcard(LINE) == 20)
+    free_bob.set()
+    assert set(await asyncio.wait_for(asyncio.gather(*waiters), GENEROUS)) <= {"alice", "bob"}
+    await holder
+    assert audit(client)["free"] == {"alice", "bob"}
+    assert leftovers(client) == []
+
+
+# -- in which order --------------------------------------------------------------------------------------------------
+
+
+def test_fair_is_first_come_first_served_over_all_members(
+    held: Callable[[str], None], wait: Wait, other: Callable[[], Other], pool: LockPool
+) -> None:
+    waiters = [wait(fair=True) for _ in range(6)]
+    held("alice")
+    held("bob")
+    pool.extend(["carol", "dave", "erin", "fred"])
+    assert [got(waiter) for waiter in waiters] == ["alice", "bob", "carol", "dave", "erin", "fred"]
+
+
+def test_nobody_overtakes_who_waits_fairly(
+    pool: LockPool, ghost: Callable[..., Ghost], fair: bool, client: redis.Redis
+) -> None:
+    pool.assign(["alice"])
+    there = ghost()
+    with pool.acquire(ttl=TTL):
+        there.queue("t" * 22, mode="F", name=ANY)
+    assert there.hear()[0] == "g"
+    with pytest.raises(LockNotAcquired):
+        pool.acquire(blocking_timeout=0, fair=fair)
+
+
+def test_a_newcomer_may_overtake_who_has_just_come_and_does_not_wait_fairly(
+    pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    pool.assign(["alice"])
+    there = ghost()
+    while True:  # until we were faster than 100 ms
+        member = pool.acquire(ttl=TTL)
+        there.queue("t" * 22, mode="L", name=ANY)
+        member.release()
+        if there.hear()[0] == "w":
+            try:
+                member = pool.acquire(blocking_timeout=0)
+                break
+            except LockNotAcquired:
+                pass
+        leave(there, "t" * 22)
+    assert client.zcard(LINE) == 1
+    member.release()
+    with pytest.raises(LockNotAcquired):
+        pool.acquire(blocking_timeout=0, fair=True)
+
+
+def leave(there: Ghost, token: str) -> None:
+    """Its process leaves the queue, or gives back what it was granted."""
+    keys = make_keys(PREFIX, ANY)
+    there.backend.execute(scripts.release_command(there.backend, keys, ANY, token, unknown=False))
+
+
+# -- who leaves ------------------------------------------------------------------------------------------------------
+
+
+def test_who_gives_up_leaves_nothing_and_the_next_one_is_served(
+    held: Callable[[str], None], wait: Wait, fair: bool, client: redis.Redis
+) -> None:
+    leaves = wait(fair=fair, blocking_timeout=0.3)
+    stays = wait(fair=fair)
+    with pytest.raises(LockNotAcquired):
+        leaves.result(GENEROUS)
+    assert client.zcard(LINE) == 1
+    held("alice")
+    assert got(stays) == "alice"
+
+
+def test_who_was_told_and_leaves_passes_it_on(
+    held: Callable[[str], None], wait: Wait, ghost: Callable[..., Ghost]
+) -> None:
+    """A withdraw that finds a member free hands it on."""
+    there = ghost()
+    there.queue("t" * 22, mode="L", name=ANY)
+    waiter = wait(fair=True)
+    held("alice")
+    assert there.hear()[0] in "wg"
+    leave(there, "t" * 22)
+    assert got(waiter) == "alice"
+
+
+@pytest.mark.usefixtures("gates")
+@pytest.mark.parametrize("waits", [False, True], ids=["free", "busy"])
+async def test_who_is_cancelled_at_any_moment_leaves_nothing(
+    waits: bool, fair: bool, client: redis.Redis, aeventually: AEventually
+) -> None:
+    pool = LockPool(POOL)
+    await pool.aextend(["alice"])
+
+    async def want(at: int) -> None:
+        member = await Interrupted(pool.aacquire(ttl=TTL, fair=fair), at)
+        await member.arelease()
+
+    for at in range(1, 200):
+        holder = await pool.aacquire(ttl=TTL) if waits else None
+        task = asyncio.create_task(want(at))
+        if holder is not None:
+            await auntil_done_or(task, parked)
+            await holder.arelease()
+        await asyncio.wait([task])
+        # not by a lease that ends, nor by somebody who looks
+        await aeventually(lambda: audit(client)["free"] == {"alice"} and not client.zcard(LINE))
+        if not task.cancelled():
+            break
+    assert at > 5
+    assert await task is None  # type: ignore[func-returns-value]
+    await aeventually(lambda: leftovers(client) == [])
+
+
+# -- who has died, or stands still -----------------------------------------------------------------------------------
+
+
+def test_waiters_that_were_killed_are_passed_over(
+    held: Callable[[str], None], start: Start, wait: Wait, fair: bool, client: redis.Redis, eventually: Eventually
+) -> None:
+    worker = start(WAITS, name=POOL, count=30, ttl=TTL, fair=fair, keeps=True, look_every=1000.0)
+    eventually(lambda: client.zcard(LINE) == 30)
+    worker.kill()
+    channel = next(iter(client.hgetall(f"{PREFIX}waiters:{ANY}").values())).split()[1]
+    eventually(lambda: client.pubsub_numsub(channel)[0][1] == 0)
+    waiter = wait(fair=True)
+    held("alice")
+    assert got(waiter) == "alice"
+    assert client.zcard(LINE) == 0
+
+
+def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
+    held: Callable[[str], None],
+    pool: LockPool,
+    start: Start,
+    wait: Wait,
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 0.2)
+    stuck = start(WAITS, name=POOL, count=12, ttl=1.5, fair=True, keeps=False, look_every=0.2)
+    eventually(lambda: client.zcard(LINE) == 12)
+    stuck.signal(signal.SIGSTOP)
+    waiter = wait(fair=True)
+    began = monotonic()
+    held("alice")
+    held("bob")  # both are handed to the one that stands still, for 1.5 s
+    assert got(waiter) in ("alice", "bob")
+    assert 1 < monotonic() - began < 4
+    assert client.zcard(LINE) == 0  # the others of its waiters were dropped
+    assert pool.acquire(blocking_timeout=GENEROUS).key
+    pool.extend(["carol"])
+    stuck.signal(signal.SIGCONT)
+    for _ in range(12):  # they come back
+        stuck.expect("gave")
+
+
+def test_those_who_stand_between_waiters_of_a_stuck_process_lose_one_lease_too(
+    held: Callable[[str], None], wait: Wait, ghost: Callable[..., Ghost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 0.2)
+    there = ghost()  # hears, and does nothing
+    waiters = []
+    for number in range(8):
+        there.queue(f"{number}" * 22, mode="F", ttl=1, name=ANY)
+        waiters.append(wait(fair=True))
+    began = monotonic()
+    held("alice")
+    held("bob")
+    for waiter in waiters:
+        force_release(waiter.result(GENEROUS).name)
+    assert monotonic() - began < 3  # not one second for every two of its waiters
+
+
+def test_who_lives_is_suspected_no_more(
+    pool: LockPool, wait: Wait, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """A handoff has ended without a sign of life from its process, which has taken the member again since."""
+    pool.assign(["alice"])
+    there = ghost()
+    with pool.acquire(ttl=TTL):
+        there.queue("1" * 22, mode="F", ttl=TTL, name=ANY)
+    assert there.hear()[:2] == ["g", "1" * 22]
+    expired(client, "alice")
+    assert there.queue("2" * 22, mode="F", ttl=TTL, name=ANY).state == scripts.GRANTED
+    waiter = wait(fair=True)
+    there.queue("3" * 22, mode="F", ttl=TTL, name=ANY)
+    leave(there, "2" * 22)
+    force_release(waiter.result(GENEROUS).name)
+    assert there.hear()[:2] == ["g", "3" * 22]
+
+
+# -- what gets lost --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Settings) -> Iterator[Proxy]:
+    """The default alias reaches the server through a network that loses and delays."""
+    with proxy(server.port) as running:
+        cache = settings.CACHES["default"]
+        settings.CACHES = {**settings.CACHES, "default": {**cache, "LOCATION": running.url}}
+        yield running
+
+
+def test_a_check_out_whose_answer_was_lost_gets_the_same_member(
+    pool: LockPool, network: Proxy, client: redis.Redis, fair: bool
+) -> None:
+    lost = network.lose_answer(scripts._CHECKOUT.sha)
+    with pool.acquire(fair=fair) as member:
+        assert lost.over.is_set()
+        assert audit(client)["locked"] == {member.key} == {"alice"}
+    assert audit(client)["locked"] == set()
+    assert leftovers(client) == []
+
+
+def test_a_check_out_that_arrives_when_its_sender_has_given_up_takes_nothing(
+    pool: LockPool, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = [network.hold_request(scripts._CHECKOUT.sha) for _ in range(30)]
+    with pytest.raises(LockUnavailable):
+        pool.acquire()
+    eventually(lambda: client.keys(f"{PREFIX}gone:*"))
+    for trouble in late:
+        trouble.let_go()
+    eventually(lambda: all(trouble.over.is_set() for trouble in late if trouble.caught.is_set()))
+    assert audit(client)["locked"] == set()
+    assert leftovers(client) == []
+
+
+def test_a_member_that_was_taken_unheard_is_given_back(
+    pool: LockPool, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    network.lose_answer(scripts._CHECKOUT.sha, times=1000)
+    with pytest.raises(LockUnavailable):
+        pool.acquire()
+    eventually(lambda: audit(client)["locked"] == set())
+    eventually(lambda: leftovers(client) == [])
+
+
+def test_a_release_whose_answer_was_lost_has_succeeded(pool: LockPool, network: Proxy, client: redis.Redis) -> None:
+    member = pool.acquire()
+    lost = network.lose_answer(scripts._RELEASE.sha)
+    member.release()
+    assert lost.over.is_set()
+    assert audit(client)["free"] == {"alice", "bob"}
+
+
+def test_members_whose_answer_was_lost_are_put_in_once(network: Proxy, client: redis.Redis) -> None:
+    lost = network.lose_answer(scripts._MEMBERS.sha)
+    LockPool(POOL).extend(["alice", "bob"])
+    assert lost.over.is_set()
+    assert audit(client)["free"] == {"alice", "bob"}
+    assert not client.keys(f"{PREFIX}staged:*")
+
+
+def test_after_a_flush_those_who_wait_are_served_from_the_new_set(
+    held: Callable[[str], None], wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, fair: bool
+) -> None:
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 0.1)
+    waiter = wait(fair=fair)
+    client.flushall()
+    LockPool(POOL).extend(["zoe"])
+    assert got(waiter) == "zoe"
+
+
+def test_where_messages_do_not_come_those_who_wait_look(
+    client: redis.Redis, server: RedisServer, settings: Settings, wait: Wait, fair: bool, eventually: Eventually
+) -> None:
+    client.acl_setuser(
+        "mute", enabled=True, nopass=True, reset_channels=True, keys=["*"], commands=["+@all", "-@pubsub", "+publish"]
+    )
+    cache = {**settings.CACHES["default"], "LOCATION": f"redis://mute:@127.0.0.1:{server.port}/0"}
+    with caches(cache):
+        pool = LockPool(POOL)
+        pool.extend(["alice", "bob"])
+        holds = [pool.acquire(ttl=TTL) for _ in range(2)]
+        waiters = [wait(fair=fair) for _ in range(2)]
+        assert get_listener(get_backend()).polled
+        for member in holds:
+            member.release()
+        assert {got(waiter) for waiter in waiters} == {"alice", "bob"}
