@@ -362,6 +362,8 @@ class Lock:
         try:
             yield from (self._release() if error is None else self._give_back())
         except (LockNotOwned, LockUnavailable) as trouble:
+            if lease is not None and isinstance(trouble, LockUnavailable):
+                self._release_later(lease)  # nobody else would
             if error is None:
                 raise
             # the block's own error matters more, and a loss has been told

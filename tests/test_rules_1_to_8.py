@@ -990,6 +990,18 @@ def test_who_could_not_release_a_lock_may_wait_for_it_like_anybody(
     assert lock.acquire(blocking_timeout=None)
 
 
+def test_a_block_whose_end_does_not_reach_redis_frees_its_lock_when_redis_is_there_again(
+    bad_network: tuple[Proxy, str], look: Look, eventually: Eventually
+) -> None:
+    """R8: nobody can try that release again, and the others should not have to wait for the TTL."""
+    network, using = bad_network
+    with pytest.raises(LockUnavailable), FairLock("seat", ttl=600, using=using):
+        network.cut()
+    assert look.held("seat")
+    network.mend()
+    eventually(lambda: not look.held("seat"))
+
+
 def test_a_release_that_finds_no_token_at_its_first_try_says_that_the_lock_was_lost(look: Look, hold: Hold) -> None:
     """R8: only a repeated release may find nothing."""
     lock = hold(FairLock("seat"))

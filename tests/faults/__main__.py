@@ -9,6 +9,7 @@ import argparse
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from time import monotonic
 
@@ -31,6 +32,7 @@ HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 def rows(nursery: Nursery, times: int) -> Iterator[list[str]]:
     for fault in FAULTS:
         gap = overlap = 0.0
+        seen: Counter[str] = Counter()
         for seed in range(times):
             place = fault.server() if fault.server else redis_server()
             with place as server, arena(
@@ -41,9 +43,11 @@ def rows(nursery: Nursery, times: int) -> Iterator[list[str]]:
                 run.obtained(3)
                 for violation in run.finish():
                     print(f"{fault.strike.__name__}, seed {seed}: {violation}", file=sys.stderr)
+                seen += Counter(section.outcome for section in run.history.sections)
                 gap = max(gap, run.history.longest_gap())
                 overlap = max(overlap, run.history.longest_overlap())
-        two = f"{fault.two}: {overlap:.1f} s" if overlap else fault.two
+        print(f"{fault.strike.__name__}: {dict(seen)}", file=sys.stderr)
+        two = f"{fault.two}: {overlap:.2f} s" if overlap else fault.two
         yield [fault.title, fault.holder, fault.waiters, f"{gap:.1f}", two]
 
 

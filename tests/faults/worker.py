@@ -85,7 +85,7 @@ class Player:
         self.ttl = order["ttl"]
         self.holds = order["holds"]
         self.timeouts = order["timeouts"]
-        self.prefix = "a" if awaits else ""
+        self.awaits = awaits
 
     def play(self) -> Steps[None]:
         while not _stopping:
@@ -97,7 +97,7 @@ class Player:
         number = self.log.number()
         note = self.log.note
         lock = kind(name, ttl=self.ttl, on_lost=lambda error: note("told", number))
-        acquire, release = getattr(lock, f"{self.prefix}acquire"), getattr(lock, f"{self.prefix}release")
+        acquire = lock.aacquire if self.awaits else lock.acquire
         note("ask", number, kind.__name__, name, timeout)
         try:
             try:
@@ -112,7 +112,7 @@ class Player:
                 return
             note("got", number, lock.fence, _ticket.get())
             yield from self.hold(lock, number, self.dice.choice(self.holds))
-            yield from self.end(release, number)
+            yield from self.end(lock, number)
         except Exception as error:
             traceback.print_exc()
             note("end", number, repr(error))
@@ -130,20 +130,16 @@ class Player:
                 return
             yield Pause(min(0.02, until - now))
 
-    def end(self, release: Any, number: int) -> Steps[None]:
-        for again in (True, True, True, False):
-            try:
-                yield Call(release, (), {})
-            except LockLost:
-                self.log.note("end", number, "lost")
-            except LockUnavailable:
-                if again:
-                    yield Pause(0.1)
-                    continue
-                self.log.note("end", number, "unavailable")
-            else:
-                self.log.note("end", number, "released")
-            return
+    def end(self, lock: Lock, number: int) -> Steps[None]:
+        """What the end of a ``with`` does."""
+        try:
+            yield from lock._exit(None)
+        except LockLost:
+            self.log.note("end", number, "lost")
+        except LockUnavailable:
+            self.log.note("end", number, "unavailable")
+        else:
+            self.log.note("end", number, "released")
 
 
 def work(line: str) -> None:
