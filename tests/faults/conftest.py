@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from redisserver import RedisServer, redis_server
+
 from .arena import Nursery
 
 
@@ -12,3 +14,10 @@ def nursery() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture
+def ground() -> Iterator[RedisServer]:
+    """A server for the workers alone: this process listens at the session's."""
+    with redis_server() as running:
+        yield running

@@ -19,9 +19,9 @@ SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.strike.__name__)
-def test_a_fault_alone(fault: Fault, nursery: Nursery, server: RedisServer) -> None:
+def test_a_fault_alone(fault: Fault, nursery: Nursery, ground: RedisServer) -> None:
     with (
-        fault.server() if fault.server else nullcontext(server) as struck,
+        fault.server() if fault.server else nullcontext(ground) as struck,
         arena(nursery, struck, proxied=[0] if fault.network else []) as run,
     ):
         fault.strike(run)

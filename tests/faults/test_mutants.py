@@ -10,15 +10,15 @@ from .arena import Nursery, arena
 from .mutants import MUTANTS
 
 
-def test_workers_that_nobody_disturbs_do_nothing_wrong(nursery: Nursery, server: RedisServer) -> None:
-    with arena(nursery, server) as run:
+def test_workers_that_nobody_disturbs_do_nothing_wrong(nursery: Nursery, ground: RedisServer) -> None:
+    with arena(nursery, ground) as run:
         run.obtained(100)
         assert run.finish() == []
         assert run.history.count("released") > 200
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_in_the_scripts_is_found(name: str, nursery: Nursery, server: RedisServer) -> None:
-    with arena(nursery, server, mutant=name) as run:
+def test_a_fault_in_the_scripts_is_found(name: str, nursery: Nursery, ground: RedisServer) -> None:
+    with arena(nursery, ground, mutant=name) as run:
         run.until(lambda: run.shows(MUTANTS[name].found) or run.enough(100))
         assert run.shows(MUTANTS[name].found) or {wrong.kind for wrong in run.finish()} & MUTANTS[name].found
