@@ -363,15 +363,14 @@ class Lock:
             yield from (self._release() if error is None else self._give_back())
         except (LockNotOwned, LockUnavailable) as trouble:
             if lease is not None and isinstance(trouble, LockUnavailable):
-                self._release_later(lease)  # nobody else would
+                # hardly anybody would try again; who does finds that it was done
+                watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
             if error is None:
                 raise
             # the block's own error matters more, and a loss has been told
             if not isinstance(trouble, LockLost):
                 stands_for = getattr(trouble, "stands_for", 0.0)
                 log_event(WARNING, "not-released", name=self.name, error=trouble, stands_for=stands_for)
-                if lease is not None:
-                    self._release_later(lease)
 
     def _take(
         self,

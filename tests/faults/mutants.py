@@ -46,7 +46,7 @@ MUTANTS = {
         {"order"},
     ),
     "release passes nothing on": Mutant(
-        {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep"}
+        {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep", "order", "left"}
     ),
     "a handoff is told and not granted": Mutant(
         {"local fence, since = grant(token, channel, 'h', lease, owner)": "local fence, since = next_fence()"},
