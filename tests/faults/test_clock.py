@@ -13,9 +13,7 @@ from ..actors import GENEROUS, NAME, Other, queued
 from .clock import Clock, server_with_clock
 
 
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_handoff_is_heard_whatever_the_clock_says(
-    hours: int,
+def test_a_handoff_is_heard_when_the_clock_has_jumped_back(
     settings: Any,
     other: Callable[[], Other],
     eventually: Callable[..., Any],
@@ -29,6 +27,6 @@ def test_a_handoff_is_heard_whatever_the_clock_says(
         lock.acquire()
         waiting = other().start(FairLock(NAME, ttl=36_000).acquire)
         eventually(lambda: queued(client))
-        server.jump(3600 * hours)
+        server.jump(-3600)
         lock.release()
         assert waiting.result(GENEROUS)
