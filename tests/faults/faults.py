@@ -43,11 +43,10 @@ class Fault(NamedTuple):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def kill_processes(run: Arena) -> None:
-    for _ in range(2):
-        victim = run.any()
-        run.kill(victim)
-        run.add(proxied=victim.label in run.proxies)
+def kill_process(run: Arena) -> None:
+    victim = run.any()
+    run.kill(victim)
+    run.add(proxied=victim.label in run.proxies)
 
 
 def stop_process(run: Arena) -> None:
@@ -298,13 +297,13 @@ def persistent() -> AbstractContextManager[RedisServer]:
 YES = "yes, until told"
 TOLD = "``lost`` at its next renewal or release"
 REFUSED = "calls raise ``LockUnavailable``"
-PATIENT = "calls wait, for a second at most"
+PATIENT = "calls wait for a second, then raise"
 SIT_OUT = "wait; newcomers are refused"
 LEASE_ENDS = "get it when the lease has ended"
 AGAIN = "queue again at their next look"
 
 FAULTS = [
-    Fault("a process dies (``kill -9``)", kill_processes, "is dead", LEASE_ENDS),
+    Fault("a process dies (``kill -9``)", kill_process, "is dead", LEASE_ENDS),
     Fault(
         "a process stands still for longer than the TTL", stop_process, "``lost``, as soon as it runs again", LEASE_ENDS
     ),
@@ -334,12 +333,13 @@ FAULTS = [
     Fault("``NOPERM`` (scripts) for a second", no_rights, REFUSED, SIT_OUT),
     Fault("``NOPERM`` (channels) for a second", no_channels, "nothing", "look four times a second"),
     Fault(
-        "Sentinel promotes a replica without the last writes", promote, TOLD, "queue again", YES, server=watched
+        "Sentinel promotes a replica without the last writes", promote, "``LockUnavailable``, and then ``lost``",
+        "queue again", YES, server=watched
     ),
     Fault("the server's clock jumps ahead by an hour", jump_ahead, TOLD, "get it", YES, server=server_with_clock),
     Fault("the server's clock jumps back by an hour", jump_back, "nothing", "nothing", server=server_with_clock),
 ]  # fmt: skip
-PROCESSES = [kill_processes, stop_process]
+PROCESSES = [kill_process, stop_process]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
 
 
