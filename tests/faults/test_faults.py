@@ -14,7 +14,7 @@ from .arena import Nursery, arena
 from .faults import FAULTS, Fault, strike_at_random
 
 # in the long form: so many faults at random, one after the other
-ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "5"))
+ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 
 

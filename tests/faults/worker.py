@@ -31,16 +31,14 @@ from .mutants import mutate
 
 BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
 
-# of tests.processes.Worker: each line that it hears is the order for a child
+# of tests.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so the
+# number of one that has ended is nobody else's while the nursery lives
 NURSERY = """
-import signal
 from tests.faults import worker
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 say("ready")
 while order := hear():
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         worker.work(order)
         break
     say("child", child)
