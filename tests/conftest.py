@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -249,10 +248,3 @@ def in_testcase(account: Account) -> Iterator[None]:
     atomics = case._enter_atomics()
     yield
     case._rollback_atomics(atomics)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names without addresses, which differ from one process of the tests to the next."""
-    for item in items:
-        item._nodeid = re.sub(r"0x[0-9a-f]+", "", item.nodeid)
