@@ -215,7 +215,8 @@ class Attempt:
             if waiter.grant is not None:
                 grant, waiter.grant = waiter.grant, None
                 if grant.us <= refused:
-                    continue  # it came during that look, and was taken back before: by force, say
+                    # it came during that look, and was taken back before: by force, say; or the clock has jumped back
+                    return None, False
                 if grant.fence <= (self.ticket or 0):
                     return None, False  # of an earlier attempt with this token, which has withdrawn
                 ends = listener.deadline_of(grant)

@@ -24,7 +24,7 @@ from redisserver import redis_server  # noqa: E402
 from .arena import Nursery, arena  # noqa: E402
 from .faults import FAULTS, strike_at_random  # noqa: E402
 
-COLUMNS = ["fault", "the holder sees", "waiters", "nobody can hold it, s", "two at once"]
+COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
 # long ones, so that a fault meets a holder; short ones, so that it meets a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 
@@ -47,7 +47,7 @@ def rows(nursery: Nursery, times: int) -> Iterator[list[str]]:
                 gap = max(gap, run.history.longest_gap())
                 overlap = max(overlap, run.history.longest_overlap())
         print(f"{fault.strike.__name__}: {dict(seen)}", file=sys.stderr)
-        two = f"{fault.two}: {overlap:.2f} s" if overlap else fault.two
+        two = f"{fault.two} ({overlap:.2f} s)" if overlap else fault.two
         yield [fault.title, fault.holder, fault.waiters, f"{gap:.1f}", two]
 
 

@@ -43,11 +43,10 @@ class Fault(NamedTuple):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def kill_processes(run: Arena) -> None:
-    for _ in range(2):
-        victim = run.any()
-        run.kill(victim)
-        run.add(proxied=victim.label in run.proxies)
+def kill_process(run: Arena) -> None:
+    victim = run.any()
+    run.kill(victim)
+    run.add(proxied=victim.label in run.proxies)
 
 
 def stop_process(run: Arena) -> None:
@@ -296,55 +295,51 @@ def persistent() -> AbstractContextManager[RedisServer]:
 
 
 YES = "yes, until told"
-RENEWAL = "``lost`` at its next renewal or its release"
+TOLD = "``lost`` at its next renewal or release"
 REFUSED = "calls raise ``LockUnavailable``"
+PATIENT = "calls wait for a second, then raise"
+SIT_OUT = "wait; newcomers are refused"
+LEASE_ENDS = "get it when the lease has ended"
+AGAIN = "queue again at their next look"
 
 FAULTS = [
-    Fault("a process dies (``kill -9``)", kill_processes, "is dead", "get it when its lease has ended"),
+    Fault("a process dies (``kill -9``)", kill_process, "is dead", LEASE_ENDS),
     Fault(
-        "a process stands still for longer than the TTL (``SIGSTOP``)", stop_process,
-        "``lost``, as soon as it runs again", "get it when the lease has ended",
+        "a process stands still for longer than the TTL", stop_process, "``lost``, as soon as it runs again", LEASE_ENDS
     ),
-    Fault("connections are cut (``CLIENT KILL``), again and again", kill_connections, "nothing", "nothing"),
-    Fault(
-        "subscriptions are cut, again and again", kill_subscriptions,
-        "nothing", "queue again with their tickets; those of others may have gone before",
-    ),
+    Fault("connections are cut, again and again", kill_connections, "nothing", "nothing"),
+    Fault("subscriptions are cut, again and again", kill_subscriptions, "nothing", "queue again, with their tickets"),
     Fault("answers come late by 0.3 s", delay_answers, "nothing", "nothing", network=True),
     Fault("answers are lost after the command ran", lose_answers, "nothing", "nothing", network=True),
     Fault("answers break off in the middle", tear_answers, "nothing", "nothing", network=True),
     Fault(
-        "the network of one process is gone for longer than the TTL", partition,
-        "``lost`` when its lease ends", "in that process wait; elsewhere get it when the lease has ended", network=True,
+        "one process is cut off for longer than the TTL", partition, "``lost`` when its lease ends", LEASE_ENDS,
+        network=True,
     ),
-    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease ends, and get it then", network=True),
-    Fault("Redis restarts with all its data (AOF)", restart, "nothing", "wait", server=persistent),
-    Fault(
-        "Redis restarts and loads for a second (``LOADING``)", restart_slowly, REFUSED, "wait; newcomers are refused"
-    ),
+    Fault("wakes never arrive", swallow_wakes, "nothing", "look when the lease ends, and get it", network=True),
+    Fault("Redis restarts with its data (AOF)", restart, "nothing", "nothing", server=persistent),
+    Fault("Redis restarts, and loads for a second", restart_slowly, PATIENT, SIT_OUT),
     Fault("Redis restarts empty", restart_empty, "``lost``, when it is there again", "queue again", YES),
     Fault("Redis stands still for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
-    Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls take longer", "wait"),
-    Fault("``FLUSHALL``", flush, RENEWAL, "queue again at their next look", YES),
-    Fault("``cache.clear()``", clear_cache, RENEWAL, "queue again at their next look", YES),
-    Fault("``SCRIPT FLUSH`` (``NOSCRIPT``)", flush_scripts, "nothing", "nothing"),
-    Fault("eviction (``maxmemory-policy allkeys-lru``)", evict, RENEWAL, "queue again at their next look", YES),
-    Fault("``READONLY`` for 1 s", read_only, REFUSED, "wait; newcomers are refused"),
-    Fault("``OOM`` for 1 s", out_of_memory, "nothing: it can release", "nothing; newcomers are refused"),
-    Fault("``MISCONF`` for 1 s", cannot_save, REFUSED, "wait; newcomers are refused"),
-    Fault("``NOAUTH`` for 1 s", new_password, REFUSED, "wait; newcomers are refused"),
-    Fault("``NOPERM`` for scripts, 1 s", no_rights, REFUSED, "wait; newcomers are refused"),
-    Fault("``NOPERM`` for channels", no_channels, "nothing", "look four times a second"),
+    Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls wait", "wait"),
+    Fault("``FLUSHALL``", flush, TOLD, AGAIN, YES),
+    Fault("``cache.clear()``", clear_cache, TOLD, AGAIN, YES),
+    Fault("``SCRIPT FLUSH``, ``NOSCRIPT``", flush_scripts, "nothing", "nothing"),
+    Fault("eviction (``allkeys-lru``)", evict, TOLD, AGAIN, YES),
+    Fault("``READONLY`` for a second", read_only, PATIENT, "wait"),
+    Fault("``OOM`` for a second", out_of_memory, "nothing", SIT_OUT),
+    Fault("``MISCONF`` for a second", cannot_save, REFUSED, SIT_OUT),
+    Fault("``NOAUTH`` for a second", new_password, REFUSED, SIT_OUT),
+    Fault("``NOPERM`` (scripts) for a second", no_rights, REFUSED, SIT_OUT),
+    Fault("``NOPERM`` (channels) for a second", no_channels, "nothing", "look four times a second"),
     Fault(
-        "a Sentinel promotes a replica that lacks the last writes", promote, RENEWAL, "queue again", YES, server=watched
+        "Sentinel promotes a replica without the last writes", promote, "``LockUnavailable``, and then ``lost``",
+        "queue again", YES, server=watched
     ),
-    Fault("the server's clock jumps an hour ahead", jump_ahead, RENEWAL, "get it", YES, server=server_with_clock),
-    Fault(
-        "the server's clock jumps an hour back", jump_back,
-        "nothing", "nothing; but the lock of one who dies then is free an hour later", server=server_with_clock,
-    ),
+    Fault("the server's clock jumps ahead by an hour", jump_ahead, TOLD, "get it", YES, server=server_with_clock),
+    Fault("the server's clock jumps back by an hour", jump_back, "nothing", "nothing", server=server_with_clock),
 ]  # fmt: skip
-PROCESSES = [kill_processes, stop_process]
+PROCESSES = [kill_process, stop_process]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
 
 

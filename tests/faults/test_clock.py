@@ -1,0 +1,32 @@
+"""What a handoff is worth when the clock of the server has jumped since the waiter last looked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_redislock import FairLock, listener
+
+from ..actors import GENEROUS, NAME, Other, queued
+from .clock import Clock, server_with_clock
+
+
+def test_a_handoff_is_heard_when_the_clock_has_jumped_back(
+    settings: Any,
+    other: Callable[[], Other],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "LOOK_EVERY", 10.0 * GENEROUS)
+    with server_with_clock() as server, server.client() as client:
+        assert isinstance(server, Clock)
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": server.url}}
+        lock = FairLock(NAME, ttl=36_000)
+        lock.acquire()
+        waiting = other().start(FairLock(NAME, ttl=36_000).acquire)
+        eventually(lambda: queued(client))
+        server.jump(-3600)
+        lock.release()
+        assert waiting.result(GENEROUS)
