@@ -98,7 +98,7 @@ def of_commands(client: redis.Redis) -> list[dict[str, str]]:
         {"socket_keepalive": True, "retry_on_timeout": True, "health_check_interval": 1, "encoding": "latin-1"},
         {"redis_connect_func": lambda connection: connection.on_connect()},
     ],
-    ids=repr,
+    ids=lambda options: repr(sorted(options)),
 )
 async def test_locks_work_whatever_the_alias_is_given(
     backend: str, keywords: dict[str, Any], aeventually: AEventually, server: RedisServer

@@ -73,7 +73,7 @@ def exercise(eventually: Eventually) -> None:
         {"socket_timeout": 0.2, "socket_connect_timeout": 5},
         {"socket_keepalive": True, "retry_on_timeout": True, "health_check_interval": 1, "encoding": "latin-1"},
     ],
-    ids=repr,
+    ids=lambda options: repr(sorted(options)),
 )
 def test_locks_work_whatever_the_alias_is_given(
     backend: str, keywords: dict[str, Any], eventually: Eventually, server: RedisServer
