@@ -166,8 +166,11 @@ def work(line: str) -> None:
         for thread in threads:
             thread.start()
         last = monotonic()
+        nursery = os.getppid()
         while any(thread.is_alive() for thread in threads):
             sleep(BEAT)
+            if os.getppid() != nursery:
+                os._exit(1)  # the tests were killed
             now = monotonic()
             if now - last > STALL:
                 log.note("stall", f"{last:.6f}", at=now)
