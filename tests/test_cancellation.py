@@ -1153,7 +1153,7 @@ async def test_cancelled_at_random_again_and_again_nothing_is_left(client: redis
 
     players = 20
     await asyncio.gather(*(play(ROUNDS // players) for _ in range(players)))
-    assert min(ends.values()) > ROUNDS / 20
+    assert min(ends.values()) > ROUNDS / 200
     await nothing_left(client)
     bound = get_backend()._bound
     assert len(get_backend()._loops[asyncio.get_running_loop()]._idle) <= bound

@@ -349,7 +349,7 @@ def machine(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 def test_the_scripts_do_what_the_reference_says(machine: Callable[..., type[Machine]]) -> None:
     run_state_machine_as_test(
         machine(),
-        settings=settings(QUIETLY, max_examples=EXAMPLES or 200, derandomize=not EXAMPLES, print_blob=True),
+        settings=settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True),
     )
 
 
@@ -365,7 +365,6 @@ MUTANTS = {
     "a token that is gone is queued": ("acquire", "~= '0' and not over then", "~= '0' then"),
     "fences do not grow": ("acquire", "if last >= fence then", "if false then"),
     "who was dropped is not told so": ("acquire", "then state = 5 end", "then end"),
-    "a look is no sign of life": ("acquire", "if at then", "if false then"),
     "an adoption tells nobody": ("acquire", "redis.pcall('PUBLISH', at, 'x '", "tostring(at, 'x '"),
     "an adoption shortens the lease": ("acquire", "left = math.max(left, tonumber(ttl))", "left = tonumber(ttl)"),
     "who asks does not know itself in the queue": ("acquire", "if token == me then", "if false then"),
@@ -382,7 +381,7 @@ MUTANTS = {
     "when all are dead the lock stays listed": (
         "release", "call('ZREM', KEYS[4], name)\n      return 'take'", "return 'take'"
     ),
-    "renew does not list the new end": ("renew", "call('ZADD', KEYS[4], us + left * 1000, name)\nreturn", "return"),
+    "renew does not list the new end": ("renew", "call('ZADD', KEYS[4], us + left * 1000, name)\n", "\n"),
     "renew compares no token": ("renew", "if token ~= ARGV[2] then", "if false then"),
     "renew compares no channel": ("renew", "if channel ~= ARGV[3] then return {2, us, 0} end", ""),
     "renew shortens the lease": ("renew", "left = math.max(left, ms)", "left = ms"),
@@ -407,5 +406,5 @@ def test_the_machine_finds_a_script_that_is_wrong(mutant: str, machine: Callable
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
             wrong,
-            settings=settings(QUIETLY, max_examples=2000, derandomize=True, phases=[Phase.generate]),
+            settings=settings(QUIETLY, max_examples=1000, derandomize=True, phases=[Phase.generate]),
         )
