@@ -387,7 +387,6 @@ MUTANTS = {
     "renew shortens the lease": ("renew", "left = math.max(left, ms)", "left = ms"),
     "renew does not pass on": ("renew", "\n  hand_on()\n", "\n"),
     "a confirmation shortens the lease": ("renew", "math.max(left, math.ceil(", "(math.ceil("),
-    "a confirmation is no sign of life": ("renew", "local marks = call('HGET', waiters, '!')", "local marks"),
     "force looks at no fence": ("force", "tonumber(fence) > tonumber(ARGV[2])", "false"),
     "force does not tell the holder": ("force", "redis.pcall('PUBLISH', channel, 'f '", "tostring(channel, 'f '"),
     "force suspects the holder whom it told": ("force", "alive = channel", ""),
