@@ -131,12 +131,12 @@ def restart(run: Arena) -> None:
 
 def restart_slowly(run: Arena) -> None:
     with run.trouble():
-        run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 20000)) end", 0)
+        # it looks up from its work every two megabytes, and only newer ones can be told to do so oftener
+        run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 400000)) end", 0)
         run.redis("CONFIG", "SET", "rdbcompression", "no")
         run.client.shutdown(save=True)
         run.server.stop()
-        # microseconds for each key, and how often it looks up from its work
-        run.server.options |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "20000"}
+        run.server.options["key-load-delay"] = "10000"  # microseconds for each key
         run.server.start()
 
 
@@ -177,12 +177,14 @@ def flush_scripts(run: Arena) -> None:
 def evict(run: Arena) -> None:
     with run.trouble(forgets=True):
         used = int(run.client.info("memory")["used_memory"])
-        run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru", "maxmemory", used + 1_000_000)
+        run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        run.redis("CONFIG", "SET", "maxmemory", used + 1_000_000)
         for _ in range(10):
             run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e4)) end",
                       0, run.dice.random())  # fmt: skip
             run.last(0.1)
-        run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", 0)
+        run.redis("CONFIG", "SET", "maxmemory", 0)
+        run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
 # -- what the server answers -------------------------------------------------------------------------------------------
