@@ -719,18 +719,24 @@ say("released")
     assert not ours().locked()
 
 
+# a process that is told the token
+BEARER = """
+from django.conf import settings
+settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
+from django.core.cache import caches
+lock = caches["ours"].lock("foo", timeout=60)
+lock.local.token = token
+"""
+
+
 def test_another_process_that_is_told_the_token_can_release(
     ours: Make, start: Callable[..., Worker], server: Any
 ) -> None:
     lock = ours(timeout=60)
     assert lock.acquire()
     start(
-        """
-from django.conf import settings
-settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
-from django.core.cache import caches
-lock = caches["ours"].lock("foo", timeout=60)
-lock.local.token = token
+        BEARER
+        + """
 lock.release()
 say("released")
 """,
@@ -746,12 +752,8 @@ def test_whoever_bears_the_token_can_release_though_another_process_has_extended
     lock = ours(timeout=60)
     assert lock.acquire()
     start(
-        """
-from django.conf import settings
-settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
-from django.core.cache import caches
-lock = caches["ours"].lock("foo", timeout=60)
-lock.local.token = token
+        BEARER
+        + """
 lock.extend(5)
 say("extended")
 hear()

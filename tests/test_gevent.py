@@ -63,21 +63,27 @@ def is_held(client: Any, name: str = "seat") -> bool:
     return bool(client.exists(f"{PREFIX}lock:{name}"))
 
 
-def test_a_lock_is_renewed_while_its_greenlet_or_thread_waits_for_something_else(
-    start_patched: StartPatched, client: Any, eventually: Eventually
-) -> None:
-    """gevent's threads are of several classes: the main one, its own, and one for each greenlet that is none."""
-    code = """
+HOLD = """
 def hold(name):
     FairLock(name, ttl=1).acquire()
     say("got", name)
     gevent.sleep(60)
+"""
 
+
+def test_a_lock_is_renewed_while_its_greenlet_or_thread_waits_for_something_else(
+    start_patched: StartPatched, client: Any, eventually: Eventually
+) -> None:
+    """gevent's threads are of several classes: the main one, its own, and one for each greenlet that is none."""
+    code = (
+        HOLD
+        + """
 threading.Thread(target=hold, args=["thread"], daemon=True).start()
 greenlet = gevent.spawn(hold, "greenlet")
 raw = gevent.spawn_raw(hold, "raw")
 hold("main")
 """
+    )
     worker = start_patched(code)
     names = {worker.expect("got")[0] for _ in range(4)}
     assert names == {"thread", "greenlet", "raw", "main"}
@@ -275,12 +281,9 @@ hear()
 def test_the_lock_of_a_greenlet_that_ended_or_was_killed_is_not_renewed_and_ends(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
-    code = """
-def hold(name):
-    FairLock(name, ttl=1).acquire()
-    say("got", name)
-    gevent.sleep(60)
-
+    code = (
+        HOLD
+        + """
 def die(name):
     FairLock(name, ttl=1).acquire()
     say("got", name)
@@ -294,6 +297,7 @@ killed.kill()
 say("killed")
 alive.join()
 """
+    )
     worker = start_patched(code)
     assert {worker.expect("got")[0] for _ in range(3)} == {"ended", "killed", "alive"}
     worker.tell()
