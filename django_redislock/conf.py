@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
@@ -151,20 +153,31 @@ def read(raw: object) -> Conf:
 
 
 _conf: Conf | None = None
+# so that no thread keeps what it began to read before a change. The garbage collection may ask for it, under us
+_mutex = threading.RLock()
 
 
 def conf() -> Conf:
     """The settings in force; read once, and again after a change that Django's tests announce."""
     global _conf
-    if _conf is None:
-        _conf = read(getattr(settings, "REDISLOCK", {}))
-    return _conf
+    found = _conf
+    if found is None:
+        with _mutex:
+            found = _conf = read(getattr(settings, "REDISLOCK", {}))
+    return found
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     global _conf
     if setting == "REDISLOCK":
-        _conf = None
+        with _mutex:
+            _conf = None
+
+
+def _after_fork_in_child() -> None:  # pragma: no cover (runs in forked children only)
+    global _mutex
+    _mutex = threading.RLock()
 
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.conf")
+os.register_at_fork(after_in_child=_after_fork_in_child)

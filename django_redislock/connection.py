@@ -370,7 +370,15 @@ def get_backend(using: str | None = None) -> Backend:
             found = _backends.get(key)
             if found is None:
                 found = _backends[key] = Backend(*key)
+                found.on_close.append(lambda: _drop(key, found))
     return found
+
+
+def _drop(key: tuple[str, str], closed: Backend) -> None:
+    """Nobody is given a closed backend any more: nothing listens there."""
+    with _mutex:
+        if _backends.get(key) is closed:
+            del _backends[key]
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:

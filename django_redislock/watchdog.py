@@ -241,8 +241,9 @@ class Watchdog:
             return None
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
-        if first and lease.listens:
-            # held for long enough to care: hear at once when it is released by force, or Redis restarts
+        if lease.listens:
+            # held for long enough to care: hear at once when it is released by force, or Redis restarts. Each time: the
+            # first time there may have been no thread to be had
             get_listener(lease.backend).start()
         if lease.renewing and not lease.owner.alive():
             log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)

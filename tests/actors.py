@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from linecache import getline
 from typing import Any, TypeVar
 
 import redis
@@ -52,6 +54,16 @@ class Other:
     def end(self) -> None:
         self._jobs.put(None)
         self._thread.join(GENEROUS)
+
+
+def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
+    """Whether a thread is in ``function``, at a line with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return (
+        frame is not None
+        and frame.f_code.co_name == function
+        and code in getline(frame.f_code.co_filename, frame.f_lineno)
+    )
 
 
 class Ghost:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import isawaitable
 from pathlib import Path
@@ -17,6 +18,7 @@ from django.conf import settings
 from django.test import TestCase
 
 from django_redislock import FairLock, Lock, lock_acquired, lock_force_released, lock_lost, lock_released
+from django_redislock.aconnection import LoopConnections
 from django_redislock.lock import _holdings
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
@@ -61,6 +63,24 @@ def _let_go() -> Iterator[None]:
         watchdog.end(lease)
     for holding in _holdings.get().values():
         holding.lease.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _no_loose_ends() -> Iterator[None]:
+    """What a test leaves open in a loop that it has closed would warn in whichever test it is collected."""
+    opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
+    tie = LoopConnections.open
+
+    async def noted(self: LoopConnections, forget: Callable[[], object]) -> None:
+        opened.append((weakref.ref(asyncio.get_running_loop()), weakref.ref(self)))
+        await tie(self, forget)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoopConnections, "open", noted)
+        yield
+    known = [(loop(), connections()) for loop, connections in opened]
+    closed = [connections for loop, connections in known if connections is not None and (not loop or loop.is_closed())]
+    assert not [idle for connections in closed for idle, _ in connections._idle if idle.is_connected]
 
 
 @pytest.fixture

@@ -108,14 +108,17 @@ class _Link:
                 lost = torn or any(trouble.lost for trouble in troubles)
                 if torn:
                     self.down.sendall(data[: len(data) // 2])
+                if lost or any(trouble.swallowed for trouble in troubles):
+                    # before its sender can know: who has asked again, with an answer by now, finds it over
+                    for trouble in troubles:
+                        trouble.done()
                 if lost:
                     self.cut()
-                elif not any(trouble.swallowed for trouble in troubles):
-                    self.down.sendall(data)
-                for trouble in troubles:
-                    trouble.done()
-                if lost:
                     return
+                if not any(trouble.swallowed for trouble in troubles):
+                    self.down.sendall(data)
+                    for trouble in troubles:
+                        trouble.done()
             self.cut()
         except OSError:
             self.cut()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +12,8 @@ from django.test import override_settings
 
 from django_redislock import Lock
 from django_redislock.conf import Conf, conf, read, seconds
+
+from .actors import GENEROUS, Other, stands_at
 
 SETTINGS = [
     "CACHE",
@@ -90,6 +94,33 @@ def test_override_settings_works() -> None:
 def test_the_settings_are_checked_once_as_long_as_they_stay() -> None:
     with override_settings(REDISLOCK={"TTL": 7}):
         assert conf() is conf()
+
+
+def test_a_thread_that_reads_the_settings_while_they_change_does_not_bring_the_old_ones_back(
+    other: Callable[[], Other], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(raw: object) -> Conf:
+        reading.set()
+        go_on.wait(GENEROUS)
+        return read(raw)
+
+    monkeypatch.setattr("django_redislock.conf._conf", None)
+    monkeypatch.setattr("django_redislock.conf.read", slowly)
+    reader, changer = other(), other()
+    found = reader.start(conf)
+    assert reading.wait(GENEROUS)
+    change = override_settings(REDISLOCK={"TTL": 7})
+    changed = changer.start(change.enable)
+    try:
+        eventually(lambda: changed.done() or stands_at(changer._thread, "_on_setting_changed", "with _mutex"))
+        go_on.set()
+        assert found.result(GENEROUS).TTL == 30
+        changed.result(GENEROUS)
+        assert conf().TTL == 7
+    finally:
+        change.disable()
 
 
 # -- unknown and wrong ----------------------------------------------------------------------------------------------

@@ -650,6 +650,19 @@ def test_changed_caches_reset_the_backends(server: RedisServer, client: redis.Re
         assert get_listener(get_backend()) is not listener
 
 
+def test_a_backend_that_was_closed_is_given_to_nobody_any_more(
+    fresh: None, client: redis.Redis, eventually: Eventually
+) -> None:
+    closed = get_backend()
+    closed.close()
+    assert get_backend() is not closed
+    with Lock(NAME, ttl=600):  # it is held for long, so its process listens
+        eventually(lambda: client.pubsub_numsub(get_backend().channel)[0][1])
+    again = get_backend()
+    closed.close()
+    assert get_backend() is again
+
+
 def test_what_is_sent_after_a_change_leaves_no_connection_behind(
     server: RedisServer, client: redis.Redis, eventually: Eventually
 ) -> None:

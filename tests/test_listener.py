@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from linecache import getline
 from typing import Any
 
 import pytest
@@ -14,19 +12,9 @@ import pytest
 from django_redislock import connection, listener
 from django_redislock.connection import Backend, get_backend
 
-from .actors import GENEROUS, NAME, TOKEN, Other
+from .actors import GENEROUS, NAME, TOKEN, Other, stands_at
 
 Eventually = Callable[..., Any]
-
-
-def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
-    """Whether a thread is in ``function``, at a line with ``code``."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return (
-        frame is not None
-        and frame.f_code.co_name == function
-        and code in getline(frame.f_code.co_filename, frame.f_lineno)
-    )
 
 
 def together(ask: Callable[[], Any], mutex: threading.Lock, eventually: Eventually) -> list[Any]:

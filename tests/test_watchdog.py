@@ -252,6 +252,7 @@ def test_a_lease_whose_listener_could_not_be_started_is_renewed_all_the_same(
     eventually(lambda: "event=watchdog-failed" in caplog.text)
     no_threads(False)
     eventually(lambda: lease.ends > ends)
+    eventually(lambda: get_listener(lease.backend).ready)  # it hears at once what happens to it, after all
     lock.release()
 
 
