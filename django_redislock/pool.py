@@ -12,10 +12,11 @@ from . import scripts
 from .conf import Seconds
 from .connection import Backend, get_backend
 from .exceptions import LockNotAcquired
-from .lease import OnLost
+from .lease import Lease, OnLost
 from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
 from .names import Keys, check_name, make_keys, member_name, pool_name, quote
+from .owner import Bond
 from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
 
@@ -31,20 +32,11 @@ class Member(Lock):
         self._mode = "F" if fair else "L"
         self.key = ""
 
-    def _take(
-        self,
-        blocking: bool | None,
-        timeout: float | None,
-        token: str | None,
-        loop: Loop | None,
-        *,
-        seizes: bool = False,
-    ) -> Steps[LockNotAcquired | None]:
-        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
-        if refusal is None:
-            self.name = self._lease().name
-            self.key = _key(self.name.rpartition(":")[2])
-        return refusal
+    def _hold(self, lease: Lease, bond: Bond) -> None:
+        # asked for by the name of the pool, got by one of its own
+        self.name = lease.name
+        self.key = _key(lease.name.rpartition(":")[2])
+        super()._hold(lease, bond)
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
         if seizes or self._find() is None:  # else it comes from pool.acquire()
@@ -240,7 +232,7 @@ class LockPool:
         )
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        refusal = yield from member._take(None, None, None, loop)
+        refusal = yield from member._take(loop)
         if refusal is not None:
             raise LockNotAcquired(
                 f"No member of the pool {self.name!r} became free in time.",
