@@ -35,6 +35,7 @@ from redisserver import RedisServer
 
 from .actors import GENEROUS, Other
 from .pools import POOL, PREFIX, Way, audit, leftovers, lock_of
+from .pools import fair as fair
 from .processes import Worker
 from .ways import DJANGO_REDIS, PASSWORD, alias, caches
 
@@ -56,11 +57,6 @@ def way(request: pytest.FixtureRequest, using: str) -> Iterator[Way]:
     made = Way(using, coroutines=request.param)
     yield made
     made.close()
-
-
-@pytest.fixture(params=[False, True], ids=["barging", "fair"])
-def fair(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 @pytest.fixture
