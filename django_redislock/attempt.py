@@ -13,7 +13,7 @@ from . import scripts
 from .connection import ENTERING, RETURNING, Backend
 from .exceptions import LockNotAcquired, LockUnavailable
 from .listener import OUTAGE, Listener, Waiter, get_listener
-from .names import Keys, make_keys
+from .names import Keys, known_as, make_keys
 from .polling import POLLING, Pace, as_polled
 from .steps import Park, Pause, Steps
 from .watchdog import watchdog
@@ -248,10 +248,13 @@ class Attempt:
 
     def refusal(self, waited: float) -> LockNotAcquired:
         """What says that the lock was not got, in so many seconds."""
-        tries = f"{self.tries} attempt{'s'[: self.tries > 1]}"
+        tries = f"{self.tries} attempt{'s'[: self.tries > 1]} in {waited:.3f} s"
+        noun, name = known_as(self.name)
         return LockNotAcquired(
-            f"The lock {self.name!r} is held by somebody else and was not got in time: {tries} in {waited:.3f} s.",
-            self.name,
+            f"No member of the pool {name!r} became free in time. Made {tries}."
+            if noun == "pool"
+            else f"The lock {name!r} is held by somebody else and was not got in time: {tries}.",
+            name,
             attempts=self.tries,
             waited=waited,
             busy_for=self.busy_for,

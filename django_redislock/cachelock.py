@@ -189,7 +189,7 @@ class CacheLock:
     def _acquire(self, blocking: bool, patience: float | None, given: bytes | None, ours: str | None) -> bool:
         """``given``: the token as the caller knows it; ``ours``: as Redis does."""
         lock = self._new_lock()
-        if _run(lock._take(blocking, patience, ours, None)) is not None:
+        if _run(lock._take(None, blocking=blocking, timeout=patience, token=ours)) is not None:
             return False
         lease = lock._lease()
         bond = lease.owner.bond()

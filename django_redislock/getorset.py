@@ -192,7 +192,7 @@ def _get_or_set(
                 continue
         trouble = None
         try:
-            if (yield from lock._take(None, left, None, loop)) is not None:
+            if (yield from lock._take(loop, timeout=left)) is not None:
                 raise _not_in_time(lock, key)
             return (yield from _compute(lock, look, default, keep, loop))
         except LockUnavailable as error:

@@ -160,14 +160,16 @@ class Lock:
         be reached, LockError that this thread would wait without end for a lock that it holds itself.
         """
         timeout = _timeout(blocking_timeout)
-        return run_blocking(self._take(blocking, timeout, token, None), "aacquire") is None
+        steps = self._take(None, blocking=blocking, timeout=timeout, token=token)
+        return run_blocking(steps, "aacquire") is None
 
     async def aacquire(
         self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves no lock and no place in the queue."""
         timeout = _timeout(blocking_timeout)
-        return await arun(self._take(blocking, timeout, token, asyncio.get_running_loop())) is None
+        steps = self._take(asyncio.get_running_loop(), blocking=blocking, timeout=timeout, token=token)
+        return await arun(steps) is None
 
     def seize(self) -> None:
         """Take the lock whoever holds it, ahead of the queue, whose waiters keep their places.
@@ -326,7 +328,7 @@ class Lock:
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
-        refusal = yield from self._take(False if seizes else None, None, None, loop, seizes=seizes)
+        refusal = yield from self._take(loop, blocking=False if seizes else None, seizes=seizes)
         if refusal is not None:
             raise refusal
 
@@ -374,11 +376,11 @@ class Lock:
 
     def _take(
         self,
-        blocking: bool | None,
-        timeout: float | None,
-        token: str | None,
         loop: Loop | None,
         *,
+        blocking: bool | None = None,
+        timeout: float | None = None,
+        token: str | None = None,
         seizes: bool = False,
     ) -> Steps[LockNotAcquired | None]:
         """``loop``: the one in which a coroutine waits; None: this thread does.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 MAX_NAME_BYTES = 512
 
@@ -126,6 +127,13 @@ def pool_name(name: str) -> str:
 def member_name(pool: str, key: str) -> str:
     """The name of a member's lock."""
     return check_name(f"{pool_name(pool)}{quote(key)}")
+
+
+def known_as(name: str) -> tuple[str, str]:
+    """What people know a lock's ``name`` as: ("lock", itself), or ("pool", its name) where any member is asked for."""
+    if _ANY_OF_POOL.fullmatch(name):
+        return "pool", unquote(name.removeprefix(_POOL)[:-1])
+    return "lock", name
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:

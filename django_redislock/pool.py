@@ -5,19 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from urllib.parse import unquote
+
+from redis.backoff import AbstractBackoff
 
 from . import scripts
 from .conf import Seconds
 from .connection import Backend, get_backend
-from .exceptions import LockNotAcquired
-from .lease import OnLost
+from .lease import Lease, OnLost
 from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
 from .names import Keys, check_name, make_keys, member_name, pool_name, quote
+from .owner import Bond
 from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+
+class MemberOptions(TypedDict, total=False):
+    """What :meth:`LockPool.acquire` takes of the options of a :class:`Lock`; the others make no sense there."""
+
+    ttl: Seconds | None
+    blocking_timeout: Seconds | None
+    auto_renew: bool | None
+    on_lost: OnLost | Literal["cancel"] | None
+    wait: Literal["wake", "poll"] | None
+    backoff: AbstractBackoff | None
+    attempts: int | None
+    note: str
 
 
 class Member(Lock):
@@ -25,26 +43,17 @@ class Member(Lock):
 
     __slots__ = ("_mode", "key")
 
-    def __init__(self, pool: str, *, fair: bool, **options: Any) -> None:
-        super().__init__(pool, **options)
+    def __init__(self, pool: str, *, fair: bool, using: str | None, **options: Unpack[MemberOptions]) -> None:
+        super().__init__(pool, using=using, **options)
         self.name = pool_name(pool)
         self._mode = "F" if fair else "L"
         self.key = ""
 
-    def _take(
-        self,
-        blocking: bool | None,
-        timeout: float | None,
-        token: str | None,
-        loop: Loop | None,
-        *,
-        seizes: bool = False,
-    ) -> Steps[LockNotAcquired | None]:
-        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
-        if refusal is None:
-            self.name = self._lease().name
-            self.key = _key(self.name.rpartition(":")[2])
-        return refusal
+    def _hold(self, lease: Lease, bond: Bond) -> None:
+        # asked for by the name of the pool, got by one of its own
+        self.name = lease.name
+        self.key = _key(lease.name.rpartition(":")[2])
+        super()._hold(lease, bond)
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
         if seizes or self._find() is None:  # else it comes from pool.acquire()
@@ -186,69 +195,36 @@ class LockPool:
 
     # -- taking one -------------------------------------------------------------------------------------------------
 
-    def acquire(
-        self,
-        *,
-        ttl: Seconds | None = None,
-        blocking_timeout: Seconds | None = None,
-        fair: bool = False,
-        auto_renew: bool | None = None,
-        on_lost: OnLost | None = None,
-    ) -> Member:
+    def acquire(self, *, fair: bool = False, **options: Unpack[MemberOptions]) -> Member:
         """Take the free member that has not been used for longest, in one round trip, and answer it as a held lock.
 
             with pool.acquire(blocking_timeout=5) as account:
                 call_api(account.key)
 
         Waits until one is free, at most ``blocking_timeout`` seconds (0: not at all; None: by the settings); then
-        LockNotAcquired. ``fair``: strictly first come, first served. The other options are those of :class:`Lock`.
+        LockNotAcquired. ``fair``: strictly first come, first served. The other options are those of :class:`Lock`, with
+        the same meaning: ``ttl``, ``auto_renew``, ``on_lost``, ``wait``, ``backoff``, ``attempts``, ``note``.
         """
-        member = self._member(ttl, blocking_timeout, fair, auto_renew, on_lost)
-        return run_blocking(self._checkout(member, None), "aacquire")
+        return run_blocking(self._checkout(self._member(fair, options), None), "aacquire")
 
-    async def aacquire(
-        self,
-        *,
-        ttl: Seconds | None = None,
-        blocking_timeout: Seconds | None = None,
-        fair: bool = False,
-        auto_renew: bool | None = None,
-        on_lost: OnLost | Literal["cancel"] | None = None,
-    ) -> Member:
+    async def aacquire(self, *, fair: bool = False, **options: Unpack[MemberOptions]) -> Member:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        member = self._member(ttl, blocking_timeout, fair, auto_renew, on_lost)
-        return await arun(self._checkout(member, asyncio.get_running_loop()))
+        return await arun(self._checkout(self._member(fair, options), asyncio.get_running_loop()))
 
     # -- how it is done, for sync and async alike -------------------------------------------------------------------
 
-    def _member(
-        self,
-        ttl: Seconds | None,
-        blocking_timeout: Seconds | None,
-        fair: bool,
-        auto_renew: bool | None,
-        on_lost: OnLost | Literal["cancel"] | None,
-    ) -> Member:
-        return Member(
-            self.name,
-            fair=fair,
-            ttl=ttl,
-            blocking_timeout=blocking_timeout,
-            auto_renew=auto_renew,
-            on_lost=on_lost,
-            using=self.using,
-        )
+    def _member(self, fair: bool, options: MemberOptions) -> Member:
+        known = MemberOptions.__annotations__
+        if unknown := options.keys() - known:
+            raise TypeError(
+                f"LockPool.acquire() knows no option {min(unknown)!r}; there are: fair, {', '.join(known)}."
+            )
+        return Member(self.name, fair=fair, using=self.using, **options)
 
     def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        refusal = yield from member._take(None, None, None, loop)
+        refusal = yield from member._take(loop)
         if refusal is not None:
-            raise LockNotAcquired(
-                f"No member of the pool {self.name!r} became free in time.",
-                self.name,
-                attempts=refusal.attempts,
-                waited=refusal.waited,
-                busy_for=refusal.busy_for,
-            )
+            raise refusal
         return member
 
     def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:

@@ -99,7 +99,7 @@ def locked_view(
             lock = kind(name, **options)
             lock.purpose = f"{_user_of(request)}{request.method} {request.path}"
             try:
-                refusal = yield from lock._take(None, None, None, loop)
+                refusal = yield from lock._take(loop)
                 if refusal is not None:
                     return (yield from conflict(request, lock, refusal, on_conflict))
             except LockUnavailable as error:

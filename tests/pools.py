@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 from django_redislock import LockPool, lock_name
 from django_redislock.connection import get_backend
 from django_redislock.names import pool_keys, pool_name
@@ -16,6 +18,11 @@ from .actors import GENEROUS
 
 POOL = "accounts"
 PREFIX = "redislock{0}:"
+
+
+@pytest.fixture(params=[False, True], ids=["barging", "fair"])
+def fair(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
 
 
 class Way:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
+from redis.backoff import ConstantBackoff
 
 from django_redislock import (
     FairLock,
@@ -24,12 +26,16 @@ from django_redislock import (
     list_locks,
     scripts,
 )
+from django_redislock.connection import get_backend
+from django_redislock.listener import get_listener
 from django_redislock.names import make_keys, pool_name
+from django_redislock.pool import MemberOptions
 from django_redislock.registry import LockStatus
 from redisserver import RedisServer
 
 from .actors import GENEROUS, Other
 from .pools import POOL, PREFIX, Way, audit, leftovers, lock_of
+from .pools import fair as fair
 from .processes import Worker
 from .ways import DJANGO_REDIS, PASSWORD, alias, caches
 
@@ -552,7 +558,98 @@ def test_options_are_those_of_a_lock(pool: LockPool, settings: Settings) -> None
     with pytest.raises(TypeError, match="on_lost"):
         pool.acquire(on_lost=7)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no task"):
-        pool.acquire(on_lost="cancel")  # type: ignore[arg-type]
+        pool.acquire(on_lost="cancel")
+
+
+def test_an_option_of_a_lock_is_one_of_a_pool_or_makes_no_sense_there() -> None:
+    lock, member = inspect.signature(Lock).parameters, MemberOptions.__annotations__
+    assert lock.keys() - member == {"name", "using", "token", "reentrant", "blocking"}
+    for option, annotation in member.items():
+        assert annotation.__forward_arg__ == lock[option].annotation
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"ttl": 0}, ValueError),
+        ({"blocking_timeout": -1}, ValueError),
+        ({"on_lost": 7}, TypeError),
+        ({"note": 7}, TypeError),
+        ({"note": "x" * 1001}, ValueError),
+        ({"wait": "sleep"}, ValueError),
+        ({"wait": "poll", "backoff": 0.1}, TypeError),
+        ({"wait": "poll", "attempts": 0}, ValueError),
+        ({"wait": "poll", "attempts": True}, TypeError),
+        ({"attempts": 3}, ValueError),
+        ({"wait": "wake", "backoff": ConstantBackoff(1)}, ValueError),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_as_a_lock_refuses_them(
+    way: Way, options: dict[str, Any], error: type[Exception]
+) -> None:
+    way("extend", ["alice"])
+    with pytest.raises(error) as of_lock:
+        Lock("a", **options)
+    with pytest.raises(error) as of_pool:
+        way("acquire", **options)
+    assert str(of_pool.value) == str(of_lock.value)
+    assert way("health_check") == (0, 1)
+
+
+@pytest.mark.parametrize("option", ["token", "reentrant", "blocking", "using", "notes"])
+def test_options_that_a_pool_does_not_know_are_refused_with_those_that_there_are(way: Way, option: str) -> None:
+    way("extend", ["alice"])
+    with pytest.raises(TypeError, match=rf"knows no option '{option}'; there are: fair, ttl, .*, note\.$"):
+        way("acquire", **{option: None})
+    assert way("health_check") == (0, 1)
+
+
+def test_a_note_is_kept_with_the_member(way: Way) -> None:
+    way("extend", ["alice"])
+    member = way("acquire", note="invoice 42\nof Monday")
+    assert way.on(member, "info").note == "invoice 42\nof Monday"
+    way.on(member, "release")
+    assert way.on(way("acquire"), "info").note == ""
+
+
+@pytest.mark.parametrize("wait", ["wake", "poll"])
+def test_a_note_is_kept_with_the_place_in_the_queue_and_then_with_the_member(
+    way: Way, wait: Any, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    way("extend", ["alice"])
+    held, waits = way("acquire"), Way(way.using, coroutines=False)
+    waiting = other().start(lambda: waits("acquire", fair=True, wait=wait, note="of a waiter"))
+    eventually(lambda: way("info").waiters == 1)
+    assert [waiter.note for waiter in way("info").queue] == ["of a waiter"]
+    way.on(held, "release")
+    assert way.on(waiting.result(GENEROUS), "info").note == "of a waiter"
+
+
+def test_who_polls_for_a_member_tries_no_more_often_than_it_was_told_to(way: Way) -> None:
+    way("extend", ["alice"])
+    way("acquire")
+    with pytest.raises(LockNotAcquired, match=r"in time\. Made 3 attempts in [\d.]+ s\.") as caught:
+        way("acquire", wait="poll", backoff=ConstantBackoff(0.02), attempts=3)
+    assert caught.value.attempts == 3
+    assert caught.value.waited >= 0.04
+    assert way("info").waiters == 0
+
+
+def test_who_polls_for_a_member_gets_it_and_nothing_subscribes(
+    way: Way, fair: bool, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    way("extend", ["alice"])
+    held = way("acquire", wait="poll")
+    thread, polls = other(), LockPool(POOL, using=way.using)
+    waiting = thread.start(lambda: polls.acquire(fair=fair, wait="poll", backoff=ConstantBackoff(0.01)))
+    eventually(lambda: way("info").waiters == 1)
+    way.on(held, "release")
+    member = waiting.result(GENEROUS)
+    assert member.key == "alice"
+    thread(member.release)
+    assert get_listener(get_backend(way.using))._thread is None
+    assert way("health_check") == (0, 1)
 
 
 def test_a_held_member_is_renewed(pool: LockPool, client: redis.Redis, eventually: Eventually) -> None:

@@ -25,6 +25,7 @@ from redisserver import RedisServer
 
 from .actors import GENEROUS, Ghost, Other, server_time
 from .pools import POOL, PREFIX, audit, leftovers, lock_of
+from .pools import fair as fair
 from .processes import Worker
 from .proxy import Proxy, proxy
 from .test_cancellation import Interrupted, auntil_done_or, parked
@@ -74,11 +75,6 @@ def _listening(settings: Settings, eventually: Eventually) -> None:
     listener = get_listener(get_backend())
     listener.start()
     eventually(lambda: listener.ready)
-
-
-@pytest.fixture(params=[False, True], ids=["barging", "fair"])
-def fair(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 @pytest.fixture
