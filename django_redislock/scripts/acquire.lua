@@ -21,14 +21,15 @@ end
 
 local token, channel, ttl, mode, owner = ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[9]
 local ticket = ARGV[8]
-local have = call('MGET', lock, gone)
-local held, over = have[1], have[2]
+-- not MGET, which takes a key of another type for one that is free
+local held, over = call('GET', lock), call('EXISTS', gone) == 1
 
 if held then
   if string.sub(held, 1, #token + 1) == token .. ' ' then
     local _, at, flag, fence, since, was = string.match(held, '^(%S+) (%S+) (%S) (%d+) (%d+) (.*)$')
     local left = call('PTTL', lock)
-    if at ~= channel then
+    local ours = at and #fence < 17 -- else somebody has forged it: whoever that is holds the lock
+    if ours and at ~= channel then
       -- adopted by another process: renewals follow the channel
       left = math.max(left, tonumber(ttl))
       if flag == 'h' then call('HDEL', waiters, '!') end
@@ -38,7 +39,7 @@ if held then
       call('ZADD', KEYS[4], us + left * 1000, name)
       redis.pcall('PUBLISH', at, 'x ' .. token .. ' ' .. name)
     end
-    return {4, us, tonumber(fence), left}
+    if ours then return {4, us, tonumber(fence), left} end
   end
 elseif over then
   return {3, us, 0, 0}

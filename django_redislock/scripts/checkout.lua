@@ -25,8 +25,9 @@ end
 --#include pool
 local member = call('GET', took)
 local held = member and call('GET', lock_stem .. member)
-if held and string.sub(held, 1, #token + 1) == token .. ' ' then
-  return {4, us, tonumber(string.match(held, '^%S+ %S+ %S (%d+) ')), call('PTTL', lock_stem .. member), member}
+local its, fence = string.match(held or '', '^(%S+) %S+ %S (%d+) ')
+if its == token and #fence < 17 then
+  return {4, us, tonumber(fence), call('PTTL', lock_stem .. member), member}
 end
 local over = call('EXISTS', gone) == 1
 if over then return {3, us, 0, 0, ''} end

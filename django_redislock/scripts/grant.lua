@@ -5,7 +5,13 @@ local function next_fence()
   -- which is hardly ever ahead of them
   local fence = math.max(tonumber(ARGV[4]), us - 1) + 1
   local text = string.format('%.0f', fence)
-  local last = tonumber(call('SET', KEYS[5], text, 'GET') or 0)
+  local before = call('SET', KEYS[5], text, 'GET')
+  local last = tonumber(before or 0)
+  if not last or last ~= last or last >= 9007199254740991 then
+    -- none of ours: put it back, and let Redis say what it is not. Beyond 2^53, fences could not grow
+    call('SET', KEYS[5], before)
+    call('INCRBY', KEYS[5], '9223372036854775807')
+  end
   if last >= fence then
     fence = last + 1
     text = string.format('%.0f', fence)

@@ -9,8 +9,9 @@
 -- Field '!': the channel to which the last handoff was made ('-': it is confirmed, or to be found with the lock, not here
 -- with its pool), then those whose handoffs ended without a sign of life. Where the lock is free, all of them are suspect,
 -- and their waiters are dropped; the living come back with their tickets, which clears them.
+local reaped = 0
 local function pass_on(queue, waiters, called, own, me, my_mode, alive)
-  local dead, reaped, batch, marks = {}, 0, 1, nil
+  local dead, batch, marks = {}, 1, nil
 
   local function mark(current)
     local words, new = 0, own and current or '-'
@@ -36,10 +37,10 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
     end
   end
 
-  while reaped < 5000 do
+  while reaped < 500 do
     local heads = call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')
     if #heads == 0 then
-      call('DEL', waiters)
+      call('UNLINK', waiters)
       call('ZREM', KEYS[4], name)
       return 'take'
     end
@@ -58,7 +59,9 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
         end
       end
       local mode, channel, ttl, till, owner
-      if entry then mode, channel, ttl, till, owner = string.match(entry, '^(%S) (%S+) (%d+) (%d+) (.*)$') end
+      if entry then mode, channel, ttl, till, owner = string.match(entry, '^([FL]) (%S+) (%d+) (%d+) (.*)$') end
+      -- none of ours: a lease that Redis refuses, or one that claims to live for longer than anybody does unseen
+      if mode and (#ttl > 12 or tonumber(ttl) < 1 or tonumber(till) > us + 61000000) then mode = nil end
       local age = us - ticket
       local patient = mode == 'F' or age < 0 or age >= 100000
       if not mode then

@@ -30,23 +30,28 @@ local function sweep()
   return #due == 100
 end
 
--- sets `lock` and `name` to the free member that has not been used for longest; answers whether there is one
+-- sets `lock` and `name` to the free member that has not been used for longest; answers 'picked', 'none' when there is
+-- none, or 'more' when it has come across many that were not free
+local may_meet = 200 -- twice what a sweep gives back, so that calling again comes to an end
 local function pick()
-  while true do
+  while may_meet > 0 do
+    may_meet = may_meet - 1
     local member = call('ZRANGE', free, 0, 0)[1]
-    if not member then return false end
+    if not member then return 'none' end
     lock, name = lock_stem .. member, stem .. member
-    if call('EXISTS', lock, line .. member) == 0 then return true end
+    if call('EXISTS', lock, line .. member) == 0 then return 'picked' end
     -- locked, or queued for, by its own name
     call('ZREM', free, member)
     call('ZADD', busy, us + math.max(call('PTTL', lock), 100) * 1000, member)
   end
+  return 'more'
 end
 
 -- hands free members to those who queue for any; answers 'take' when one is for whoever asks, 'more', or 'none'
 local function serve(me, my_mode, alive)
   for _ = 1, 100 do
-    if not pick() then return 'none' end
+    local found = pick()
+    if found ~= 'picked' then return found end
     local verdict = pass_on(line, line_waiters, stem, false, me, my_mode, alive)
     if verdict ~= 'passed' then return verdict end
     -- one was told to come for it; the next one is told when he has

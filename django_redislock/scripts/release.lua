@@ -42,7 +42,7 @@ end
 local queued = call('EXISTS', queue) == 1
 if not queued then
   call('ZREM', KEYS[4], name)
-  if trace then call('DEL', waiters) end
+  if trace then call('UNLINK', waiters) end
   if not KEYS[7] then return {was_held, 0} end
 end
 
