@@ -39,8 +39,9 @@ class Member(Lock):
         loop: Loop | None,
         *,
         seizes: bool = False,
+        fresh: bool = False,
     ) -> Steps[LockNotAcquired | None]:
-        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
+        refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes, fresh=fresh)
         if refusal is None:
             self.name = self._lease().name
             self.key = _key(self.name.rpartition(":")[2])

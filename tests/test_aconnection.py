@@ -559,6 +559,22 @@ async def test_patience_that_ends_in_the_moment_of_a_cancellation_makes_no_permi
     assert "never retrieved" not in caplog.text
 
 
+class Forgetful(redis.CredentialProvider):
+    """A site's own, with a defect; what it raises is not of connections."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError("no credentials")
+
+
+async def test_an_error_of_the_sites_own_code_goes_up_and_takes_no_permit(server: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, server.url, credential_provider=Forgetful())):
+        backend = get_backend()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no credentials"):
+                await backend.aexecute(("ECHO", "1"))
+        assert backend._loops[asyncio.get_running_loop()]._permits == backend._bound
+
+
 async def test_patience_that_ends_as_the_permit_arrives_changes_nothing(lone: LoopConnections) -> None:
     waiting = asyncio.create_task(get_backend().aexecute(("ECHO", "1")))
     await asyncio.sleep(0)
