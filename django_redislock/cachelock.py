@@ -186,10 +186,12 @@ class CacheLock:
         ttl = seconds(self.timeout, "timeout") if self.timeout else None
         return Lock(self.name, ttl=ttl, auto_renew=ttl is None, using=self.using)
 
-    def _acquire(self, blocking: bool, patience: float | None, given: bytes | None, ours: str | None) -> bool:
-        """``given``: the token as the caller knows it; ``ours``: as Redis does."""
+    def _acquire(
+        self, blocking: bool, patience: float | None, given: bytes | None, ours: str | None, *, fresh: bool = True
+    ) -> bool:
+        """``given``: the token as the caller knows it; ``ours``: as Redis does. ``fresh``: it was made for this."""
         lock = self._new_lock()
-        if _run(lock._take(None, blocking=blocking, timeout=patience, token=ours)) is not None:
+        if _run(lock._take(None, blocking=blocking, timeout=patience, token=ours, fresh=fresh)) is not None:
             return False
         lease = lock._lease()
         bond = lease.owner.bond()
@@ -209,7 +211,7 @@ class CacheLock:
         held = self._held(token)
         if held is None:  # acquired by another process, which told us the token
             stored = self._stored(token, verb)
-            if not self._acquire(False, None, token, stored):
+            if not self._acquire(False, None, token, stored, fresh=False):
                 raise self._not_owned(verb)
             held = self.local.held
         _run(held.lock._renew_lease(held.lease, how, ms))

@@ -285,6 +285,16 @@ class Listener:
             self.reader.end()
 
     def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._listen()
+            except Exception as error:
+                # whatever it is (no more threads for what waiters left, say): nobody would start us again
+                log_event(WARNING, "listener-disconnected", alias=self.backend.alias, error=error)
+                self._closed.wait(RECONNECTING)
+
+    def _listen(self) -> None:
+        """Subscribe, read, and again when the connection is lost, until closed."""
         failing_since, delay = 0.0, 0.05
         while not self._closed.is_set():
             self.connection = connection = self.backend.connect(None)

@@ -382,8 +382,9 @@ class Lock:
         timeout: float | None = None,
         token: str | None = None,
         seizes: bool = False,
+        fresh: bool = False,
     ) -> Steps[LockNotAcquired | None]:
-        """``loop``: the one in which a coroutine waits; None: this thread does.
+        """``loop``: the one in which a coroutine waits; None: this thread does. ``fresh``: nobody else knows ``token``.
 
         Answers the error that says that the lock was not got; None when it was.
         """
@@ -436,7 +437,7 @@ class Lock:
             ttl=round(ttl * 1000),
             deadline=until if waits else None,
             owner=f"{owner}\n{self._note}" if self._note else owner,
-            adopts=given is not None,
+            adopts=given is not None and not fresh,
             loop=loop,
             polls=polls,
             backoff=self._backoff,
@@ -541,7 +542,7 @@ class Lock:
         # a repeated release that finds nothing, within the lease, did its work the first time
         done = held or ((twice or lease.tried_release) and not lease.lost)
         self._end(lease)
-        if held == scripts.ADOPTED:
+        if held == scripts.ADOPTED and not lease.lost_reason:
             raise lease.adopted_error()
         if not done and not lease.lost_reason:
             lease.lost_reason = GONE

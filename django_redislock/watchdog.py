@@ -239,13 +239,16 @@ class Watchdog:
         if now >= lease.ends:
             self.lose(lease, ENDED)
             return None
+        alive = lease.owner.alive()
+        if not lease.watched:
+            return None  # released in the meantime, by an owner that may have ended since
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
         if lease.listens:
             # held for long enough to care: hear at once when it is released by force, or Redis restarts. Each time: the
             # first time there may have been no thread to be had
             get_listener(lease.backend).start()
-        if lease.renewing and not lease.owner.alive():
+        if lease.renewing and not alive:
             log_event(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
@@ -320,8 +323,10 @@ class Watchdog:
 
     def _adopted(self, lease: Lease) -> None:
         """Another process adopted the token: the acquisition goes on, or has ended, there."""
-        lease.adopted = True
-        self.end(lease)
+        with self._mutex:
+            if not lease.lost_reason:  # else that has been told, and stands
+                lease.adopted = True
+                self.end(lease)
 
     def lose(self, lease: Lease, reason: str) -> None:
         """The lease is lost, if it is still watched."""

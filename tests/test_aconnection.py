@@ -53,7 +53,7 @@ async def exercise(aeventually: AEventually) -> None:
         async with FairLock("a", blocking_timeout=60) as mine:
             return mine.fence
 
-    async with Lock("a", ttl=1.5) as lock:
+    async with Lock("a", ttl=4.5) as lock:  # not less: a busy machine may stand still for a second
         waiting = asyncio.create_task(wait())
         await aeventually(lambda: _waiters(lock, 1))
         soon = (await aeventually(lock.ainfo)).expires + timedelta(seconds=0.2)
@@ -557,6 +557,22 @@ async def test_patience_that_ends_in_the_moment_of_a_cancellation_makes_no_permi
     del waiting
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+class Forgetful(redis.CredentialProvider):
+    """A site's own, with a defect; what it raises is not of connections."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError("no credentials")
+
+
+async def test_an_error_of_the_sites_own_code_goes_up_and_takes_no_permit(server: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, server.url, credential_provider=Forgetful())):
+        backend = get_backend()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no credentials"):
+                await backend.aexecute(("ECHO", "1"))
+        assert backend._loops[asyncio.get_running_loop()]._permits == backend._bound
 
 
 async def test_patience_that_ends_as_the_permit_arrives_changes_nothing(lone: LoopConnections) -> None:

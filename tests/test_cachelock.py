@@ -19,6 +19,7 @@ from redis.lock import Lock as RedisPyLock
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release
 from django_redislock.cachelock import CacheLock
+from django_redislock.connection import Backend, Command
 from django_redislock.names import make_keys
 from redisserver import RedisServer
 
@@ -71,6 +72,24 @@ def waits(number: int) -> bool:
 
 
 def expire(lock: Any, eventually: Eventually) -> None:
+    eventually(lambda: not lock.locked())
+
+
+@pytest.mark.parametrize("token", [None, "mine"])
+def test_an_acquire_that_is_interrupted_leaves_no_lock(
+    token: str | None, ours: Make, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Backend.execute
+
+    def interrupted(self: Backend, command: Command) -> None:
+        execute(self, command)
+        raise KeyboardInterrupt
+
+    lock = ours(timeout=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(Backend, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire(token=token)
     eventually(lambda: not lock.locked())
 
 

@@ -74,6 +74,25 @@ def test_a_listener_that_is_started_twice_has_one_thread(eventually: Eventually)
     assert not thread.is_alive()
 
 
+def test_whatever_goes_wrong_before_it_has_a_connection_the_listener_goes_on(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Backend("default", "clumsy")
+    connect, troubles = backend.connect, [ZeroDivisionError("of the site's own class")]
+
+    def clumsy(timeout: float | None) -> Any:
+        if troubles:
+            raise troubles.pop()
+        return connect(timeout)
+
+    monkeypatch.setattr(backend, "connect", clumsy)
+    ears = listener.get_listener(backend)
+    ears.start()
+    eventually(lambda: ears.ready)
+    assert "event=listener-disconnected" in caplog.text
+    backend.close()
+
+
 @pytest.fixture
 def ears() -> Iterator[listener.Listener]:
     """A listener that notes whose messages are passed on, instead of passing them on."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, force_release
+from django_redislock import Lock, LockLost, force_release, scripts
 from django_redislock.connection import get_backend
 from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
@@ -19,7 +19,7 @@ from django_redislock.log import logger
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer
 
-from .actors import GENEROUS, KEYS, NAME, Other, holder
+from .actors import GENEROUS, KEYS, NAME, Ghost, Other, holder
 from .proxy import Proxy, proxy
 
 Eventually = Callable[..., Any]
@@ -84,6 +84,64 @@ def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
     eventually(lambda: not watchdog._couriers._away[backend])
     assert lease.due == due
     held.let_go()
+
+
+def test_the_owner_of_a_lock_that_was_released_may_end(
+    eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, owner = Lock(NAME, ttl=600), Other()
+    owner(lock.acquire)
+    lease = owner(lock._lease)
+    work, overtaken = watchdog._work, threading.Event()
+
+    def late(leases: list[Any], farewells: list[Any]) -> None:
+        if lease in leases and not overtaken.is_set():
+            owner(lock.release)
+            owner.end()
+            work(leases, farewells)
+            overtaken.set()
+        else:
+            work(leases, farewells)
+
+    monkeypatch.setattr(watchdog, "_work", late)
+    watchdog.renew_all(lease.backend)
+    assert overtaken.wait(GENEROUS)
+    assert "owner-ended" not in caplog.text
+
+
+def test_a_loss_that_was_told_stands_though_it_turns_out_that_the_lock_was_adopted_elsewhere(
+    server: RedisServer,
+    settings: Settings,
+    ghost: Callable[..., Ghost],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses: list[LockLost] = []
+    deaf = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    settings.CACHES = {**settings.CACHES, "deaf": deaf}
+    lock = Lock(NAME, ttl=1, on_lost=losses.append, using="deaf", wait="poll")
+    lock.acquire()
+    lease = lock._lease()
+    adopter = ghost()
+    answered = watchdog._couriers._answered
+    noted = threading.Event()
+
+    def late(backend: Any, errands: list[Any], answers: list[Any], sent: float) -> None:
+        of_ours = [answer[0] for errand, answer in zip(errands, answers, strict=True) if errand.task is lease]
+        if of_ours == [scripts.ADOPTED]:
+            eventually(lambda: losses)
+        answered(backend, errands, answers, sent)
+        if of_ours == [scripts.ADOPTED]:
+            noted.set()
+
+    monkeypatch.setattr(watchdog._couriers, "_answered", late)
+    adopter.queue(lease.token, mode="L", ttl=600)  # which is to adopt it
+    assert noted.wait(GENEROUS)
+    assert len(losses) == 1
+    assert lock.lost
+    with pytest.raises(LockLost, match=losses[0].reason):
+        lock.release()
+    assert holder(adopter.client) == lease.token
 
 
 def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
@@ -288,17 +346,25 @@ def test_what_was_not_said_yet_is_said_before_the_process_ends(
     watchdog._unsaid -= watchdog._unsaid - unsaid
 
 
+@pytest.mark.parametrize("held", [True, False])
 def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
-    network: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    held: bool,
+    network: Proxy,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lock = Lock(NAME, ttl=600, using="far")
     lock.acquire()
+    lease = lock._lease()
     with monkeypatch.context() as patch:
         patch.setattr(watchdog, "_work", lambda leases, farewells: None)
         unsaid = set(watchdog._unsaid)
-        lock._release_later(lock._lease())
+        watchdog.end(lease)
+        watchdog.send_farewell(lease.backend, NAME, lease.token, unknown=False, held=held)
         eventually(lambda: not watchdog._agenda)
         network.cut()
         watchdog.say_farewells()
     watchdog._unsaid -= watchdog._unsaid - unsaid
-    assert "event=farewells-failed alias=far" in caplog.text
+    # who did not get a lock has been told why
+    assert ("event=farewells-failed alias=far" in caplog.text) is held
