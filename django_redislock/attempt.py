@@ -201,8 +201,9 @@ class Attempt:
                 return taken, Granted(taken.number, ends, taken.state == scripts.ALREADY)
             late += 1
             if late >= LATE_ANSWERS:
+                noun, name = known_as(self.name)
                 raise LockUnavailable(
-                    f"Redis answers more slowly than the TTL of the lock {self.name!r} ({self.ttl} ms).", self.name
+                    f"Redis answers more slowly than the TTL of the {noun} {name!r} ({self.ttl} ms).", name
                 )
 
     def _wait(self, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:

@@ -368,7 +368,9 @@ class Listener:
         if grant is not None and monotonic() >= self.deadline_of(grant):
             # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
             self.tell_all(None if waiter is None else waiter.group.name)
-        if waiter is not None:
+        if kind == "d":
+            self.tell_all(name)  # it was dropped, and the others of this process may have been as well
+        elif waiter is not None:
             waiter.tell(grant)
         elif kind != "p":
             self.on_stray(self.backend, kind, token, name)

@@ -20,7 +20,7 @@ from .connection import Backend, get_backend
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .lease import GONE, TAKEN, Canceller, Lease, OnLost
 from .log import log_event, logger
-from .names import check_name, check_token, make_keys
+from .names import check_name, check_token, known_as, make_keys
 from .owner import Bond, describe_owner, running_task
 from .registry import LockInfo, LockStatus
 from .signals import lock_acquired, lock_force_released, lock_released
@@ -400,9 +400,10 @@ class Lock:
         on_lost = None if self._on_lost == "cancel" else self._on_lost
         if self._on_lost == "cancel":
             if task is None:
+                noun, name = known_as(self.name)
                 raise TypeError(
-                    f"on_lost='cancel' cancels the task that holds the lock {self.name!r}, and sync code is no task: "
-                    f"give a function, or use aacquire() or async with."
+                    f"on_lost='cancel' cancels the task that holds the lock, and sync code is no task: for the {noun} "
+                    f"{name!r}, give a function, or use aacquire() or async with."
                 )
             canceller = Canceller(task)
 

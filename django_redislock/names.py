@@ -24,25 +24,25 @@ _OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
 _ANY_OF_POOL = re.compile(rf"{_POOL}[^:]+:")
 
 
-def check_name(name: str) -> str:
-    """Return ``name`` when it can name a lock, else raise ``TypeError`` or ``ValueError``."""
+def check_name(name: str, noun: str = "lock") -> str:
+    """Return ``name`` when it can name a lock (or ``noun``), else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(name, str):
-        raise TypeError(f"A lock's name must be a str, not {name!r} ({type(name).__name__}).")
-    return _check_text(name)
+        raise TypeError(f"A {noun}'s name must be a str, not {name!r} ({type(name).__name__}).")
+    return _check_text(name, noun)
 
 
 @lru_cache(maxsize=1024)
-def _check_text(name: str) -> str:
+def _check_text(name: str, noun: str) -> str:
     if not name:
-        raise ValueError("A lock's name must not be empty.")
+        raise ValueError(f"A {noun}'s name must not be empty.")
     if bad := _FORBIDDEN.search(name):
         raise ValueError(
-            f"The lock name {name[:80]!r} contains {bad.group()!r}: control characters and lone surrogates are not "
+            f"The {noun} name {name[:80]!r} contains {bad.group()!r}: control characters and lone surrogates are not "
             f"allowed. Use lock_name() to quote parts that come from users."
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
-        raise ValueError(f"The lock name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
-    if _ANY_OF_POOL.fullmatch(name):
+        raise ValueError(f"The {noun} name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
+    if noun == "lock" and _ANY_OF_POOL.fullmatch(name):
         raise ValueError(f"{name!r} is a pool, no lock: any of its members is taken by LockPool.acquire().")
     return name
 
@@ -50,7 +50,7 @@ def _check_text(name: str) -> str:
 def is_name(text: str) -> bool:
     """Whether ``text`` can name a lock."""
     try:
-        _check_text(text)
+        _check_text(text, "lock")
     except ValueError:
         return False
     return True
@@ -124,9 +124,9 @@ def pool_name(name: str) -> str:
     return f"{_POOL}{quote(name)}:"
 
 
-def member_name(pool: str, key: str) -> str:
+def member_name(pool: str, key: str, noun: str = "member") -> str:
     """The name of a member's lock."""
-    return check_name(f"{pool_name(pool)}{quote(key)}")
+    return check_name(f"{pool_name(pool)}{quote(key)}", noun)
 
 
 def known_as(name: str) -> tuple[str, str]:

@@ -46,11 +46,12 @@ def _slot(backend: Backend) -> Iterator[_Slot]:
         free.append(slot)
 
 
-def execute_once(backend: Backend, script: Script, key: str, *args: Any) -> Steps[bytes]:
+def execute_once(backend: Backend, script: Script, key: str, *args: Any, name: str, noun: str) -> Steps[bytes]:
     """Run ``script``, which includes ``once``, on ``key``. Raises LockUnavailable; it may have run or not, then.
 
     For 60 s after its last run, a repetition is recognised.
     """
     with _slot(backend) as slot:
-        reply = yield from scripts.execute(backend, script.by_sha((slot.key, key), (slot.number, *args)))
+        command = script.by_sha((slot.key, key), (slot.number, *args))
+        reply = yield from scripts.execute(backend, command, name, noun=noun)
         return reply.answer  # type: ignore[no-any-return]

@@ -44,8 +44,8 @@ class Member(Lock):
     __slots__ = ("_mode", "key")
 
     def __init__(self, pool: str, *, fair: bool, using: str | None, **options: Unpack[MemberOptions]) -> None:
-        super().__init__(pool, using=using, **options)
-        self.name = pool_name(pool)
+        super().__init__(quote(pool), using=using, **options)
+        self.name = pool_name(pool)  # until it has one of its own
         self._mode = "F" if fair else "L"
         self.key = ""
 
@@ -86,9 +86,9 @@ class LockPool:
     __slots__ = ("name", "using")
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name = check_name(name)
+        self.name = check_name(name, "pool")
         self.using = using
-        member_name(name, "1")  # may be too long, quoted
+        member_name(name, "1", "pool")  # may be too long, quoted
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, Resp
 from .conf import conf
 from .connection import ENTERING, LEAVING, Backend, Command
 from .exceptions import LockUnavailable
-from .names import Keys
+from .names import Keys, known_as
 from .polling import Pace
 from .steps import Execute, ExecuteMany, Pause, Steps
 
@@ -67,25 +67,31 @@ class Reply(NamedTuple):
 
 
 def execute(
-    backend: Backend, command: Command, name: str | None = None, *, until: float = 0.0, urgency: int = ENTERING
+    backend: Backend,
+    command: Command,
+    name: str | None = None,
+    *,
+    noun: str = "lock",
+    until: float = 0.0,
+    urgency: int = ENTERING,
 ) -> Steps[Reply]:
     """Run ``command``, again after connection trouble, at most to the monotonic time ``until``.
 
     The setting RETRY_FOR bounds it, and redis-py's backoff sets the pace.
 
-    ``urgency``: before which other coroutines that wait for a connection. Commands must bear repetition;
-    ``Reply.repeated`` says that it may have happened. Raises LockUnavailable.
+    ``name``, ``noun``: for errors. ``urgency``: before which other coroutines that wait for a connection. Commands
+    must bear repetition; ``Reply.repeated`` says that it may have happened. Raises LockUnavailable.
     """
-    return _persist(Execute(backend, command, urgency=urgency), name, until)
+    return _persist(Execute(backend, command, urgency=urgency), name, noun, until)
 
 
-def execute_many(backend: Backend, commands: list[Command]) -> Steps[list[Any]]:
+def execute_many(backend: Backend, commands: list[Command], name: str | None = None) -> Steps[list[Any]]:
     """The same for commands in one write; errors of single ones stand among the answers."""
-    reply = yield from _persist(ExecuteMany(backend, commands), None, 0.0)
+    reply = yield from _persist(ExecuteMany(backend, commands), name)
     return reply.answer  # type: ignore[no-any-return]
 
 
-def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> Steps[Reply]:
+def _persist(request: Execute | ExecuteMany, name: str | None, noun: str = "lock", until: float = 0.0) -> Steps[Reply]:
     backend = request.backend
     delay, repeated, give_up = 0.0, False, 0.0
     pace: Pace | None = None
@@ -105,7 +111,7 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
         except ResponseError as error:
             # a demoted master (Redis 6 wraps what a script meets): connect again, to the new one
             if "READONLY" not in str(error) and not isinstance(error, ReadOnlyError):
-                raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+                raise _unavailable("refuses to serve", backend, name, error, noun) from error
             backend.drop_connections()
             trouble = error
         now = monotonic()
@@ -114,15 +120,21 @@ def _persist(request: Execute | ExecuteMany, name: str | None, until: float) -> 
         # the first try may just have met a connection that had gone stale in the pool
         stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
-            raise LockUnavailable(f"Redis cannot be reached for {_what(backend, name)}: {trouble}", name) from trouble
+            raise _unavailable("cannot be reached for", backend, name, trouble, noun) from trouble
         if delay:
             yield Pause(delay)
         pace = pace or Pace(RETRYING)
         delay = pace.next()
 
 
-def _what(backend: Backend, name: str | None) -> str:
-    return f"{f'the lock {name!r}' if name else 'locks'} (cache alias {backend.alias!r})"
+def _unavailable(
+    what: str, backend: Backend, name: str | None, trouble: Exception, noun: str = "lock"
+) -> LockUnavailable:
+    """Redis cannot do ``what`` for the lock (the pool, ``noun``) of this name, or for locks."""
+    if name and noun == "lock":
+        noun, name = known_as(name)
+    whom = f"the {noun} {name!r}" if name else "locks"
+    return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {trouble}", name)
 
 
 class Taken(NamedTuple):
@@ -188,10 +200,10 @@ def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[
 
     # the script works on all of them or on none
     settling = script(how, len(members))
-    answers = yield from execute_many(backend, [*commands, settling])
+    answers = yield from execute_many(backend, [*commands, settling], name)
     for error in answers:
         if isinstance(error, ResponseError) and not isinstance(error, NoScriptError):
-            raise LockUnavailable(f"Redis refuses to serve {_what(backend, name)}: {error}", name) from error
+            raise _unavailable("refuses to serve", backend, name, error) from error
     if isinstance(answers[-1], NoScriptError):
         answers = [(yield from execute(backend, in_full(settling), name)).answer]
     changed, more = answers[-1]

@@ -41,7 +41,7 @@ class _Stored:
     _kind: str
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name = check_name(name)
+        self.name = check_name(name, self._kind)
         self.using = using
 
     def __repr__(self) -> str:
@@ -52,12 +52,14 @@ class _Stored:
 
     def _get_raw(self) -> Steps[bytes | None]:
         backend = get_backend(self.using)
-        reply = yield from self._explain(execute(backend, ("GET", self._key(backend))))
+        asking = execute(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
+        reply = yield from self._explain(asking)
         return reply.answer  # type: ignore[no-any-return]
 
     def _once(self, script: Script, *args: object) -> Steps[str]:
         backend = get_backend(self.using)
-        answer = yield from self._explain(execute_once(backend, script, self._key(backend), *args))
+        calling = execute_once(backend, script, self._key(backend), *args, name=self.name, noun=self._kind)
+        answer = yield from self._explain(calling)
         return answer.decode(errors="replace")
 
     def _explain(self, steps: Steps[T]) -> Steps[T]:
@@ -71,7 +73,7 @@ class _Stored:
                     raise self._foreign(found) from None
             if "would overflow" in cause:
                 raise OverflowError(f"The counter {self.name!r} would leave the range of 64 bits.") from None
-            raise LockUnavailable(f"The {self._kind} {self.name!r}: {error}", self.name) from error.__cause__
+            raise
 
     def _foreign(self, found: str) -> LockError:
         return LockError(

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, lock_name
-from django_redislock.names import MAX_NAME_BYTES, NameTemplate, check_name, check_token, fit_name, make_keys, quote
+from django_redislock.names import (
+    MAX_NAME_BYTES,
+    NameTemplate,
+    check_name,
+    check_token,
+    fit_name,
+    known_as,
+    make_keys,
+    pool_name,
+    quote,
+)
 
 # -- names ----------------------------------------------------------------------------------------------------------
 
@@ -44,6 +54,19 @@ def test_a_name_has_at_most_512_bytes(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{len(name.encode())} bytes; at most 512") as caught:
         check_name(name)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("name", [None, "", "a\nb", "x" * 513])
+def test_an_error_says_what_the_name_was_to_name(name: Any) -> None:
+    for noun in ("lock", "pool", "counter"):
+        with pytest.raises((TypeError, ValueError), match=rf"(A {noun}'s|The {noun}) name"):
+            check_name(name, noun)
+
+
+def test_people_know_what_any_member_is_asked_for_by_as_the_pool() -> None:
+    assert known_as(pool_name("a:b é")) == ("pool", "a:b é")
+    assert known_as("pool:accounts:alice") == ("lock", "pool:accounts:alice")
+    assert known_as("order:42") == ("lock", "order:42")
 
 
 # -- quoting --------------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_keys_may_be_any_text(way: Way) -> None:
 
 
 def test_pools_whose_names_look_alike_are_apart(using: str) -> None:
-    names = ["a", "a:b", "a%3Ab", "a b", "ä", "lock", "pool:a"]
+    names = ["a", "a:b", "a%3Ab", "a b", "ä", "lock", "pool:a", "pool:a:"]
     pools = [LockPool(name, using=using) for name in names]
     for number, pool in enumerate(pools):
         pool.extend([f"key-{number}", "same"])
@@ -199,7 +199,7 @@ def test_members_that_do_not_all_arrive_change_nothing(pool: LockPool, client: r
         (["alice", ""], TypeError, "must be a str that is not empty, not ''"),
         (["alice", 7], TypeError, "must be a str that is not empty, not 7"),
         ([b"alice"], TypeError, "must be a str that is not empty, not b'alice'"),
-        (["a" * 600], ValueError, r"has 614 bytes; at most 512"),
+        (["a" * 600], ValueError, r"The member name .* has 614 bytes; at most 512"),
     ],
 )
 def test_bad_members_are_refused_before_anything_is_sent(
@@ -214,10 +214,10 @@ def test_bad_members_are_refused_before_anything_is_sent(
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("", ValueError, "must not be empty"),
-        ("a\nb", ValueError, "control characters"),
-        (7, TypeError, "must be a str, not 7"),
-        (" " * 200, ValueError, "has 607 bytes; at most 512"),
+        ("", ValueError, "A pool's name must not be empty"),
+        ("a\nb", ValueError, "The pool name .* control characters"),
+        (7, TypeError, "A pool's name must be a str, not 7"),
+        (" " * 200, ValueError, "The pool name .* has 607 bytes; at most 512"),
     ],
 )
 def test_bad_names_are_refused(name: Any, error: type[Exception], message: str) -> None:
@@ -557,7 +557,7 @@ def test_options_are_those_of_a_lock(pool: LockPool, settings: Settings) -> None
         pool.acquire(ttl=0)
     with pytest.raises(TypeError, match="on_lost"):
         pool.acquire(on_lost=7)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="no task"):
+    with pytest.raises(TypeError, match="no task: for the pool 'accounts'"):
         pool.acquire(on_lost="cancel")
 
 
@@ -818,7 +818,7 @@ def test_what_redis_refuses_is_no_half_done_change(own: RedisServer, settings: S
     pool.extend(["alice", "bob"])
     with own.client() as client:
         client.config_set("maxmemory", 1)
-        with pytest.raises(LockUnavailable, match="used memory > 'maxmemory'"):
+        with pytest.raises(LockUnavailable, match=r"to serve the pool 'accounts' .* used memory > 'maxmemory'"):
             pool.assign(["carol"])
         client.config_set("maxmemory", 0)
     assert pool.keys() == ["alice", "bob"]
@@ -828,5 +828,6 @@ def test_without_redis_it_says_so(own: RedisServer) -> None:
     pool = LockPool(POOL)
     own.stop()
     for call in (lambda: pool.extend(["x"]), pool.keys, pool.acquire):
-        with pytest.raises(LockUnavailable):
+        with pytest.raises(LockUnavailable, match=r"cannot be reached for the pool 'accounts' .*'default'") as caught:
             call()
+        assert caught.value.name == POOL

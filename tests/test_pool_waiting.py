@@ -42,6 +42,7 @@ ANY = pool_name(POOL)
 LINE = f"{PREFIX}queue:{ANY}"
 FREE = f"{PREFIX}free:{ANY}"
 TTL = 600
+TOLD = ["1" * 22, "2" * 22, "3" * 22]
 
 # A process with threads that wait for a member each, keep it until told and give it back.
 WAITS = """
@@ -384,6 +385,138 @@ def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
         stuck.expect("gave")
 
 
+def test_a_process_that_never_wakes_keeps_no_member_longer_than_the_lease_of_a_handoff(
+    pool: LockPool,
+    other: Callable[[], Other],
+    start: Start,
+    wait: Wait,
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    fair: bool,
+) -> None:
+    """Each of its waiters is handed a member while the first handoff runs; all of them end by themselves."""
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 0.2)
+    pool.extend(["carol", "dave"])
+    holder, lease = other(), 2.0
+    held = [holder(lambda: pool.acquire(ttl=TTL)) for _ in range(4)]
+    stuck = start(WAITS, name=POOL, count=40, ttl=lease, fair=fair, keeps=False, look_every=0.2)
+    eventually(lambda: client.zcard(LINE) == 40)
+    last = max(client.zscore(LINE, token) or 0.0 for token in waiting(client))
+    eventually(lambda: server_time(client) - last > 100_000)  # nobody of them is merely told to come
+    stuck.signal(signal.SIGSTOP)
+    waiters = [wait(fair=fair) for _ in range(4)]
+    freed = {}
+    for member in held:
+        before = client.zcard(LINE)
+        freed[member.key] = monotonic()
+        holder(member.release)
+        assert client.zcard(LINE) == before - 1
+        assert [channel for _, channel in handed(client)] == [handed(client)[0][1]] * len(freed)
+    for waiter in waiters:
+        assert monotonic() - freed[got(waiter)] < lease + 3  # not one lease for every four of its waiters
+    assert set(map(got, waiters)) == set(freed)
+    assert client.zcard(LINE) == 0  # the others of its waiters were dropped
+    for waiter in waiters:
+        force_release(waiter.result().name)
+    assert [pool.acquire(blocking_timeout=0, ttl=TTL).key for _ in range(4)] == list(map(got, waiters))
+
+
+def waiting(client: redis.Redis) -> list[str]:
+    """The tokens of those who want any member, in order."""
+    line: list[Any] = client.zrange(LINE, 0, -1)
+    return [token.decode() for token in line]
+
+
+def handed(client: redis.Redis) -> list[tuple[str, str]]:
+    """The members that were handed over to somebody who was not seen to live since: (token, channel)."""
+    locks: list[Any] = client.mget(client.keys(f"{PREFIX}lock:*"))
+    values = [value.split() for value in locks]
+    return [(token.decode(), channel.decode()) for token, channel, flag, *_ in values if flag == b"h"]
+
+
+def test_where_nobody_else_waits_what_was_handed_to_a_stuck_process_is_free_when_that_ends(
+    held: Callable[[str], None],
+    pool: LockPool,
+    ghost: Callable[..., Ghost],
+    client: redis.Redis,
+    eventually: Eventually,
+) -> None:
+    there = ghost()
+    for number in range(4):
+        there.queue(f"{number}" * 22, mode="F", ttl=0.5, name=ANY)
+    held("alice")
+    held("bob")
+    assert pool.health_check() == (2, 0)
+    eventually(lambda: pool.health_check() == (0, 2))
+    assert {pool.acquire(blocking_timeout=GENEROUS, ttl=TTL).key for _ in range(2)} == {"alice", "bob"}
+    assert client.zcard(LINE) == 0
+
+
+@pytest.fixture
+def told(pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis) -> Ghost:
+    """A process with three waiters, all of them told no more than to come for two members; it is in no hurry."""
+    there = ghost()
+    while True:  # until we were faster than 100 ms
+        held = [pool.acquire(ttl=TTL) for _ in range(2)]
+        for token in TOLD:
+            there.queue(token, mode="L", ttl=TTL, name=ANY)
+        for member in held:
+            member.release()
+        if audit(client)["free"] == {"alice", "bob"}:
+            return there
+        for token in TOLD:
+            leave(there, token)
+
+
+def a_second_goes_by(client: redis.Redis) -> None:
+    """For the first of those that were told to come."""
+    entry: Any = client.hget(f"{PREFIX}waiters:{ANY}", TOLD[0])
+    mode, channel, ttl, till, owner = entry.split(b" ", 4)
+    assert 0 < int(till) <= server_time(client) + 1_000_000
+    client.hset(f"{PREFIX}waiters:{ANY}", TOLD[0], b" ".join([mode, channel, ttl, b"1", owner]))
+
+
+@pytest.mark.usefixtures("told")
+def test_who_was_told_to_come_and_does_not_is_suspect_with_all_of_its_process(
+    client: redis.Redis, pool: LockPool
+) -> None:
+    """Several members lie free behind one that was told: they are not handed to those that do not come."""
+    a_second_goes_by(client)
+    assert [pool.acquire(blocking_timeout=0, ttl=TTL, fair=True).key for _ in range(2)] == ["alice", "bob"]
+    assert client.zcard(LINE) == 0
+
+
+def test_who_was_told_to_come_and_comes_late_gets_it(told: Ghost, client: redis.Redis) -> None:
+    a_second_goes_by(client)
+    assert told.queue(TOLD[0], mode="L", ttl=TTL, name=ANY).state == scripts.GRANTED
+
+
+def test_a_look_of_its_own_process_suspects_nobody(told: Ghost, client: redis.Redis) -> None:
+    a_second_goes_by(client)
+    assert told.queue(TOLD[1], mode="F", ttl=TTL, name=ANY).state in (scripts.BUSY, scripts.ALREADY)
+    assert set(waiting(client)) | {token for token, _ in handed(client)} == set(TOLD)
+
+
+def test_who_was_dropped_hears_of_it(told: Ghost, client: redis.Redis, pool: LockPool) -> None:
+    a_second_goes_by(client)
+    pool.acquire(blocking_timeout=0, ttl=TTL, fair=True)
+    client.publish(told.backend.channel, "the end")
+    assert ["d", TOLD[0], ANY] in iter(told.hear, ["the", "end"])
+
+
+def test_all_waiters_of_a_process_come_back_when_it_hears_that_one_was_dropped(
+    wait: Wait, client: redis.Redis, eventually: Eventually
+) -> None:
+    waiters = [wait(fair=True) for _ in range(3)]
+    first, *_ = line = waiting(client)
+    client.delete(LINE, f"{PREFIX}waiters:{ANY}")
+    client.publish(get_backend().channel, f"d {first} {ANY}")
+    eventually(lambda: waiting(client) == line)
+    LockPool(POOL).extend(["carol", "dave", "erin"])
+    assert [got(waiter) for waiter in waiters] == ["carol", "dave", "erin"]
+
+
 def test_those_who_stand_between_waiters_of_a_stuck_process_lose_one_lease_too(
     held: Callable[[str], None], wait: Wait, ghost: Callable[..., Ghost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +532,28 @@ def test_those_who_stand_between_waiters_of_a_stuck_process_lose_one_lease_too(
     for waiter in waiters:
         force_release(waiter.result(GENEROUS).name)
     assert monotonic() - began < 3  # not one second for every two of its waiters
+
+
+def test_who_was_handed_a_member_and_hears_nothing_finds_it_as_long_as_its_lease_runs(
+    held: Callable[[str], None], ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    there = ghost()
+    there.queue("1" * 22, mode="F", ttl=TTL, name=ANY)
+    held("alice")
+    lock = f"{PREFIX}lock:{lock_of('alice')}"
+    assert client.pttl(f"{PREFIX}took:{'1' * 22}") > client.pttl(lock) > 60_000
+    found = there.queue("1" * 22, mode="F", ttl=TTL, name=ANY)
+    assert (found.state, found.member) == (scripts.ALREADY, "alice")
+
+
+def test_a_lease_that_has_not_quite_ended_is_looked_for_when_it_has(pool: LockPool, client: redis.Redis) -> None:
+    """Redis ends leases by the millisecond: a look by the microsecond may come too early."""
+    member = pool.acquire(ttl=TTL)
+    client.pexpire(f"{PREFIX}lock:{member.name}", 500)
+    client.zadd(f"{PREFIX}busy:{ANY}", {member.key: 1})
+    assert len(pool) == 2
+    due = client.zscore(f"{PREFIX}busy:{ANY}", member.key) or 0.0
+    assert 1 < due <= server_time(client) + 502_000
 
 
 def test_who_lives_is_suspected_no_more(

@@ -338,6 +338,17 @@ def test_names_are_checked_as_those_of_locks(kind: Any) -> None:
     assert repr(kind("a")) == f"<{kind.__name__} 'a'>"
 
 
+@pytest.mark.parametrize(("kind", "noun"), [(ConditionalValue, "value"), (Counter, "counter")])
+def test_what_is_wrong_with_a_name_is_said_of_the_right_thing(kind: Any, noun: str) -> None:
+    for name, text in {7: f"A {noun}'s name must", "": f"A {noun}'s name must", "x" * 513: f"The {noun} name"}.items():
+        with pytest.raises((TypeError, ValueError), match=text):
+            kind(name)
+
+
+def test_only_a_lock_cannot_be_called_as_a_pool_is(way: Way) -> None:
+    assert way(way.counter("pool:accounts:"), "incr") == 1
+
+
 VALUE_METHODS = [("get",), ("setne", 5), ("setge", 5), ("delne", 5), ("delge", 5)]
 
 
@@ -626,7 +637,7 @@ def test_a_server_out_of_reach_is_lock_unavailable(coroutines: bool) -> None:
         (ConditionalValue("hits"), "setgt", 5),
         (ConditionalValue("hits"), "get"),
     ):
-        with pytest.raises(LockUnavailable, match=r"The (counter|value) 'hits': Redis cannot be reached") as caught:
+        with pytest.raises(LockUnavailable, match=r"Redis cannot be reached for the (counter|value) 'hits' ") as caught:
             way(thing, method, *args)
         assert caught.value.name == "hits"
 

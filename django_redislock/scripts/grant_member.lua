@@ -5,12 +5,14 @@ grant = function(token, channel, flag, lease, owner)
   call('ZREM', KEYS[7], member)
   call('ZADD', KEYS[8], us + lease * 1000, member)
   -- whose answer or wake was lost finds the member again by its token
-  call('SET', KEYS[12] .. token, member, 'PX', 60000)
+  local kept = 60000
   if flag == 'h' then
+    kept = kept + lease
     -- as in the waiters hash of any lock. But of a pool several members may be handed over at the same time, so each
     -- has its own mark
     call('HSET', KEYS[11] .. member, '!', channel)
-    call('PEXPIRE', KEYS[11] .. member, lease + 60000)
+    call('PEXPIRE', KEYS[11] .. member, kept)
   end
+  call('SET', KEYS[12] .. token, member, 'PX', kept)
   return grant_lock(token, channel, flag, lease, owner)
 end

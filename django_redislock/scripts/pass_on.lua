@@ -79,6 +79,13 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
         drop[#drop + 1] = token
       elseif dead[channel] then
         drop[#drop + 1] = token
+      elseif till ~= '0' and us >= tonumber(till) and channel ~= alive and channel ~= ARGV[3] then
+        -- told to come, and has not come: its process stands still, and will hear of this when it goes on
+        dead[channel] = 'suspect'
+        marks = marks .. ' ' .. channel
+        call('HSET', waiters, '!', marks)
+        redis.pcall('PUBLISH', channel, 'd ' .. token .. ' ' .. called)
+        drop[#drop + 1] = token
       elseif patient then
         -- asked before the grant: a message that counts 0 may still be heard, at a replica. No number (no rights to ask)
         -- means "cannot tell", never "nobody there"
@@ -99,6 +106,11 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
       else
         call('ZREM', KEYS[4], name)
         mark('-')
+        if not own and till == '0' then
+          -- several members of a pool may lie free behind it, so it has a second to come
+          till = string.format('%.0f', us + 1000000)
+          call('HSET', waiters, token, table.concat({mode, channel, ttl, till, owner}, ' '))
+        end
         if redis.pcall('PUBLISH', channel, 'w ' .. token .. ' ' .. called) ~= 0 then verdict = 'passed' break end
         dead[channel] = 'gone'
         drop[#drop + 1] = token

@@ -24,7 +24,8 @@ local function sweep()
       call('ZREM', KEYS[4], stem .. member)
       give_back(member)
     else
-      call('ZADD', busy, us + math.max(left, 1000) * 1000, member)
+      -- Redis ends leases by the millisecond, after the last one; what never ends is looked for every second
+      call('ZADD', busy, us + (left < 0 and 1000 or left + 1) * 1000, member)
     end
   end
   return #due == 100
