@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from . import scripts
 from .conf import Seconds
@@ -15,9 +14,10 @@ from .exceptions import LockNotAcquired
 from .lease import OnLost
 from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, make_keys, member_name, pool_name, quote
+from .names import Keys, check_name, make_keys, member_key, member_name, pool_name, quote, read_member
 from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
+from .texts import shown
 
 
 class Member(Lock):
@@ -43,7 +43,7 @@ class Member(Lock):
         refusal = yield from super()._take(blocking, timeout, token, loop, seizes=seizes)
         if refusal is None:
             self.name = self._lease().name
-            self.key = _key(self.name.rpartition(":")[2])
+            self.key = member_key(self.name.rpartition(":")[2])
         return refusal
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
@@ -260,7 +260,7 @@ class LockPool:
 
     def _quoted(self, key: object) -> str:
         if not isinstance(key, str) or not key:
-            raise TypeError(f"A member of a pool must be a str that is not empty, not {key!r}.")
+            raise TypeError(f"A member of a pool must be a str that is not empty, not {shown(key)}.")
         member_name(self.name, key)  # may be too long
         return quote(key)
 
@@ -275,7 +275,14 @@ class LockPool:
 
     def _keys(self) -> Steps[list[str]]:
         answer = yield from self._ask("ZRANGE", 0, -1)
-        return [_key(member.decode()) for member in answer]
+        backend, asked = get_backend(self.using), pool_name(self.name)
+        keys = []
+        for raw in answer:
+            member = read_member(asked, raw)
+            if member is None:
+                raise scripts.foreign_member(backend, asked, raw)
+            keys.append(member_key(member))
+        return keys
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
@@ -300,10 +307,6 @@ class LockPool:
         locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == asked[:-1])
         waiters, queue = yield from read_queue(backend, asked)
         return PoolInfo(self.name, len(items), free, tuple(locks), waiters, tuple(queue))
-
-
-def _key(quoted: str) -> str:
-    return unquote(quoted, errors="surrogatepass")
 
 
 def _count(statuses: list[LockStatus]) -> tuple[int, int]:
