@@ -123,7 +123,7 @@ class LockAdmin(ModelAdmin):
 
     @admin.display(description=_("token"))
     def token_hint(self, lock: HeldLock) -> str:
-        return _info(lock).token_hint
+        return printable(_info(lock).token_hint)
 
     @admin.display(description=_("in order"))
     def queue(self, lock: HeldLock) -> str:

@@ -231,7 +231,7 @@ class CacheLock:
     def _stored(self, token: bytes, verb: str) -> str:
         """The token that Redis knows, when it is the bearer's of ``token``."""
         value = _run(self._new_lock()._value())
-        stored = "" if value is None else value.partition(b" ")[0].decode()
+        stored = "" if value is None else value.partition(b" ")[0].decode(errors="replace")
         if not _bears(token, stored):
             raise self._not_owned(verb)
         return stored

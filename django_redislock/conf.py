@@ -17,6 +17,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from .texts import shown
+
 Seconds = float | int | timedelta
 
 
@@ -27,12 +29,12 @@ def seconds(value: object, what: str, *, positive: bool = True) -> float:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value) if abs(value) < 1e300 else math.inf
     else:
-        raise TypeError(f"{what} must be seconds (int, float or timedelta), not {value!r}.")
+        raise TypeError(f"{what} must be seconds (int, float or timedelta), not {shown(value)}.")
     if not math.isfinite(number) or number < 0 or (positive and number < 0.001):
         least = "at least 0.001" if positive else "0 or more"
-        raise ValueError(f"{what} must be {least} seconds and finite, not {value!r}.")
+        raise ValueError(f"{what} must be {least} seconds and finite, not {shown(value)}.")
     if number > 10 * 365 * 86400:
-        raise ValueError(f"{what} must be at most ten years, not {value!r}.")
+        raise ValueError(f"{what} must be at most ten years, not {shown(value)}.")
     return number
 
 
@@ -67,51 +69,54 @@ class Conf:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{what} must be a str that is not empty, not {value!r}.")
+        raise TypeError(f"{what} must be a str that is not empty, not {shown(value)}.")
     return value
 
 
 def _flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{what} must be True or False, not {value!r}.")
+        raise TypeError(f"{what} must be True or False, not {shown(value)}.")
     return value
 
 
 def _status(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 400 <= value <= 599:
-        raise ValueError(f"{what} must be an HTTP status from 400 to 599, not {value!r}.")
+        raise ValueError(f"{what} must be an HTTP status from 400 to 599, not {shown(value)}.")
     return value
 
 
 def _reaction(value: object, what: str) -> str:
     if value not in ("warn", "error", "ignore"):
-        raise ValueError(f"{what} must be one of 'warn', 'error', 'ignore', not {value!r}.")
+        raise ValueError(f"{what} must be one of 'warn', 'error', 'ignore', not {shown(value)}.")
     return str(value)
 
 
 def way_to_wait(value: object, what: str) -> str:
     if value not in ("wake", "poll"):
-        raise ValueError(f"{what} must be one of 'wake', 'poll', not {value!r}.")
+        raise ValueError(f"{what} must be one of 'wake', 'poll', not {shown(value)}.")
     return str(value)
 
 
 def _patience(value: object, what: str) -> float:
     number = seconds(value, what, positive=False)
     if number > 30:
-        raise ValueError(f"{what} must be at most 30 seconds, not {value!r}: Redis knows a repetition for 60.")
+        raise ValueError(f"{what} must be at most 30 seconds, not {shown(value)}: Redis knows a repetition for 60.")
     return number
 
 
 def _prefix(value: object, what: str) -> str:
     text = _text(value, what)
-    if re.search(r"[{}\s\x00-\x1f]", text):
-        raise ValueError(f"{what} must not contain braces or whitespace, not {value!r}: braces decide the hash slot.")
+    if re.search("[{}\\s\x00-\x1f\ud800-\udfff]", text):
+        raise ValueError(
+            f"{what} must not contain braces, whitespace or surrogates, not {shown(value)}: braces "
+            f"decide the hash slot."
+        )
     return text
 
 
 def _ttls(value: object, what: str) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{what} must be a dict of shell-style patterns to seconds, not {value!r}.")
+        raise TypeError(f"{what} must be a dict of shell-style patterns to seconds, not {shown(value)}.")
     return {_text(key, f"A pattern in {what}"): seconds(ttl, f"{what}[{key!r}]") for key, ttl in value.items()}
 
 

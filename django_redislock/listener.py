@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import random
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,15 +23,21 @@ from redis.exceptions import ResponseError
 from .connection import Backend, pipeline
 from .exceptions import LockError
 from .log import log_event
+from .names import TOKEN, is_asked_for
 from .reader import HOT_FOR, Reader
 from .scripts import CONNECTION_ERRORS, PROBE, lease_end
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
 RECONNECTING = 1.0  # the same while there is no subscription
 JITTER = 0.05
+ENDLESS = -1  # milliseconds of lease: somebody else has written the lock
 BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
 OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 RESUBSCRIBE_EVERY = 30.0  # seconds, where subscribing is not allowed
+
+
+# a grant has three numbers; the probe of R3 is none of these
+_MESSAGE = re.compile(rf"(?:(g)|([wfx])) ({TOKEN}) (?(1)(\d{{1,16}}) (\d{{1,17}}) (\d{{1,12}}) )([^\ud800-\udfff]+)")
 
 
 class Grant(NamedTuple):
@@ -235,6 +242,8 @@ class Listener:
         """
         waiter.due = monotonic() + (delay if self.polled else RECONNECTING)
         wait = BARGING if left_ms < 0 else min(left_ms / 1000, LOOK_EVERY)
+        if left_ms == ENDLESS:
+            wait = LOOK_EVERY
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group
         # a newcomer's look may bring the next one forward, not put it off: it does not look for the others' sake
@@ -357,13 +366,13 @@ class Listener:
             waiter.tell()
 
     def _dispatch(self, data: bytes) -> None:
-        kind, _, rest = data.decode().partition(" ")
-        if kind == "g":
-            token, fence, us, lease_ms, name = rest.split(" ", 4)
-            grant = Grant(int(fence), int(us), int(lease_ms), name)
-        else:
-            token, _, name = rest.partition(" ")
-            grant = None
+        found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
+        if found is None:
+            return  # nobody of ours has sent it
+        granted, told, token, fence, us, lease_ms, name = found.groups()
+        kind, grant = told, None
+        if granted:
+            kind, grant = granted, Grant(int(fence), int(us), int(lease_ms), name)
         waiter = self.waiters.get(token) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
             # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
@@ -372,7 +381,7 @@ class Listener:
             self.tell_all(name)  # it was dropped, and the others of this process may have been as well
         elif waiter is not None:
             waiter.tell(grant)
-        elif kind != "p":
+        elif is_asked_for(name):
             self.on_stray(self.backend, kind, token, name)
 
 

@@ -98,7 +98,7 @@ def _read_index(backend: Backend) -> Steps[tuple[int, list[_Row]]]:
     """The server's time, and what the index of held locks tells; one round trip."""
     commands: list[Any] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", 0, -1, "WITHSCORES")]
     clock, index = answers = yield from scripts.execute_many(backend, commands)
-    check_answers(backend, answers)
+    yield from check_answers(backend, commands, answers)
     names = [member.decode(errors="replace") for member in index[::2]]
     rows = [
         _Row(name, float(ends), "", 0, 0, 0) for name, ends in zip(names, index[1::2], strict=True) if is_name(name)
@@ -139,7 +139,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_
     if count:
         commands += [("ZCARD", key.queue) for key in keys]
     answers = (yield from scripts.execute_many(backend, commands)) if commands else []
-    check_answers(backend, answers[:reads])
+    yield from check_answers(backend, commands, answers[:reads])
     values = [value for batch in answers[:reads] for value in batch]
     counts = answers[reads:] or [0] * len(rows)
     found = []

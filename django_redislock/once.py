@@ -14,8 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from redis.exceptions import ResponseError
+
 from . import scripts
 from .connection import Backend
+from .exceptions import LockUnavailable
 from .scripts import Script
 from .steps import Steps
 
@@ -40,10 +43,15 @@ def _slot(backend: Backend) -> Iterator[_Slot]:
     except IndexError:
         slot = _Slot(f"{backend.prefix}slot:{secrets.token_urlsafe(12)}")
     slot.number += 1
+    refused = False
     try:
         yield slot
+    except LockUnavailable as error:
+        refused = isinstance(error.__cause__, ResponseError)  # for what somebody else has written there, maybe
+        raise
     finally:
-        free.append(slot)
+        if not refused:
+            free.append(slot)
 
 
 def execute_once(backend: Backend, script: Script, key: str, *args: Any, name: str, noun: str) -> Steps[bytes]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 from redis.backoff import AbstractBackoff, EqualJitterBackoff
+
+from .texts import shown
 
 POLLING: AbstractBackoff = EqualJitterBackoff(cap=0.5, base=0.02)  # where none was chosen
 SHORTEST = 0.001  # seconds: a backoff of nothing would keep Redis busy with nobody else
@@ -26,7 +29,10 @@ class Pace:
     def next(self) -> float:
         """Seconds until the next try."""
         self._failures = min(self._failures + 1, MOST_FAILURES)
-        return self._backoff.compute(self._failures)
+        delay: Any = self._backoff.compute(self._failures)
+        if not isinstance(delay, (int, float)) or delay != delay:
+            raise ValueError(f"The delays of backoff must be seconds (int or float), not {shown(delay)}.")
+        return delay
 
     def next_look(self) -> float:
         """The same within the bounds of a queue."""

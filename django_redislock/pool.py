@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
-from urllib.parse import unquote
 
 from redis.backoff import AbstractBackoff
 
@@ -16,10 +15,11 @@ from .connection import Backend, get_backend
 from .lease import Lease, OnLost
 from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, make_keys, member_name, pool_name, quote
+from .names import Keys, check_name, make_keys, member_key, member_name, pool_name, quote, read_member
 from .owner import Bond
 from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
+from .texts import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -52,7 +52,7 @@ class Member(Lock):
     def _hold(self, lease: Lease, bond: Bond) -> None:
         # asked for by the name of the pool, got by one of its own
         self.name = lease.name
-        self.key = _key(lease.name.rpartition(":")[2])
+        self.key = member_key(lease.name.rpartition(":")[2])
         super()._hold(lease, bond)
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
@@ -236,7 +236,7 @@ class LockPool:
 
     def _quoted(self, key: object) -> str:
         if not isinstance(key, str) or not key:
-            raise TypeError(f"A member of a pool must be a str that is not empty, not {key!r}.")
+            raise TypeError(f"A member of a pool must be a str that is not empty, not {shown(key)}.")
         member_name(self.name, key)  # may be too long
         return quote(key)
 
@@ -251,7 +251,14 @@ class LockPool:
 
     def _keys(self) -> Steps[list[str]]:
         answer = yield from self._ask("ZRANGE", 0, -1)
-        return [_key(member.decode()) for member in answer]
+        backend, asked = get_backend(self.using), pool_name(self.name)
+        keys = []
+        for raw in answer:
+            member = read_member(asked, raw)
+            if member is None:
+                raise scripts.foreign_member(backend, asked, raw)
+            keys.append(member_key(member))
+        return keys
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
@@ -276,10 +283,6 @@ class LockPool:
         locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == asked[:-1])
         waiters, queue = yield from read_queue(backend, asked)
         return PoolInfo(self.name, len(items), free, tuple(locks), waiters, tuple(queue))
-
-
-def _key(quoted: str) -> str:
-    return unquote(quoted, errors="surrogatepass")
 
 
 def _count(statuses: list[LockStatus]) -> tuple[int, int]:

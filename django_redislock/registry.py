@@ -12,8 +12,7 @@ from logging import WARNING
 from typing import Any, NamedTuple, TypeVar
 
 from . import scripts
-from .connection import Backend, get_backend
-from .exceptions import LockUnavailable
+from .connection import Backend, Command, get_backend
 from .log import log_event
 from .names import check_name, make_keys
 from .signals import lock_force_released
@@ -24,6 +23,7 @@ T = TypeVar("T")
 LISTED_WAITERS = 100
 BATCH = 1000
 LONGEST = 10 * 365 * 86400.0  # seconds
+LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
 _VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
 
 
@@ -51,8 +51,9 @@ def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, s
         return []
     keys = [make_keys(backend.prefix, name).lock for name in names]
     gets: list[Any] = [("MGET", *batch) for batch in batches(keys)]
-    answers = yield from scripts.execute_many(backend, gets + [("PTTL", key) for key in keys])
-    check_answers(backend, answers)
+    commands = gets + [("PTTL", key) for key in keys]
+    answers = yield from scripts.execute_many(backend, commands)
+    yield from check_answers(backend, commands, answers)
     values = itertools.chain.from_iterable(answers[: len(gets)])
     return [
         status_of(value, left, tokens.get(name))
@@ -109,7 +110,7 @@ class Holder(NamedTuple):
 
 def split_owner(text: bytes) -> tuple[str, str]:
     """Owner and note. Scripts know them as one text; owners have no control characters."""
-    owner, _, note = text.decode(errors="replace").partition("\n")
+    owner, _, note = text[:LONGEST_OWNER].decode(errors="replace").partition("\n")
     return owner, note
 
 
@@ -143,7 +144,8 @@ def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queu
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
     parts = (entry or b"L - 0 0 ?").split(b" ", 4)
     owner, note = split_owner(parts[4] if len(parts) == 5 else b"")
-    return WaiterInfo(owner=owner, waited=max(0.0, (us - float(ticket)) / 1e6), fair=parts[0] == b"F", note=note)
+    waited = min(max(0.0, (us - float(ticket)) / 1e6), LONGEST)
+    return WaiterInfo(owner=owner, waited=waited, fair=parts[0] == b"F", note=note)
 
 
 def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
@@ -175,8 +177,9 @@ def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[li
     keys = [make_keys(backend.prefix, name) for name, _ in found]
     gets = [("MGET", *(key.lock for key in batch)) for batch in batches(keys)]
     counts = [("ZCARD", key.queue) for key in keys]
-    answers = yield from scripts.execute_many(backend, [("TIME",), *gets, *counts])
-    check_answers(backend, answers[: 1 + len(gets)])
+    commands: list[Command] = [("TIME",), *gets, *counts]
+    answers = yield from scripts.execute_many(backend, commands)
+    yield from check_answers(backend, commands, answers[: 1 + len(gets)])
     clock, values = answers[0], itertools.chain.from_iterable(answers[1 : 1 + len(gets)])
     us = int(clock[0]) * 1_000_000 + int(clock[1])
     locks = []
@@ -189,11 +192,11 @@ def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[li
     return locks
 
 
-def check_answers(backend: Backend, answers: list[Any]) -> None:
+def check_answers(backend: Backend, commands: Sequence[Command], answers: Sequence[Any]) -> Steps[None]:
     """Raise LockUnavailable where one of them is an error (a user that may not MGET, say)."""
-    for answer in answers:
+    for command, answer in zip(commands, answers, strict=False):
         if isinstance(answer, Exception):
-            raise LockUnavailable(f"Redis refuses to list locks (cache alias {backend.alias!r}): {answer}") from answer
+            raise (yield from scripts.refusal(backend, [command], None, answer)) from answer
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -16,10 +16,11 @@ from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, Resp
 
 from .conf import conf
 from .connection import ENTERING, LEAVING, Backend, Command
-from .exceptions import LockUnavailable
-from .names import Keys, known_as
+from .exceptions import LockError, LockUnavailable
+from .names import Keys, known_as, read_member, redis_type
 from .polling import Pace
 from .steps import Execute, ExecuteMany, Pause, Steps
+from .texts import shown
 
 # states that scripts answer
 # acquire; ALREADY: granted by an earlier call or a handoff; REQUEUED: busy, and the waiter had been dropped
@@ -111,7 +112,8 @@ def _persist(request: Execute | ExecuteMany, name: str | None, noun: str = "lock
         except ResponseError as error:
             # a demoted master (Redis 6 wraps what a script meets): connect again, to the new one
             if "READONLY" not in str(error) and not isinstance(error, ReadOnlyError):
-                raise _unavailable("refuses to serve", backend, name, error, noun) from error
+                commands = [request.command] if isinstance(request, Execute) else request.commands
+                raise (yield from refusal(backend, commands, name, error, noun)) from error
             backend.drop_connections()
             trouble = error
         now = monotonic()
@@ -127,14 +129,53 @@ def _persist(request: Execute | ExecuteMany, name: str | None, noun: str = "lock
         delay = pace.next()
 
 
-def _unavailable(
-    what: str, backend: Backend, name: str | None, trouble: Exception, noun: str = "lock"
-) -> LockUnavailable:
+def _unavailable(what: str, backend: Backend, name: str | None, trouble: object, noun: str = "lock") -> LockUnavailable:
     """Redis cannot do ``what`` for the lock (the pool, ``noun``) of this name, or for locks."""
     if name and noun == "lock":
         noun, name = known_as(name)
     whom = f"the {noun} {name!r}" if name else "locks"
     return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {trouble}", name)
+
+
+def refusal(
+    backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
+) -> Steps[LockUnavailable]:
+    """What says that Redis answers ``commands`` with ``error``, and which of our keys somebody else has written."""
+    text = re.sub(r" script: \w+, on @user_script:\d+\.$", "", str(error)).rstrip(".")
+    hint = "".join((yield from _foreign_keys(backend, commands, text)))
+    return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)
+
+
+def _foreign_keys(backend: Backend, commands: Sequence[Command], text: str) -> Steps[list[str]]:
+    keys = sorted({key for command in commands for key in _keys_of(command)})
+    fence = f"{backend.prefix}fence"
+    if fence in keys and ("not an integer" in text or "would overflow" in text):
+        return [f" Somebody else has written the key {fence!r}, which holds no fence. Delete it."]
+    if "WRONGTYPE" not in text:
+        return []
+    try:
+        types = yield ExecuteMany(backend, [("TYPE", key) for key in keys])
+    except CONNECTION_ERRORS:
+        return []
+    return [
+        f" Somebody else has written the key {key!r}, which is a {found.decode()} and should be a {ours}. Delete it."
+        for key, found in zip(keys, types, strict=True)
+        if isinstance(found, bytes) and found.decode() not in ("none", ours := redis_type(key, backend.prefix))
+    ]
+
+
+def _keys_of(command: Command) -> Sequence[str]:
+    return command[3 : 3 + command[2]] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
+
+
+def foreign_member(backend: Backend, pool: str, raw: bytes) -> LockError:
+    """What says that somebody else has put ``raw`` into a pool, which is asked for as ``pool``."""
+    return LockError(
+        f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
+        f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
+        f"assign() the members anew.",
+        pool,
+    )
 
 
 class Taken(NamedTuple):
@@ -182,8 +223,12 @@ def acquire(
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            member, seized = (more[0].decode(), None) if keys.any else ("", more[0] if more else None)
-            return Taken(state, us, number, left, sent, repeated, member, seized)
+            member, seized = (more[0], None) if keys.any else (b"", more[0] if more else None)
+            granted = keys.any and state in (GRANTED, ALREADY)
+            quoted = read_member(name, member) if granted else ""
+            if quoted is None:
+                raise foreign_member(backend, name, member)
+            return Taken(state, us, number, left, sent, repeated, quoted, seized)
 
 
 def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
@@ -203,7 +248,7 @@ def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[
     answers = yield from execute_many(backend, [*commands, settling], name)
     for error in answers:
         if isinstance(error, ResponseError) and not isinstance(error, NoScriptError):
-            raise _unavailable("refuses to serve", backend, name, error) from error
+            raise (yield from refusal(backend, [*commands, settling], name, error)) from error
     if isinstance(answers[-1], NoScriptError):
         answers = [(yield from execute(backend, in_full(settling), name)).answer]
     changed, more = answers[-1]

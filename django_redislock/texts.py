@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from reprlib import Repr
 
 from django.utils.translation import gettext_noop as _
 
@@ -10,6 +11,19 @@ from django.utils.translation import gettext_noop as _
 def printable(text: str) -> str:
     """``text`` as it is, or as a literal where it holds what would steer a terminal: escapes, right-to-left marks."""
     return text if text.isprintable() else repr(text)
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 120
+_repr.maxlong = 500
+
+
+def shown(value: object) -> str:
+    """``value`` as a literal for an error, cut in the middle when it is long."""
+    try:
+        return _repr.repr(value)
+    except ValueError:  # an int with more digits than Python writes
+        return f"<{type(value).__name__} that is too long to be shown>"
 
 
 def duration(seconds: float, translate: Callable[[str], str] = str) -> str:

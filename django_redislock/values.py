@@ -14,6 +14,7 @@ from .names import check_name
 from .once import execute_once
 from .scripts import Script, execute
 from .steps import Steps, arun, run_blocking
+from .texts import shown
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class _Stored:
         except LockUnavailable as error:
             cause = str(error.__cause__)
             for words, found in _FOREIGN.items():
-                if words in cause:
+                if words in cause and f"{get_backend(self.using).prefix}slot:" not in str(error):
                     raise self._foreign(found) from None
             if "would overflow" in cause:
                 raise OverflowError(f"The counter {self.name!r} would leave the range of 64 bits.") from None
@@ -116,9 +117,9 @@ class ConditionalValue(_Stored):
     def __init__(self, name: str, *, using: str | None = None, eps: float = EPS) -> None:
         super().__init__(name, using=using)
         if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-            raise TypeError(f"eps must be an int or a float, not {eps!r}.")
+            raise TypeError(f"eps must be an int or a float, not {shown(eps)}.")
         if not 0 <= eps < math.inf:
-            raise ValueError(f"eps must be 0 or more and finite, not {eps!r}.")
+            raise ValueError(f"eps must be 0 or more and finite, not {shown(eps)}.")
         self.eps = float(eps)
 
     def get(self) -> Value | None:
@@ -180,13 +181,13 @@ class ConditionalValue(_Stored):
 
     def _compare(self, op: str, value: Value, new: str, ttl: int | str) -> Steps[bool]:
         if not isinstance(op, str) or op not in OPERATORS:
-            raise ValueError(f"op must be one of {', '.join(map(repr, OPERATORS))}, not {op!r}.")
+            raise ValueError(f"op must be one of {', '.join(map(repr, OPERATORS))}, not {shown(op)}.")
         if isinstance(value, str) and op not in UNORDERED:
-            raise TypeError(f"{value!r:.80} cannot be compared by {op!r}: text has no order here, only '==' and '!='.")
+            raise TypeError(f"{shown(value)} cannot be compared by {op!r}: text has no order here, only '==' and '!='.")
         answer = yield from self._once(_COMPARE, OPERATORS[op], json.dumps(value), repr(self.eps), new, ttl)
         if answer[0] == "?":
             raise TypeError(
-                f"{value!r} cannot be compared by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
+                f"{shown(value)} cannot be compared by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
                 f"{self.name!r} holds: text has no order here, only '==' and '!='. Nothing was changed."
             )
         return answer == "1"
@@ -253,9 +254,9 @@ class Counter(_Stored):
 
     def _add(self, by: int, sign: int, ttl: Seconds | None) -> Steps[int]:
         if isinstance(by, bool) or not isinstance(by, int):
-            raise TypeError(f"by must be an int, not {by!r}.")
+            raise TypeError(f"by must be an int, not {shown(by)}.")
         if abs(by) > LARGEST:
-            raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {by!r}.")
+            raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {shown(by)}.")
         return int((yield from self._once(_COUNTER, int(by) * sign, _milliseconds(ttl))))
 
     def _reset(self) -> Steps[int]:
@@ -271,11 +272,11 @@ class Counter(_Stored):
 
 def _check_value(value: Value, what: str) -> Value:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"{what} must be an int, a float or a str, not {value!r:.80}.")
+        raise TypeError(f"{what} must be an int, a float or a str, not {shown(value)}.")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{what} must be a finite number, not {value!r}.")
+        raise ValueError(f"{what} must be a finite number, not {shown(value)}.")
     if isinstance(value, int) and abs(value) > EXACT:
-        raise ValueError(f"{what} must be between -2**53 and 2**53 to be compared exactly, not {value!r}.")
+        raise ValueError(f"{what} must be between -2**53 and 2**53 to be compared exactly, not {shown(value)}.")
     return value
 
 

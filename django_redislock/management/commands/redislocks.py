@@ -14,7 +14,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_redislock import LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock import Lock, LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks
 from django_redislock.cli.arguments import (
     SubcommandParser,
     exit_status,
@@ -28,6 +28,7 @@ from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, port
 from django_redislock.cli.watch import watch
 from django_redislock.commands import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.connection import get_backend
+from django_redislock.names import make_keys
 from django_redislock.texts import duration, printable
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
@@ -119,7 +120,7 @@ class Command(BaseCommand):
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         lock = get_lock(name, using=using)
         if lock is None:
-            raise CommandError(f"Not held: {printable(name)}")
+            raise CommandError("\n".join(not_held([name], using)))
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
     # -- pool -------------------------------------------------------------------------------------------------------
@@ -175,8 +176,8 @@ class Command(BaseCommand):
             missing += [name for name in left if name not in changed]
         elif not missing:
             self.say("No locks are held." if match is None else f"No lock is held that matches {printable(match)}.")
-        complaints = {"Left alone, as the holder has changed": changed, "Not held": missing if names else []}
-        lines = [f"{text}: {', '.join(map(printable, which))}" for text, which in complaints.items() if which]
+        lines = [f"Left alone, as the holder has changed: {', '.join(map(printable, changed))}"] if changed else []
+        lines += not_held(missing, using) if names else []
         if lines:
             raise CommandError("\n".join(lines))
 
@@ -268,6 +269,19 @@ def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
             again = copy(action)
             again.default = SUPPRESS
             parser._add_action(again)
+
+
+def not_held(names: Sequence[str], using: str | None) -> list[str]:
+    """What to say of locks that none of ours holds: nobody does, or somebody else has written the key."""
+    backend = get_backend(using)
+    foreign = [name for name in names if Lock(name, using=using).locked()]
+    free = [printable(name) for name in names if name not in foreign]
+    keys = (make_keys(backend.prefix, name).lock for name in foreign)
+    lines = [
+        f"Not one of our locks: {printable(name)}. Somebody else has written the key {key!r}; delete it to set it free."
+        for name, key in zip(foreign, keys, strict=True)
+    ]
+    return [*([f"Not held: {', '.join(free)}"] if free else []), *lines]
 
 
 def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:
