@@ -9,11 +9,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from redis import RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -21,6 +22,7 @@ from redisserver import RedisServer
 
 from ..processes import Worker
 from ..proxy import Proxy
+from .growth import Watch, of_process, of_server
 from .history import History, Trouble, Violation
 from .worker import NURSERY
 
@@ -46,10 +48,11 @@ def alias(url: str) -> dict[str, Any]:
 class Process:
     """A worker, as the arena knows it."""
 
-    def __init__(self, label: str, pid: int, log: Path) -> None:
+    def __init__(self, label: str, pid: int, log: Path, *, spared: bool = False) -> None:
         self.label = label
         self.pid = pid
         self.log = log
+        self.spared = spared
         self._read = self._gots = 0
 
     def signal(self, number: int) -> None:
@@ -104,6 +107,7 @@ class Arena:
         threads: int = 2,
         tasks: int = 3,
         mutant: str | None = None,
+        leak: int = 0,
     ) -> None:
         self.nursery = nursery
         self.server = server
@@ -116,15 +120,15 @@ class Arena:
         self.cache = getattr(server, "cache", alias(server.url))
         self.order: dict[str, Any] = {
             "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
-            "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
+            "threads": threads, "tasks": tasks, "mutant": mutant, "leak": leak, "sweep": False,
         }  # fmt: skip
         self._all: list[Process] = []
         self.moved(server)
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def add(self, *, proxied: bool = False) -> Process:
-        """One more worker, that has its first lock when this returns."""
+    def add(self, *, proxied: bool = False, spared: bool = False) -> Process:
+        """One more worker, that has its first lock when this returns. ``spared``: not to be killed, to grow old."""
         label = f"p{len(self._all) + 1}"
         cache = self.cache
         if proxied:
@@ -133,14 +137,14 @@ class Arena:
         log = self.folder / f"{label}.log"
         seed = f"{self.order['seed']} {label}"
         pid = self.nursery.bear({**self.order, "log": str(log), "cache": cache, "seed": seed})
-        process = Process(label, pid, log)
+        process = Process(label, pid, log, spared=spared)
         self.processes.append(process)
         self._all.append(process)
         self.until(lambda: process.said("got"))
         return process
 
-    def any(self) -> Process:
-        return self.victims.choice(self.processes)
+    def any(self, *, mortal: bool = False) -> Process:
+        return self.victims.choice([process for process in self.processes if not (mortal and process.spared)])
 
     def proxied(self) -> Process:
         """One whose network is at our mercy."""
@@ -216,6 +220,17 @@ class Arena:
         so_far.read(self.folder)
         return any(violation.kind in kinds for violation in so_far.check())
 
+    # -- growth -----------------------------------------------------------------------------------------------------
+
+    def look_at_spared(self, watch: Watch) -> None:
+        for process in self.processes:
+            if process.spared:
+                watch.note(process.label, of_process(process.pid))
+
+    def look_at_server(self, watch: Watch) -> None:
+        with suppress(RedisError):  # it is its turn to be in trouble
+            watch.note("server", of_server(self.client))
+
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Violation]:
@@ -269,12 +284,18 @@ class Arena:
 
 @contextmanager
 def arena(
-    nursery: Nursery, server: RedisServer, *, workers: int = 2, proxied: Sequence[int] = (), **options: Any
+    nursery: Nursery,
+    server: RedisServer,
+    *,
+    workers: int = 2,
+    proxied: Sequence[int] = (),
+    spared: Sequence[int] = (),
+    **options: Any,
 ) -> Iterator[Arena]:
-    """A run with so many workers, some of them behind proxies, for the time of a block."""
+    """A run with so many workers, some of them behind proxies or spared, for the time of a block."""
     with ExitStack() as stack:
         run = Arena(nursery, server, **options)
         stack.callback(run.close)
         for index in range(workers):
-            run.add(proxied=index in proxied)
+            run.add(proxied=index in proxied, spared=index in spared)
         yield run

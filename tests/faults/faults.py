@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple
 
 from django_redis.cache import RedisCache
@@ -44,7 +45,7 @@ class Fault(NamedTuple):
 
 
 def kill_process(run: Arena) -> None:
-    victim = run.any()
+    victim = run.any(mortal=True)
     run.kill(victim)
     run.add(proxied=victim.label in run.proxies)
 
@@ -138,6 +139,9 @@ def restart_slowly(run: Arena) -> None:
         run.server.stop()
         run.server.options["key-load-delay"] = "10000"  # microseconds for each key
         run.server.start()
+        del run.server.options["key-load-delay"]
+        (run.server.folder / "dump.rdb").unlink()  # the next restart may be that of an empty one
+        clear_pages(run)
 
 
 def stop_server(run: Arena) -> None:
@@ -185,6 +189,11 @@ def evict(run: Arena) -> None:
             run.last(0.1)
         run.redis("CONFIG", "SET", "maxmemory", 0)
         run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        clear_pages(run)
+
+
+def clear_pages(run: Arena) -> None:
+    run.redis("EVAL", "for _, page in ipairs(redis.call('KEYS', 'page:*')) do redis.call('UNLINK', page) end", 0)
 
 
 # -- what the server answers -------------------------------------------------------------------------------------------
@@ -343,6 +352,13 @@ FAULTS = [
 ]  # fmt: skip
 PROCESSES = [kill_process, stop_process]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
+# what can be done side by side: to processes, to the network of one, to the server
+LANES = [
+    PROCESSES,
+    [fault.strike for fault in AT_ANY_TIME if fault.network],
+    [fault.strike for fault in AT_ANY_TIME if not fault.network],
+]
+ANEW = [restart_empty, restart_slowly, flush, clear_cache, flush_scripts, evict]  # the server's memory begins anew
 
 
 def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
@@ -367,3 +383,21 @@ def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
         over.set()
         other.join()
     run.obtained(3)
+
+
+def strike_every_second(run: Arena, seconds: float, *, spare: Collection[Callable[[Arena], None]] = ()) -> int:
+    """A fault each second at the mean, for so long: those of different lanes side by side. How many there were."""
+    end = monotonic() + seconds
+
+    def strike(lane: list[Callable[[Arena], None]], dice: random.Random) -> int:
+        due, struck = monotonic(), 0
+        while (due := due + dice.random() * 2 * len(LANES)) < end:
+            sleep(max(0.0, due - monotonic()))
+            fault = dice.choice([fault for fault in lane if fault not in spare])
+            print(f"{monotonic():.3f} {fault.__name__}", flush=True)
+            fault(run)
+            struck += 1
+        return struck
+
+    with ThreadPoolExecutor() as threads:
+        return sum(threads.map(strike, LANES, [random.Random(run.dice.random()) for _ in LANES]))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from sys import intern
 from typing import NamedTuple
 
 ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
@@ -84,7 +85,8 @@ class History:
     def read(self, folder: Path) -> None:
         """The logs in a folder, one file for each process, called like it."""
         for path in sorted(folder.glob("*.log")):
-            self.add(path.stem, path.read_text().splitlines())
+            with path.open() as lines:
+                self.add(path.stem, (line.rstrip("\n") for line in lines))
 
     def add(self, process: str, lines: Iterable[str]) -> None:
         found: dict[int, Section] = {}
@@ -102,7 +104,7 @@ class History:
             number = int(words[0])
             if event == "ask":
                 timeout = None if words[3] == "None" else float(words[3])
-                found[number] = Section(process, number, words[1] == "FairLock", words[2], now, timeout)
+                found[number] = Section(process, number, words[1] == "FairLock", intern(words[2]), now, timeout)
                 continue
             section = found[number]
             if event == "got":
@@ -113,7 +115,7 @@ class History:
             elif event == "told":
                 section.told = now
             else:
-                section.finished, section.outcome = now, " ".join(words[1:])
+                section.finished, section.outcome = now, intern(" ".join(words[1:]))
         self.sections += found.values()
 
     def check(self) -> list[Violation]:

@@ -29,6 +29,7 @@ from django_redislock.steps import Call, Pause, Steps, arun, run
 
 from .mutants import mutate
 
+FEW = 5  # locks that a player uses, of many: else all of them wait for the first that stands still
 BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
 
 # of tests.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so the
@@ -79,10 +80,15 @@ class Player:
     def __init__(self, log: Log, order: dict[str, Any], seed: str, *, awaits: bool) -> None:
         self.log = log
         self.dice = random.Random(seed)
-        self.places = [(FairLock if fair else Lock, name) for name, fair in order["places"]]
+        places = order["places"]
+        self.places = [
+            (FairLock if fair else Lock, name) for name, fair in self.dice.sample(places, min(FEW, len(places)))
+        ]
         self.ttl = order["ttl"]
         self.holds = order["holds"]
         self.timeouts = order["timeouts"]
+        self.leak = order["leak"]
+        self.kept: list[bytearray] = []
         self.awaits = awaits
 
     def play(self) -> Steps[None]:
@@ -94,6 +100,8 @@ class Player:
         timeout = self.dice.choice(self.timeouts)
         number = self.log.number()
         note = self.log.note
+        if self.leak:
+            self.kept.append(bytearray(self.leak))
         lock = kind(name, ttl=self.ttl, on_lost=lambda error: note("told", number))
         acquire = lock.aacquire if self.awaits else lock.acquire
         note("ask", number, kind.__name__, name, timeout)
