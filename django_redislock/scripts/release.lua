@@ -50,7 +50,7 @@ local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 if not queued and call('EXISTS', KEYS[10]) == 0 then
   --#include give_back
-  give_back(string.match(name, '[^:]*$'))
+  give_back(string.match(name, '^[^:]*:[^:]*:(.*)$'))
   return {was_held, 0}
 end
 --#include grant

@@ -44,5 +44,5 @@ else
   call('PEXPIRE', lock, left)
 end
 call('ZADD', KEYS[4], us + left * 1000, name)
-if KEYS[7] then call('ZADD', KEYS[8], 'XX', us + left * 1000, (string.match(name, '[^:]*$'))) end
+if KEYS[7] then call('ZADD', KEYS[8], 'XX', us + left * 1000, (string.match(name, '^[^:]*:[^:]*:(.*)$'))) end
 return {1, us, left}
