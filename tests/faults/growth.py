@@ -17,7 +17,7 @@ Sample = dict[str, float]
 
 # What may come and go. Python gives back the memory of connections that were cut, a quarter of a megabyte each for a
 # coroutine's, but malloc does not give all of it to the system: after a thousand cuts that stands at some megabytes.
-# One object of 48 bytes kept from each section of ten minutes would be more. Keys that end stand for a minute at most
+# 60 bytes kept from each section of ten minutes would be more. Keys that end stand for a minute at most
 # (gone:<token>, of those who may have asked unheard); one for each section would be ten times as many.
 BOUNDS: Sample = {
     "own memory, MB": 3,
