@@ -6,6 +6,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -83,13 +84,13 @@ def watching(look: Callable[[Watch], None], every: float = 1.0) -> Iterator[Watc
         while not over.wait(every):
             look(watch)
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        looking = threads.submit(go_on)
+        try:
+            yield watch
+        finally:
+            over.set()
+            looking.result()  # who could not look does not keep that to itself
 
 
 def of_process(pid: int) -> Sample:
