@@ -6,6 +6,7 @@ import re
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -17,7 +18,7 @@ Sample = dict[str, float]
 
 # What may come and go. Python gives back the memory of connections that were cut, a quarter of a megabyte each for a
 # coroutine's, but malloc does not give all of it to the system: after a thousand cuts that stands at some megabytes.
-# One object of 48 bytes kept from each section of ten minutes would be more. Keys that end stand for a minute at most
+# 60 bytes kept from each section of ten minutes would be more. Keys that end stand for a minute at most
 # (gone:<token>, of those who may have asked unheard); one for each section would be ten times as many.
 BOUNDS: Sample = {
     "own memory, MB": 3,
@@ -83,13 +84,13 @@ def watching(look: Callable[[Watch], None], every: float = 1.0) -> Iterator[Watc
         while not over.wait(every):
             look(watch)
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        yield watch
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor() as threads:
+        looking = threads.submit(go_on)
+        try:
+            yield watch
+        finally:
+            over.set()
+            looking.result()  # who could not look does not keep that to itself
 
 
 def of_process(pid: int) -> Sample:
