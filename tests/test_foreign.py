@@ -360,6 +360,14 @@ def test_a_member_that_is_none_is_named_and_the_others_go_on(raw: bytes, client:
         assert len(str(caught.value)) < 400
     taken = [take_one(pool) for _ in range(4)]
     assert taken.count("alice") >= 2
+
+
+@pytest.mark.parametrize("raw", NO_MEMBERS, ids=lambda raw: repr(raw[:20]))
+def test_assigning_the_members_anew_takes_out_what_is_none(raw: bytes, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["alice"])
+    client.zadd(f"{PREFIX}members:{POOL}", {raw: 0})
+    client.zadd(f"{PREFIX}free:{POOL}", {raw: -1})
     pool.assign(["alice"])
     assert pool.keys() == ["alice"]
 
