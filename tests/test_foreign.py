@@ -368,6 +368,16 @@ def test_a_member_that_is_none_is_named_and_the_others_go_on(
     assert pool.keys() == ["alice"]
 
 
+@pytest.mark.parametrize("raw", NO_MEMBERS, ids=lambda raw: repr(raw[:20]))
+def test_assigning_the_members_anew_takes_out_what_is_none(raw: bytes, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["alice"])
+    client.zadd(f"{PREFIX}members:{POOL}", {raw: 0})
+    client.zadd(f"{PREFIX}free:{POOL}", {raw: -1})
+    pool.assign(["alice"])
+    assert pool.keys() == ["alice"]
+
+
 @wrong(*((f"{PREFIX}{word}:{POOL}", "zset") for word in ("members", "free", "busy", "leaving", "queue")))
 def test_a_key_of_a_pool_that_is_of_another_type_is_named(key: str, kind: str, client: redis.Redis) -> None:
     pool = LockPool("accounts")
