@@ -108,6 +108,7 @@ class Keys(NamedTuple):
     waiters: str
     all: tuple[str, ...]  # in the order in which every script expects them
     any: bool = False  # member of a pool
+    line: tuple[str, ...] = ()  # of a pool's member: queue and waiters of those who want any
 
 
 def make_keys(prefix: str, name: str) -> Keys:
@@ -115,7 +116,9 @@ def make_keys(prefix: str, name: str) -> Keys:
     lock, queue, waiters = f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}"
     keys = (lock, queue, waiters, f"{prefix}index", f"{prefix}fence")  # the last two are shared by all
     if name.startswith(_POOL) and (found := _OF_POOL.match(name)):
-        return Keys(lock, queue, waiters, keys + pool_keys(prefix, found.group()), found.end() == len(name))
+        pool = pool_keys(prefix, found.group())
+        asked = found.end() == len(name)
+        return Keys(lock, queue, waiters, keys + pool, asked, () if asked else pool[4:6])
     return Keys(lock, queue, waiters, keys)
 
 
@@ -134,6 +137,11 @@ def known_as(name: str) -> tuple[str, str]:
     if _ANY_OF_POOL.fullmatch(name):
         return "pool", unquote(name.removeprefix(_POOL)[:-1])
     return "lock", name
+
+
+def is_member(name: str) -> bool:
+    """Whether the lock is, or could be, a member of a pool."""
+    return _OF_POOL.match(name) is not None
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
