@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,10 @@ from django.utils.translation import gettext_lazy as _
 
 from .changelist import LockChangeList
 from .exceptions import LockUnavailable
-from .listing import read_page
+from .listing import read_lock, read_page
 from .models import HeldLock
-from .names import is_name
-from .registry import LockInfo, batches, force_release, get_lock
+from .names import is_member, is_name
+from .registry import LockInfo, LockStatus, WaiterInfo, batches, force_release
 from .texts import duration, printable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class LockAdmin(ModelAdmin):
     ``view`` and ``delete`` are the permissions; deleting a lock is setting it free by force.
     """
 
-    list_display = ("shown_name", "shown_owner", "shown_held_for", "shown_lease_left", "fence", "waiters")
+    list_display = ("shown_name", "shown_owner", "shown_held_for", "shown_lease_left", "fence", "shown_waiters")
     search_fields = ("key", "owner")
     search_help_text = _("All words must stand in the name or the owner.")
     ordering = ("key",)
@@ -87,21 +87,37 @@ class LockAdmin(ModelAdmin):
     def shown_lease_left(self, lock: HeldLock) -> str:
         return duration(lock.lease_left, gettext)
 
+    @admin.display(description=_("waiters"), ordering="waiters")
+    def shown_waiters(self, lock: HeldLock) -> str:
+        numbers = {"own": lock.waiters, "any": _info(lock).pool_waiters}
+        return (
+            str(lock.waiters) if not numbers["any"] else gettext("%(own)d, and %(any)d for any of the pool") % numbers
+        )
+
     # -- the page of a lock ------------------------------------------------------------------------------------------
 
     def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         if obj is None or obj.info is None:
             return [(None, {"fields": ("shown_name", "state")})]
+        state = ("state",) if obj.info.status is LockStatus.ERROR else ()
         note = ("note",) if obj.info.note else ()
-        holder = ("shown_name", "shown_owner", *note, "held_since", "expires", "fence", "token_hint")
-        return [(None, {"fields": holder}), (_("Queue"), {"fields": ("waiters", "queue")})]
+        known = ("shown_owner", *note, "held_since", "expires", "fence", "token_hint") if obj.fence else ()
+        sections: list[tuple[Any, Any]] = [
+            (None, {"fields": ("shown_name", *state, *known)}),
+            (_("Queue"), {"fields": ("waiters", "queue")}),
+        ]
+        if is_member(obj.name):
+            sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
+        return sections
 
     def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
 
     @admin.display(description=_("state"))
     def state(self, lock: HeldLock) -> str:
-        return gettext("Nobody holds this lock now.")
+        if lock.info is None:
+            return gettext("Nobody holds this lock now.")
+        return gettext("Not one of ours: somebody else has written it or taken its end away. It stays until set free.")
 
     @admin.display(description=_("note"))
     def note(self, lock: HeldLock) -> str:
@@ -116,6 +132,8 @@ class LockAdmin(ModelAdmin):
 
     @admin.display(description=_("lease left"))
     def expires(self, lock: HeldLock) -> str:
+        if _info(lock).status is LockStatus.ERROR:
+            return self.shown_lease_left(lock)
         return gettext("%(duration)s, until %(time)s unless it is renewed") % {
             "duration": duration(lock.lease_left, gettext),
             "time": _time(_info(lock).expires),
@@ -127,7 +145,17 @@ class LockAdmin(ModelAdmin):
 
     @admin.display(description=_("in order"))
     def queue(self, lock: HeldLock) -> str:
-        waiters = _info(lock).queue
+        return self._table(_info(lock).queue, _info(lock).waiters)
+
+    @admin.display(description=_("waiters"))
+    def pool_waiters(self, lock: HeldLock) -> int:
+        return _info(lock).pool_waiters
+
+    @admin.display(description=_("in order"))
+    def pool_queue(self, lock: HeldLock) -> str:
+        return self._table(_info(lock).pool_queue, _info(lock).pool_waiters)
+
+    def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
         if not waiters:
             return gettext("Nobody waits.")
         table: list[tuple[object, ...]] = [
@@ -146,7 +174,7 @@ class LockAdmin(ModelAdmin):
         head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
         cells = "<td>{}</td>" * len(titles)
         rows = format_html_join("", f"<tr>{cells}</tr>", table)
-        rest = _more(lock.waiters - len(waiters))
+        rest = _more(count - len(waiters))
         return format_html(
             '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
         )
@@ -169,7 +197,7 @@ class LockAdmin(ModelAdmin):
         name = HeldLock(key=object_id).name
         if not is_name(name):
             return None
-        info = get_lock(name)
+        info = read_lock(name)
         return HeldLock.named(name) if info is None else HeldLock.of(info)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -228,7 +256,7 @@ class LockAdmin(ModelAdmin):
             "name": lock,
             "duration": duration(lock.held_for or 0, gettext),
             "owner": printable(lock.owner),
-            "waiters": lock.waiters or 0,
+            "waiters": 0 if lock.info is None else lock.info.waiters + lock.info.pool_waiters,
         }
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> list[LogEntry]:
@@ -249,7 +277,7 @@ class LockAdmin(ModelAdmin):
         words = request.GET.get("q", "").split() if across else []
         names = None if across else {HeldLock(key=key).name for key in keys}
         try:
-            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names).locks]
+            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names, errors=True).locks]
         except LockUnavailable:
             return None  # the list says so
         if not all(self.has_delete_permission(request, lock) for lock in locks):

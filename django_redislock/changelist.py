@@ -25,7 +25,9 @@ class LockChangeList(ChangeList):
         if self.get_filters_params():
             raise IncorrectLookupParameters
         try:
-            page = read_page(cut=lambda count: self._cut(request, count), words=self.words, order=self._order(request))
+            page = read_page(
+                cut=lambda count: self._cut(request, count), words=self.words, order=self._order(request), errors=True
+            )
         except LockUnavailable as error:
             if "action" not in request.POST:  # which ends in a redirect to here
                 self.model_admin.tell_unavailable(request, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from . import scripts
 from .connection import Backend, get_backend
 from .names import is_name, make_keys
-from .registry import LockInfo, batches, check_answers, holder_of, read_locks
+from .registry import UNKNOWN, Holder, LockInfo, as_count, batches, check_answers, holder_of, inspect, read_locks
 from .steps import Steps, arun, run_blocking
 
 
@@ -57,6 +58,7 @@ def read_page(
     words: Sequence[str] = (),
     names: Collection[str] | None = None,
     order: Sequence[str] = ("name",),
+    errors: bool = False,
     using: str | None = None,
 ) -> Page:
     """The held locks with all ``words`` in name or owner, whatever their case; of ``names`` only, if given.
@@ -64,11 +66,12 @@ def read_page(
     ``order`` names columns, the first one counts most, ``-`` turns one round. ``cut`` is told how many match and
     answers which of them the page shows. At most three round trips, however many locks there are: the index; what
     searching and sorting need of all locks, if it is more than the index tells; and the locks of the page. A lock
-    that is released in between is left out.
+    that is released in between is left out. ``errors``: with the locks that never end, status ERROR, as far as the
+    index knows them: those that were ours, and those that somebody of ours has asked for.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(_read_page(cut, words, names, order, using), "alist_locks")
+    return run_blocking(_read_page(cut, words, names, order, errors, using), "alist_locks")
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
@@ -82,6 +85,11 @@ def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo
 async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """See list_locks()."""
     return await arun(_list(pattern, using))
+
+
+def read_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """As get_lock(), but also of a lock whose status is ERROR, whatever somebody else has written there."""
+    return run_blocking(inspect(get_backend(using), name, errors=True), "aget_lock")
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
@@ -111,14 +119,19 @@ def _read_page(
     words: Sequence[str],
     names: Collection[str] | None,
     order: Sequence[str],
+    errors: bool,
     using: str | None,
 ) -> Steps[Page]:
     backend = get_backend(using)
     us, rows = yield from _read_index(backend)
-    rows = [row for row in rows if row.ends > us]  # every change of a lease moves its entry: the others have expired
+    # every change of a lease moves its entry: the others have expired, or never will
+    overdue = [row._replace(ends=math.inf) for row in rows if errors and row.ends <= us]
+    rows = [row for row in rows if row.ends > us]
     columns = {column.lstrip("-") for column in order}
     if words or columns - INDEXED:
-        rows = yield from _look_up(backend, rows, count="waiters" in columns)
+        rows, overdue = rows + overdue, []
+        rows = yield from _look_up(backend, rows, count="waiters" in columns, errors=errors)
+    rows += yield from _look_up(backend, overdue, count=False, errors=errors)
     total = len(rows)
     if names is not None:
         rows = [row for row in rows if row.name in names]
@@ -127,25 +140,30 @@ def _read_page(
     for column in reversed(order):
         rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
     shown = [(row.name, row.ends) for row in rows[cut(len(rows))]]
-    locks = yield from read_locks(backend, shown)
+    locks = yield from read_locks(backend, shown, errors=errors)
     return Page(locks, len(rows), total)
 
 
-def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_Row]]:
-    """The same rows with the values of their locks, and with the number of waiters where it counts: one round trip."""
+def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -> Steps[list[_Row]]:
+    """The same rows with the values of their locks, and with the number of waiters where it counts: one round trip.
+
+    Of a pool's members those count as well who wait for any. ``errors``: also what somebody else has written.
+    """
     keys = [make_keys(backend.prefix, row.name) for row in rows]
     commands: list[Any] = [("MGET", *(key.lock for key in batch)) for batch in batches(keys)]
     reads = len(commands)
-    if count:
-        commands += [("ZCARD", key.queue) for key in keys]
+    queues = list(dict.fromkeys(queue for key in keys for queue in (key.queue, *key.line[:1]))) if count else []
+    commands += [("ZCARD", queue) for queue in queues]
     answers = (yield from scripts.execute_many(backend, commands)) if commands else []
     yield from check_answers(backend, commands, answers[:reads])
     values = [value for batch in answers[:reads] for value in batch]
-    counts = answers[reads:] or [0] * len(rows)
+    counts = dict(zip(queues, map(as_count, answers[reads:]), strict=True))
     found = []
-    for row, value, waiting in zip(rows, values, counts, strict=True):
+    for row, key, value in zip(rows, keys, values, strict=True):
         holder = holder_of(value)
+        if holder is None and value is not None and errors:
+            holder = Holder("", 0, 0, UNKNOWN, "")
         if holder is not None:
-            waiters = waiting if isinstance(waiting, int) else 0  # a key that somebody else wrote
+            waiters = sum(counts.get(queue, 0) for queue in (key.queue, *key.line[:1]))
             found.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters))
     return found

@@ -130,6 +130,7 @@ class Keys(NamedTuple):
     waiters: str
     all: tuple[str, ...]  # in the order in which every script expects them
     any: bool = False  # member of a pool
+    line: tuple[str, ...] = ()  # of a pool's member: queue and waiters of those who want any
 
 
 def make_keys(prefix: str, name: str) -> Keys:
@@ -137,7 +138,9 @@ def make_keys(prefix: str, name: str) -> Keys:
     lock, queue, waiters = f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}"
     keys = (lock, queue, waiters, f"{prefix}index", f"{prefix}fence")  # the last two are shared by all
     if name.startswith(_POOL) and (found := _OF_POOL.match(name)):
-        return Keys(lock, queue, waiters, keys + pool_keys(prefix, found.group()), found.end() == len(name))
+        pool = pool_keys(prefix, found.group())
+        asked = found.end() == len(name)
+        return Keys(lock, queue, waiters, keys + pool, asked, () if asked else pool[4:6])
     return Keys(lock, queue, waiters, keys)
 
 
@@ -170,6 +173,11 @@ def read_member(pool: str, raw: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return text if quote(member_key(text)) == text and is_name(f"{pool}{text}") else None
+
+
+def is_member(name: str) -> bool:
+    """Whether the lock is, or could be, a member of a pool."""
+    return _OF_POOL.match(name) is not None
 
 
 def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 LISTED_WAITERS = 100
 BATCH = 1000
+UNKNOWN = "?"  # the owner of what somebody else has written
 LONGEST = 10 * 365 * 86400.0  # seconds
 LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
 _VALUE = re.compile(rb"(\S+) \S+ \S (\d{1,18}) (\d{1,17}) (.*)", re.S)
@@ -79,6 +81,9 @@ class LockInfo:
     all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder
     wanted to be known. Tokens are not told: a token is the
     right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
+
+    ``pool_waiters`` and ``pool_queue`` are those who wait for any member of the pool, where this is one. ``status`` is
+    UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else has written it.
     """
 
     name: str
@@ -91,10 +96,15 @@ class LockInfo:
     token_hint: str
     queue: tuple[WaiterInfo, ...] = ()
     note: str = ""
+    pool_waiters: int = 0
+    pool_queue: tuple[WaiterInfo, ...] = ()
+    status: LockStatus = LockStatus.UNAVAILABLE
 
     @property
     def expires(self) -> datetime:
-        """When the lease ends if nobody renews it."""
+        """When the lease ends if nobody renews it; the last moment of the year 9999 where it never does."""
+        if self.lease_left == math.inf:
+            return datetime.max.replace(tzinfo=timezone.utc)
         return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
 
 
@@ -123,22 +133,45 @@ def holder_of(value: bytes | None) -> Holder | None:
     return Holder(token, int(fence), int(since), *split_owner(found[4]))
 
 
-def _lock_info(name: str, value: bytes, us: int, left: float, waiters: int, queue: Any = ()) -> LockInfo | None:
+class _Line(NamedTuple):
+    """How many wait, and the first of them."""
+
+    waiters: int = 0
+    queue: tuple[WaiterInfo, ...] = ()
+
+
+NOBODY = _Line()
+
+
+def _lock_info(
+    name: str, value: bytes, us: int, left: float, own: _Line = NOBODY, pool: _Line = NOBODY, *, errors: bool = False
+) -> LockInfo | None:
+    """``left``: seconds of lease, infinite where there is no end. ``errors``: also of what is none of ours then."""
     holder = holder_of(value)
     if holder is None:
-        return None
+        if not errors or left < math.inf:
+            return None
+        holder = Holder("", 0, us, UNKNOWN, "")
     return LockInfo(
         name=name,
         owner=holder.owner,
         fence=holder.fence,
         since=datetime.fromtimestamp(holder.since / 1e6, timezone.utc),
         held_for=max(0.0, (us - holder.since) / 1e6),
-        lease_left=min(max(0.0, left), LONGEST),
-        waiters=waiters,
+        lease_left=left if left == math.inf else min(max(0.0, left), LONGEST),
+        waiters=own.waiters,
         token_hint=f"{holder.token[:4]}…",
-        queue=tuple(queue),
+        queue=own.queue,
         note=holder.note,
+        pool_waiters=pool.waiters,
+        pool_queue=pool.queue,
+        status=LockStatus.ERROR if left == math.inf else LockStatus.UNAVAILABLE,
     )
+
+
+def _lease(left_ms: int) -> float:
+    """Seconds that a lease has, by PTTL."""
+    return math.inf if left_ms == -1 else left_ms / 1000
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
@@ -148,48 +181,70 @@ def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
     return WaiterInfo(owner=owner, waited=waited, fair=parts[0] == b"F", note=note)
 
 
-def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
-    """One round trip; None when nobody holds the lock."""
-    value, left_ms, us, count, queue = yield from _look(backend, name, waiters)
-    return None if value is None else _lock_info(name, value, us, left_ms / 1000, count, queue)
+def inspect(
+    backend: Backend, name: str, *, waiters: int = LISTED_WAITERS, errors: bool = False
+) -> Steps[LockInfo | None]:
+    """One round trip; None when nobody holds the lock. ``errors``: see read_locks()."""
+    value, left_ms, us, *lines = yield from _look(backend, name, waiters)
+    return None if value is None else _lock_info(name, value, us, _lease(left_ms), *lines, errors=errors)
 
 
 def read_queue(backend: Backend, name: str) -> Steps[tuple[int, list[WaiterInfo]]]:
     """How many wait for this lock, or for any member of a pool, and the first of them; one round trip."""
-    *_, count, queue = yield from _look(backend, name, LISTED_WAITERS)
-    return count, queue
+    _, _, _, line = yield from _look(backend, name, LISTED_WAITERS)
+    return line.waiters, list(line.queue)
 
 
-def _look(backend: Backend, name: str, waiters: int) -> Steps[tuple[bytes | None, int, int, int, list[WaiterInfo]]]:
+def _look(backend: Backend, name: str, waiters: int) -> Steps[tuple[Any, ...]]:
+    """Value, lease left in milliseconds, server's time, the queue, and that of the pool where it is of one."""
     answer = yield from scripts.info(backend, make_keys(backend.prefix, name), name, waiters)
-    value, left_ms, us, count, queue, entries = answer
-    listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
-    return value, left_ms, us, count, listed
+    value, left_ms, us, *found = answer
+    lines = []
+    for count, queue, entries in zip(*[iter(found)] * 3, strict=True):
+        listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
+        lines.append(_Line(count, tuple(listed)))
+    return value, left_ms, us, *lines
 
 
-def read_locks(backend: Backend, found: Sequence[tuple[str, float]]) -> Steps[list[LockInfo]]:
+def read_locks(backend: Backend, found: Sequence[tuple[str, float]], *, errors: bool = False) -> Steps[list[LockInfo]]:
     """What Redis says of these entries of the index, (name, end of the lease) each; one round trip, if any.
 
-    In their order; those that nobody holds any more are left out.
+    In their order; those that nobody holds any more are left out. ``errors``: with those whose status is ERROR,
+    whatever somebody else has written there.
     """
     if not found:
         return []
     keys = [make_keys(backend.prefix, name) for name, _ in found]
-    gets = [("MGET", *(key.lock for key in batch)) for batch in batches(keys)]
-    counts = [("ZCARD", key.queue) for key in keys]
-    commands: list[Command] = [("TIME",), *gets, *counts]
-    answers = yield from scripts.execute_many(backend, commands)
-    yield from check_answers(backend, commands, answers[: 1 + len(gets)])
-    clock, values = answers[0], itertools.chain.from_iterable(answers[1 : 1 + len(gets)])
-    us = int(clock[0]) * 1_000_000 + int(clock[1])
+    lines = list(dict.fromkeys(key.line for key in keys))
+    commands: list[list[Command]] = [
+        [("TIME",)],
+        [("MGET", *(key.lock for key in batch)) for batch in batches(keys)],
+        [("ZCARD", key.queue) for key in keys],
+        [("ZCARD", line[0]) for line in lines if line],
+        [("PTTL", key.lock) for key in keys] if errors else [],
+    ]
+    answers = iter((yield from scripts.execute_many(backend, list(itertools.chain(*commands)))))
+    clock, gets, counts, of_pools, lefts = (list(itertools.islice(answers, len(some))) for some in commands)
+    asked = [*commands[0], *commands[1], *commands[4]]
+    yield from check_answers(backend, asked, [*clock, *gets, *lefts])
+    us = int(clock[0][0]) * 1_000_000 + int(clock[0][1])
+    in_pools = {(): 0, **dict(zip(filter(None, lines), of_pools, strict=True))}
+    leases = map(_lease, lefts) if errors else ((ends - us) / 1e6 for _, ends in found)
     locks = []
-    for (name, ends), value, count in zip(found, values, answers[1 + len(gets) :], strict=True):
+    for (name, _), key, value, count, left in zip(
+        found, keys, itertools.chain.from_iterable(gets), counts, leases, strict=True
+    ):
         # a count that is none is of a key that somebody else wrote
         if value is not None and isinstance(count, int):
-            lock = _lock_info(name, value, us, (ends - us) / 1e6, count)
+            lock = _lock_info(name, value, us, left, _Line(count), _Line(as_count(in_pools[key.line])), errors=errors)
             if lock is not None:
                 locks.append(lock)
     return locks
+
+
+def as_count(answer: Any) -> int:
+    """What ZCARD has answered, if it was no error: of a key that somebody else wrote."""
+    return answer if isinstance(answer, int) else 0
 
 
 def check_answers(backend: Backend, commands: Sequence[Command], answers: Sequence[Any]) -> Steps[None]:
@@ -210,7 +265,7 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     value = yield from scripts.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
-    freed = _lock_info(name, value, 0, 0.0, 0)
+    freed = _lock_info(name, value, 0, 0.0)
     if before is not None and (freed is None or before.fence == freed.fence):
         freed = before  # knows more; it has not changed hands since
     log_event(WARNING, "force-released", name=name, by=by, owner=freed.owner if freed else "?")

@@ -339,7 +339,7 @@ def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> 
 
 def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:
     """What Redis knows about one lock, with at most ``waiters`` of those who queue."""
-    command = _INFO.by_sha((keys.lock, keys.queue, keys.waiters), (waiters,))
+    command = _INFO.by_sha((keys.lock, keys.queue, keys.waiters, *keys.line), (waiters,))
     reply = yield from execute(backend, command, name)
     return reply.answer  # type: ignore[no-any-return]
 

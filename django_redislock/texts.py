@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from reprlib import Repr
 
@@ -27,7 +28,9 @@ def shown(value: object) -> str:
 
 
 def duration(seconds: float, translate: Callable[[str], str] = str) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``; ``translate`` is ``gettext``, if any."""
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``, ``without end``; ``translate``: ``gettext``."""
+    if seconds == math.inf:
+        return translate(_("without end"))
     tenths, whole = round(seconds * 10), round(seconds)
     if tenths < 100:
         text, numbers = _("%(whole)d.%(part)d s"), (tenths // 10, tenths % 10)

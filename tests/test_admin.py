@@ -18,12 +18,21 @@ from django.core.management import call_command
 from django.test import Client, override_settings
 from django.urls import reverse
 
-from django_redislock import Lock, LockUnavailable, force_release, get_lock, lock_force_released
+from django_redislock import (
+    Lock,
+    LockNotAcquired,
+    LockPool,
+    LockStatus,
+    LockUnavailable,
+    force_release,
+    get_lock,
+    lock_force_released,
+)
 from django_redislock.admin import LockAdmin
 from django_redislock.connection import Backend
 from django_redislock.models import HeldLock
 
-from .actors import GENEROUS, Other, holder, put
+from .actors import GENEROUS, Ghost, Other, holder, put, server_time
 from .processes import ROOT
 
 pytestmark = pytest.mark.django_db
@@ -279,6 +288,157 @@ def test_nothing_can_be_added_or_changed(admin: Client, client: redis.Redis) -> 
     put(client, "a")
     assert admin.get(f"{LIST}add/").status_code == 403
     assert admin.post(url("change", "a"), {"owner": "x"}).status_code == 403
+
+
+# -- locks that never end ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def endless(client: redis.Redis, eventually: Callable[..., Any]) -> None:
+    """Two that somebody else has spoilt: the one was ours, the other never was, and somebody wants it."""
+    put(client, "persisted", owner="web-1", ttl=1)
+    client.persist("redislock{0}:lock:persisted")
+    client.set("redislock{0}:lock:foreign", "<b>of somebody else</b>")
+    assert not Lock("foreign").acquire(blocking=False)
+    put(client, "sound")
+    eventually(lambda: (client.zscore("redislock{0}:index", "persisted") or 0.0) < server_time(client))
+
+
+@pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("order", ["1", "2", "3", "4", "5", "6", "-4"])
+@pytest.mark.parametrize("words", ["", "web"])
+def test_locks_that_never_end_are_listed(order: str, words: str, admin: Client) -> None:
+    response = admin.get(LIST, {"o": order, "q": words})
+    shown = {lock.name: lock for lock in response.context["cl"].result_list}
+    assert response.context["cl"].result_count == len(shown)
+    assert {lock.info.status for name, lock in shown.items() if name != "sound"} == {LockStatus.ERROR}
+    assert shown.keys() == ({"persisted"} if words else {"persisted", "foreign", "sound"})
+    assert response.content.decode().count("without end") == len(shown.keys() - {"sound"})
+    if not words:
+        assert (shown["sound"].info.status, shown["foreign"].owner) == (LockStatus.UNAVAILABLE, "?")
+
+
+@pytest.mark.usefixtures("endless")
+def test_locks_that_never_end_come_last_by_what_is_left(admin: Client) -> None:
+    names = [lock.name for lock in admin.get(LIST, {"o": "4"}).context["cl"].result_list]
+    assert names[0] == "sound"
+
+
+@pytest.mark.usefixtures("endless")
+def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_foreign_value(admin: Client) -> None:
+    persisted, foreign = (admin.get(url("change", name)).content.decode() for name in ("persisted", "foreign"))
+    for page in (persisted, foreign):
+        assert "Not one of ours: somebody else has written it" in page
+    assert "web-1" in persisted
+    assert "without end" in persisted
+    assert "of somebody else" not in foreign
+    assert "fence" not in foreign.lower()
+
+
+@pytest.mark.usefixtures("endless")
+def test_locks_that_never_end_are_set_free_like_any(admin: Client, client: redis.Redis) -> None:
+    admin.post(url("delete", "foreign"), {"post": "yes", "fence": "0"})
+    asked = select(admin, "persisted").context
+    assert (asked["total"], told(select(admin, "persisted", post="yes", fence=asked["fence"]))) == (
+        1,
+        ["1 lock was set free."],
+    )
+    assert not client.exists("redislock{0}:lock:foreign", "redislock{0}:lock:persisted")
+    assert [lock.name for lock in admin.get(LIST).context["cl"].result_list] == ["sound"]
+
+
+def test_a_lock_that_never_ends_stays_listed_while_others_are_taken(admin: Client, client: redis.Redis) -> None:
+    put(client, "persisted", ttl=1, now=server_time(client) - 5_000_000)
+    client.persist("redislock{0}:lock:persisted")
+    client.zadd("redislock{0}:index", {"expired": 1})
+    for number in range(200):  # every eighth acquisition, at random, tidies the index up
+        Lock(f"other:{number}").acquire()
+    assert client.zscore("redislock{0}:index", "expired") is None
+    assert "persisted" in [lock.name for lock in admin.get(LIST, {"q": "pers"}).context["cl"].result_list]
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken before"])
+def test_a_pools_member_that_never_ends_is_listed(admin: Client, client: redis.Redis, taken: bool) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    if taken:
+        pool.acquire(ttl=0.01, auto_renew=False)
+    client.set("redislock{0}:lock:pool:accounts:alice", "somebody's")
+    with pytest.raises(LockNotAcquired):
+        pool.acquire(blocking_timeout=0.1)
+    (shown,) = admin.get(LIST).context["cl"].result_list
+    assert (shown.name, shown.info.status) == ("pool:accounts:alice", LockStatus.ERROR)
+
+
+# -- pools ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowded(ghost: Callable[..., Ghost]) -> None:
+    """A pool of two: both are held, two wait for the one, a hundred and three for any; and a lock like any other."""
+    pool = LockPool("accounts")
+    pool.extend(["alice", "bob"])
+    for _ in range(2):
+        pool.acquire(ttl=600)
+    Lock("a").acquire()
+    there = ghost()
+    for number in range(105):
+        name = "pool:accounts:alice" if number < 2 else "pool:accounts:"
+        there.queue(f"{number:03}{'t' * 22}", mode="F", name=name, age=200 - number)
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("order", ["1", "6"])
+def test_the_list_shows_who_waits_for_any_member_beside_those_who_wait_for_this_one(order: str, admin: Client) -> None:
+    page = admin.get(LIST, {"o": order})
+    assert [lock.name for lock in page.context["cl"].result_list] == {
+        "1": ["a", "pool:accounts:alice", "pool:accounts:bob"],
+        "6": ["a", "pool:accounts:bob", "pool:accounts:alice"],
+    }[order]
+    cells = re.findall(r'field-shown_waiters">(.*?)<', page.content.decode())
+    assert sorted(cells) == ["0", "0, and 103 for any of the pool", "2, and 103 for any of the pool"]
+
+
+@pytest.mark.usefixtures("crowded")
+def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None:
+    alice, bob, other = (
+        admin.get(url("change", name)).content.decode() for name in ("pool:accounts:alice", "pool:accounts:bob", "a")
+    )
+    for page, own in ((alice, 2), (bob, 0)):
+        assert "Queue for any member of the pool" in page
+        assert page.count("<td>ghost</td>") == own + 100
+        assert "and 3 more" in page
+    assert "any member" not in other
+
+
+@pytest.mark.usefixtures("crowded")
+def test_who_sets_a_member_free_is_told_of_all_who_wait_for_it(admin: Client) -> None:
+    assert "105 waiting" in admin.get(url("delete", "pool:accounts:alice")).content.decode()
+
+
+def test_the_queues_of_many_pools_cost_no_round_trip(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trips: list[int] = []
+    execute_many = Backend.execute_many
+
+    def many(self: Backend, commands: Any) -> Any:
+        trips.append(len(commands))
+        return execute_many(self, commands)
+
+    monkeypatch.setattr(Backend, "execute_many", many)
+    for number in range(50):
+        put(client, f"pool:{number}:alice")
+        put(client, f"pool:{number}:bob")
+        client.zadd(f"redislock{{0}}:queue:pool:{number}:", {"t" * 22: 1})
+    client.persist("redislock{0}:lock:pool:7:bob")
+    client.zadd("redislock{0}:index", {"pool:7:bob": 1})
+    client.set("redislock{0}:queue:pool:8:", "no queue")
+    for order, most in (("1", 3), ("6", 3)):
+        trips.clear()
+        rows = admin.get(LIST, {"o": order, "all": ""}).context["cl"].result_list
+        assert {lock.info.pool_waiters for lock in rows} == {0, 1}
+        assert len(trips) <= most
 
 
 # -- setting free -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -21,7 +22,7 @@ from django.test import override_settings
 from django_redislock import FairLock, Lock, LockLost, LockPool, force_release, get_lock, lock_force_released
 from django_redislock.cli import watch as watching
 from django_redislock.cli.text import portrait, table
-from django_redislock.registry import LockInfo, WaiterInfo
+from django_redislock.registry import LockInfo, LockStatus, WaiterInfo
 from redisserver import RedisServer
 
 ROOT = Path(__file__).parent.parent
@@ -81,6 +82,17 @@ def info(name: str = "a", **changes: Any) -> LockInfo:
     now = datetime.now(timezone.utc)
     values = {"owner": "host:1:Main", "fence": 7, "since": now, "held_for": 1.0, "lease_left": 2.0, "waiters": 0}
     return LockInfo(name=name, token_hint="abcd…", **{**values, **changes})
+
+
+def test_a_lock_that_never_ends_says_so_to_people_and_has_no_end_for_programs(client: redis.Redis) -> None:
+    hold("order:42", ttl=100)
+    client.persist("redislock{0}:lock:order:42")
+    lock = get_lock("order:42")
+    assert lock is not None
+    assert (lock.status, lock.lease_left, lock.expires.year) == (LockStatus.ERROR, math.inf, 9999)
+    assert re.search(r"LEASE LEFT +without end$", redislocks("show", "order:42"), re.M)
+    told = json.loads(redislocks("show", "order:42", format="json"))
+    assert (told["lease_left"], told["expires"]) == (None, None)
 
 
 # -- list -------------------------------------------------------------------------------------------------------------

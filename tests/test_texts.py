@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from django_redislock.texts import duration, printable
@@ -26,6 +28,7 @@ def test_what_cannot_be_seen_is_shown_as_a_literal() -> None:
         (3599.7, "1 h 0 min"),
         (7500, "2 h 5 min"),
         (86400 * 4 + 3600 * 3 + 59, "4 d 3 h"),
+        (math.inf, "without end"),
     ],
 )
 def test_durations_are_short_and_say_their_units(seconds: float, text: str) -> None:

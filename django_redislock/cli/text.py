@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +15,15 @@ from ..texts import duration, printable
 
 
 def as_json(lock: LockInfo) -> dict[str, Any]:
-    """Times in ISO 8601, durations in seconds."""
+    """Times in ISO 8601, durations in seconds; None where a lease never ends."""
+    endless = lock.lease_left == math.inf
     return {
         "name": lock.name,
         "owner": lock.owner,
         "since": lock.since.isoformat(timespec="microseconds"),
         "held_for": lock.held_for,
-        "lease_left": lock.lease_left,
-        "expires": lock.expires.isoformat(timespec="microseconds"),
+        "lease_left": None if endless else lock.lease_left,
+        "expires": None if endless else lock.expires.isoformat(timespec="microseconds"),
         "fence": lock.fence,
         "waiters": lock.waiters,
         "note": lock.note,

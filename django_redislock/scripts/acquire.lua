@@ -14,7 +14,14 @@ if call('EXISTS', lock, queue, gone) == 0 then
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
     local past = call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
-    if #past > 0 then call('ZREM', KEYS[4], unpack(past)) end
+    for i = 1, #past do
+      -- ... or has lost its end by somebody else's hand, and stays listed
+      if call('EXISTS', string.sub(lock, 1, -1 - #name) .. past[i]) == 0 then
+        call('ZREM', KEYS[4], past[i])
+      else
+        call('ZADD', KEYS[4], us, past[i])
+      end
+    end
   end
   return {1, us, fence, tonumber(ARGV[5])}
 end
@@ -70,4 +77,7 @@ elseif not held then
 end
 
 --#include enqueue
-return {state, us, tonumber(ticket) or 0, call('PTTL', lock)}
+local left = call('PTTL', lock)
+-- somebody else has written it, and no lease of ours will ever move its entry
+if left == -1 then call('ZADD', KEYS[4], us, name) end
+return {state, us, tonumber(ticket) or 0, left}

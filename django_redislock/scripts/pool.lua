@@ -5,12 +5,19 @@ local free, busy, line, line_waiters = KEYS[7], KEYS[8], KEYS[10], KEYS[11]
 local lock_stem = string.match(KEYS[1], '^(.*:)')
 --#include give_back
 
+-- answers for how long a member is locked, -2 when it is not; what somebody else has written, without an end, is listed
+local function locked_for(member)
+  local left = call('PTTL', lock_stem .. member)
+  if left == -1 then call('ZADD', KEYS[4], us, stem .. member) end
+  return left
+end
+
 -- gives back the members whose leases have ended; answers whether there may be more of them
 local function sweep()
   local due = call('ZRANGEBYSCORE', busy, '-inf', us, 'LIMIT', 0, 100)
   for i = 1, #due do
     local member = due[i]
-    local left = call('PTTL', lock_stem .. member)
+    local left = locked_for(member)
     if left == -2 then
       local suspect = call('HGET', line_waiters .. member, '!')
       if suspect and call('EXISTS', line .. member) == 0 then
@@ -43,7 +50,7 @@ local function pick()
     if call('EXISTS', lock, line .. member) == 0 then return 'picked' end
     -- locked, or queued for, by its own name
     call('ZREM', free, member)
-    call('ZADD', busy, us + math.max(call('PTTL', lock), 100) * 1000, member)
+    call('ZADD', busy, us + math.max(locked_for(member), 100) * 1000, member)
   end
   return 'more'
 end
