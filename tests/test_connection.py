@@ -367,8 +367,7 @@ def test_a_held_lock_survives_a_failover_by_sentinel(sentinels: Sentinels, event
             waiter.start()
             eventually(lambda: (info := lock.info()) and info.waiters == 1)
             sentinels.replicate()
-            sentinels.client.sentinel_failover("tickets")  # the old master lives on as a replica
-            eventually(lambda: sentinels.master() == sentinels.servers[1].port)
+            sentinels.fail_over()
             eventually(lambda: old.info("replication")["role"] == "slave")
             assert lock.owned()
             assert not lock.lost
