@@ -103,7 +103,6 @@ NO_NAMES: list[Any] = [
     1.5,
     ["a"],
     True,
-    "pool:accounts:",
 ]
 TAKERS: list[Callable[[Any], Any]] = [
     Lock,
