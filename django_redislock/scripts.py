@@ -153,10 +153,7 @@ def _foreign_keys(backend: Backend, commands: Sequence[Command], text: str) -> S
         return [f" Somebody else has written the key {fence!r}, which holds no fence. Delete it."]
     if "WRONGTYPE" not in text:
         return []
-    try:
-        types = yield ExecuteMany(backend, [("TYPE", key) for key in keys])
-    except CONNECTION_ERRORS:
-        return []
+    types = yield from execute_many(backend, [("TYPE", key) for key in keys])
     return [
         f" Somebody else has written the key {key!r}, which is a {found.decode()} and should be a {ours}. Delete it."
         for key, found in zip(keys, types, strict=True)
