@@ -33,7 +33,7 @@ JITTER = 0.05
 ENDLESS = -1  # milliseconds of lease: somebody else has written the lock
 BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
 OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
-RESUBSCRIBE_EVERY = 30.0  # seconds, where subscribing is not allowed
+RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
 
 
 # a grant has three numbers; the probe of R3 is none of these
@@ -304,7 +304,7 @@ class Listener:
 
     def _listen(self) -> None:
         """Subscribe, read, and again when the connection is lost, until closed."""
-        failing_since, delay = 0.0, 0.05
+        failing_since, delay, refused = 0.0, 0.05, RECONNECTING
         while not self._closed.is_set():
             self.connection = connection = self.backend.connect(None)
             try:
@@ -314,12 +314,14 @@ class Listener:
                 reader = Reader(connection, self._dispatch, self._threads_may_read)
                 self._subscribed(polled=not self._messages_count())
                 self.reader = reader  # not before all were told: nobody can wake one who reads
-                failing_since, delay = 0.0, 0.05
+                failing_since, delay, refused = 0.0, 0.05, RECONNECTING
                 reader.serve(self._closed)
             except ResponseError as error:
                 log_event(WARNING, "not-subscribed", alias=self.backend.alias, error=error)
                 self._subscribed(polled=True)
-                self._closed.wait(RESUBSCRIBE_EVERY)
+                # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
+                self._closed.wait(refused)
+                refused = min(refused * 2, RESUBSCRIBE_EVERY)
             except Exception as error:
                 self.ready = False
                 if not self._closed.is_set():

@@ -36,6 +36,7 @@ from .ways import tls_port as tls_port
 # a shell that runs the tests in the background has these ignored, and so would the programs that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -522,6 +522,12 @@ def test_a_fence_that_is_none_means_what_is_held_now(fence: str, admin: Client, 
     assert told(select(admin, "a", post="yes", fence=fence)) == ["1 lock was set free."]
 
 
+def test_the_page_of_a_lock_that_nobody_holds_says_so(admin: Client) -> None:
+    page = admin.get(url("change", "pool:accounts:alice")).content.decode()
+    assert "Nobody holds this lock now." in page
+    assert "Queue" not in page
+
+
 def test_a_lock_that_nobody_holds_is_not_offered_to_be_set_free(admin: Client) -> None:
     page = admin.get(url("delete", "a")).content.decode()
     assert "Nobody holds this lock now." in page

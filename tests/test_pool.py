@@ -583,7 +583,7 @@ def test_an_option_of_a_lock_is_one_of_a_pool_or_makes_no_sense_there() -> None:
         ({"attempts": 3}, ValueError),
         ({"wait": "wake", "backoff": ConstantBackoff(1)}, ValueError),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else value.__name__,
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else value.__name__,
 )
 def test_bad_options_are_refused_as_a_lock_refuses_them(
     way: Way, options: dict[str, Any], error: type[Exception]

@@ -469,6 +469,18 @@ def test_a_holder_that_may_not_publish_hands_over_all_the_same(
 # -- R3 ----------------------------------------------------------------------------------------------------------------
 
 
+def test_a_listener_that_is_refused_for_a_moment_is_soon_woken_again(
+    muted: tuple[str, str], client: Any, eventually: Eventually
+) -> None:
+    """R3: who may not subscribe polls; thirty seconds of that are for those whom nobody will give the right."""
+    ears = listening(muted[1], eventually)
+    assert ears.polled
+    client.execute_command("ACL", "SETUSER", "muted", "allchannels")
+    allowed = time.monotonic()
+    eventually(lambda: ears.ready and not ears.polled)
+    assert time.monotonic() - allowed < listener.RESUBSCRIBE_EVERY / 2
+
+
 def test_a_killed_waiter_is_dropped_by_the_release_that_meets_it(
     start: Start, look: Look, take: Take, eventually: Eventually, hold: Hold
 ) -> None:

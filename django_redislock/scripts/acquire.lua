@@ -14,9 +14,10 @@ if call('EXISTS', lock, queue, gone) == 0 then
   -- every lease change moves its index entry, so what is a second past due has expired
   if fence % 8 == 0 then
     local past = call('ZRANGEBYSCORE', KEYS[4], '-inf', us - 1000000, 'LIMIT', 0, 16)
+    local lock_stem = string.sub(lock, 1, -1 - #name)
     for i = 1, #past do
       -- ... or has lost its end by somebody else's hand, and stays listed
-      if call('EXISTS', string.sub(lock, 1, -1 - #name) .. past[i]) == 0 then
+      if call('EXISTS', lock_stem .. past[i]) == 0 then
         call('ZREM', KEYS[4], past[i])
       else
         call('ZADD', KEYS[4], us, past[i])
