@@ -524,7 +524,10 @@ def test_an_incr_whose_answer_was_lost_counts_once(far: Way, network: Proxy, cli
     assert client.get(COUNTER) == b"11"
 
 
-def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(far: Way, network: Proxy) -> None:
+def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(
+    far: Way, network: Proxy, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
     hits = far.counter()
     lost = network.lose_answer("counter:hits", times=4)
     assert far(hits, "incr") == 1
