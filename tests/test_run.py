@@ -466,14 +466,25 @@ def test_redis_out_of_reach_is_said_once(in_process: Callable[..., subprocess.Po
 # -- kill -9 of the command -------------------------------------------------------------------------------------------
 
 
+TELLS = "trap ': > {folder}/told' USR1"
+
+
+def kill_when_guarded(process: subprocess.Popen[str], folder: Path, eventually: Eventually) -> None:
+    """kill -9, but not in the instant in which the program runs already and the guard has not heard of it."""
+    process.send_signal(signal.SIGUSR1)  # passed on by one that has told the guard
+    eventually((folder / "told").exists)
+    process.kill()
+
+
 def test_the_program_ends_with_all_that_it_has_started_when_the_command_is_killed(
     in_process: Callable[..., subprocess.Popen[str]], eventually: Eventually, tmp_path: Path
 ) -> None:
-    script = f"sh -c '{FOREVER}' & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/parent; {FOREVER}"
+    begun = f"{TELLS.format(folder=tmp_path)}; sh -c 'trap \"\" USR1; echo $$ > {tmp_path}/child; {FOREVER}'"
+    script = f"{begun} & until [ -s {tmp_path}/child ]; do sleep 0.02; done; echo $$ > {tmp_path}/parent; {FOREVER}"
     process = in_process(NAME, "--", "sh", "-c", script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     parent = eventually(lambda: number_in(tmp_path / "parent"))
     child = number_in(tmp_path / "child")
-    process.kill()
+    kill_when_guarded(process, tmp_path, eventually)
     eventually(lambda: not is_running(parent) and not is_running(child))
     assert get_lock(NAME) is not None  # until its TTL
 
@@ -481,10 +492,10 @@ def test_the_program_ends_with_all_that_it_has_started_when_the_command_is_kille
 def test_the_guard_kills_what_does_not_end_by_sigterm(
     in_process: Callable[..., subprocess.Popen[str]], eventually: Eventually, tmp_path: Path
 ) -> None:
-    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; {FOREVER}"
+    script = f"trap '' TERM; {TELLS.format(folder=tmp_path)}; echo $$ > {tmp_path}/pid; {FOREVER}"
     process = in_process(NAME, "--kill-after=1", "--", "sh", "-c", script)
     pid = eventually(lambda: number_in(tmp_path / "pid"))
-    process.kill()
+    kill_when_guarded(process, tmp_path, eventually)
     eventually(lambda: not is_running(pid))
 
 

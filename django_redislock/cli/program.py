@@ -21,9 +21,9 @@ FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 LOOK_EVERY = 0.05  # seconds, while what a program has left behind comes to its end
 
 # Ends the program when we cannot: killed by -9, say, by the kernel that is out of memory. We keep the write end of its
-# input; when that closes before we have said that the program has ended, we are dead. (Linux's PR_SET_PDEATHSIG reaches
-# the program only, nothing that it has started, and would have to be set between fork and exec, in Python, of a process
-# that has threads.)
+# input; when that closes before we have said that the program has ended, we are dead. (What started in the very instant
+# in which we died, it has not heard of. Linux's PR_SET_PDEATHSIG reaches the program only, nothing that it has started,
+# and would have to be set between fork and exec, in Python, of a process that has threads.)
 GUARD = """
 read -r target || exit 0
 read -r ended && exit 0
