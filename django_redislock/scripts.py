@@ -137,11 +137,17 @@ def _unavailable(what: str, backend: Backend, name: str | None, trouble: object,
     return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {trouble}", name)
 
 
+# in which line of a script: Redis 7 says it behind, Redis 6 before the error
+_WHERE = re.compile(
+    r" script: \w+, on @user_script:\d+\.$|^(ERR )?Error running script \(call to \w+\): @user_script:\d+: "
+)
+
+
 def refusal(
     backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
 ) -> Steps[LockUnavailable]:
     """What says that Redis answers ``commands`` with ``error``, and which of our keys somebody else has written."""
-    text = re.sub(r" script: \w+, on @user_script:\d+\.$", "", str(error)).rstrip(".")
+    text = _WHERE.sub("", str(error)).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
     return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)
 

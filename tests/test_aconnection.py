@@ -212,9 +212,11 @@ async def test_locks_work_again_after_the_master_died(sentinels: Sentinels, aeve
         async with Lock("a") as lock:
             fence = lock.fence or 0
         sentinels.replicate()
+        sentinels.wait_for_it(300)  # else the replica may be the master before we have asked
         sentinels.servers[0].stop()
         with pytest.raises(LockUnavailable, match="alias 'default'"):
             await Lock("a").aacquire()
+        sentinels.wait_for_it(0.5)
         await aeventually(lambda: sentinels.master() == sentinels.servers[1].port)
 
         async def works() -> bool:

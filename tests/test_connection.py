@@ -382,9 +382,11 @@ def test_locks_work_again_after_the_master_died(sentinels: Sentinels, eventually
         with Lock("a") as lock:
             fence = lock.fence or 0
         sentinels.replicate()
+        sentinels.wait_for_it(300)  # else the replica may be the master before we have asked
         sentinels.servers[0].stop()
         with pytest.raises(LockUnavailable, match="alias 'default'"):
             Lock("a").acquire()
+        sentinels.wait_for_it(0.5)
         eventually(lambda: sentinels.master() == sentinels.servers[1].port)
 
         def works() -> bool:

@@ -1199,7 +1199,7 @@ def test_release_after_a_restart_raises_lock_lost(
 def test_a_waiter_outlives_a_flush_and_gets_its_lock(
     kind: type[Lock], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
 ) -> None:
-    lock = kind(NAME, ttl=0.9)
+    lock = kind(NAME, ttl=30)
     lock.acquire()
     waiting = other().start(kind(NAME).acquire)
     eventually(lambda: client.zcard(KEYS.queue))

@@ -212,6 +212,10 @@ class Sentinels:
                     pass  # it still tries, or sees no good replica at this moment
             sleep(0.01)
 
+    def wait_for_it(self, seconds: float) -> None:
+        """The sentinel believes that a server is dead when it has not answered for so long."""
+        self.client.sentinel_set("tickets", "down-after-milliseconds", round(seconds * 1000))
+
     def master(self) -> int:
         return int(self.client.sentinel_get_master_addr_by_name("tickets")[1])
 

@@ -35,7 +35,9 @@ class Section:
     left: float = 0.0  # seconds of lease that it had then
     told: float | None = None  # when it was told that the lock is lost
     finished: float | None = None
-    outcome: str = ""  # released, lost, unavailable, timeout, refused; else an error
+    # released, presumed (the release was repeated and found nothing: its first try may have done it), lost,
+    # unavailable, timeout, refused; else an error
+    outcome: str = ""
 
     def __str__(self) -> str:
         return (
@@ -51,7 +53,7 @@ class Section:
     @property
     def warned(self) -> bool:
         """Whether the holder was told, or could not know, before it called its work done."""
-        return self.told is not None or self.outcome in ("lost", "unavailable", "")
+        return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "")
 
 
 class Trouble(NamedTuple):
@@ -67,7 +69,7 @@ class Trouble(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """``kind``: overlap, fence, order, forgotten, robbed, refused, early, asleep, error, left (in Redis)."""
+    """``kind``: overlap, fence, order, forgotten, robbed, refused, early, presumed, asleep, error, left (in Redis)."""
 
     kind: str
     what: str
@@ -86,7 +88,8 @@ class History:
         """The logs in a folder, one file for each process, called like it."""
         for path in sorted(folder.glob("*.log")):
             with path.open() as lines:
-                self.add(path.stem, (line.rstrip("\n") for line in lines))
+                # the last one may not be there in full while its process lives
+                self.add(path.stem, (line.rstrip("\n") for line in lines if line.endswith("\n")))
 
     def add(self, process: str, lines: Iterable[str]) -> None:
         found: dict[int, Section] = {}
@@ -252,6 +255,9 @@ def _ends(history: History) -> Iterator[Violation]:
         elif section.outcome in ("refused", "unavailable"):
             if not history.troubled(section.asked, section.finished or section.asked, section.process):
                 yield Violation("refused", str(section))
+        elif section.outcome == "presumed":
+            if not history.troubled(section.held or section.asked, section.finished or section.asked, section.process):
+                yield Violation("presumed", str(section))
         elif section.outcome not in ("", "released", "lost"):
             yield Violation("error", str(section))
 

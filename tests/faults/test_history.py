@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .history import History, Trouble
@@ -68,6 +70,13 @@ def test_an_overlap_that_nobody_was_told_of_is_not_excused() -> None:
     assert kinds(FLUSH, p1=LATER, p2=SECOND) == ["overlap"]
 
 
+def test_an_overlap_is_excused_where_the_release_was_repeated_and_cannot_know() -> None:
+    presumed = changed(LATER, end="2.51 end 1 presumed")
+    assert kinds(FLUSH._replace(end=2.505), p1=presumed, p2=SECOND) == []
+    assert kinds(FLUSH, p1=presumed, p2=SECOND) == ["presumed"]
+    assert kinds(p1=presumed, p2=SECOND) == ["overlap", "presumed"]
+
+
 def test_an_overlap_is_not_excused_by_what_redis_forgot_before() -> None:
     assert kinds(FLUSH._replace(begin=0.1, end=0.2), p1=LOST, p2=SECOND) == ["overlap", "robbed"]
 
@@ -80,6 +89,13 @@ def test_a_lock_granted_before_a_flush_and_entered_after_it_is_told_to_be_lost()
     late = ["0.9 ask 1 FairLock seat None", "2.3 got 1 100 None", "2.5 holds 1 9.0", "2.6 end 1 lost"]
     assert kinds(FLUSH, p1=late, p2=SECOND) == []
     assert kinds(p1=late, p2=SECOND) == ["overlap", "fence", "robbed"]
+
+
+def test_a_line_that_is_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
+    (tmp_path / "p1.log").write_text("\n".join(FIRST))
+    made = History()
+    made.read(tmp_path)
+    assert [section.outcome for section in made.sections] == [""]
 
 
 def test_a_fence_that_falls_is_found() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from django.test import override_settings
 
-from django_redislock import FairLock, Lock, LockLost, LockUnavailable
+from django_redislock import FairLock, Lock, LockLost, LockUnavailable, scripts
 from django_redislock import lock as lock_module
 from django_redislock.attempt import Attempt
 from django_redislock.steps import Call, Pause, Steps, arun, run
@@ -46,6 +46,8 @@ while order := hear():
 """
 
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
+_presumed: ContextVar[bool] = ContextVar("presumed", default=False)
+_release = scripts.release
 _stopping = False
 
 
@@ -57,6 +59,13 @@ class NotedAttempt(Attempt):
     def leave(self) -> None:
         _ticket.set(0 if self.ticket is None and self.unknown else self.ticket)
         super().leave()
+
+
+def noted_release(*args: Any, **kwargs: Any) -> Steps[tuple[int, bool]]:
+    """Leaves to the thread or task that releases whether that was only presumed, from a call that was repeated."""
+    answer = yield from _release(*args, **kwargs)
+    _presumed.set(answer == (0, True))
+    return answer
 
 
 class Log:
@@ -145,7 +154,7 @@ class Player:
         except LockUnavailable:
             self.log.note("end", number, "unavailable")
         else:
-            self.log.note("end", number, "released")
+            self.log.note("end", number, "presumed" if _presumed.get() else "released")
 
 
 def work(line: str) -> None:
@@ -156,6 +165,7 @@ def work(line: str) -> None:
     signal.signal(signal.SIGTERM, _stop)
     mutate(order["mutant"])
     setattr(lock_module, "Attempt", NotedAttempt)  # noqa: B010
+    setattr(scripts, "release", noted_release)  # noqa: B010
     log = Log(order["log"])
     _watch_for_failures(log)
     with override_settings(CACHES={"default": order["cache"]}):
