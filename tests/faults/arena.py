@@ -103,6 +103,7 @@ class Arena:
         timeouts: Sequence[float | None] = TIMEOUTS,
         threads: int = 2,
         tasks: int = 3,
+        ttl: float | None = None,
         mutant: str | None = None,
     ) -> None:
         self.nursery = nursery
@@ -115,7 +116,7 @@ class Arena:
         self.proxies: dict[str, Proxy] = {}
         self.cache = getattr(server, "cache", alias(server.url))
         self.order: dict[str, Any] = {
-            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
+            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": ttl or TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "sweep": False,
         }  # fmt: skip
         self._all: list[Process] = []
