@@ -179,6 +179,10 @@ class Reference:
     def left(self) -> int:
         return (self.lock.ends - self.now) // MS if self.lock else -2
 
+    def marks(self) -> list[str]:
+        """The field ``!`` of the waiters: where the last handoff went, then the suspects."""
+        return [self.handed_to or "-", *self.suspects]
+
     def in_order(self) -> list[tuple[str, int]]:
         return sorted(self.queue.items(), key=lambda item: (item[1], item[0]))
 

@@ -106,6 +106,7 @@ class Arena:
         timeouts: Sequence[float | None] = TIMEOUTS,
         threads: int = 2,
         tasks: int = 3,
+        ttl: float | None = None,
         mutant: str | None = None,
         leak: int = 0,
     ) -> None:
@@ -119,7 +120,7 @@ class Arena:
         self.proxies: dict[str, Proxy] = {}
         self.cache = getattr(server, "cache", alias(server.url))
         self.order: dict[str, Any] = {
-            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": TTL,
+            "seed": seed, "places": list(places), "holds": list(holds), "timeouts": list(timeouts), "ttl": ttl or TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "leak": leak, "sweep": False,
         }  # fmt: skip
         self._all: list[Process] = []

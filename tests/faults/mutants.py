@@ -9,10 +9,14 @@ from django_redislock import scripts
 
 
 class Mutant(NamedTuple):
-    """``changes``: what stands in the scripts, and what is put there. ``found``: what shows, at least one of it."""
+    """``changes``: what stands in the scripts, and what is put there. ``found``: what shows, at least one of it.
+
+    ``ttl``: seconds, where it needs another than the runs have.
+    """
 
     changes: dict[str, str]
     found: set[str]
+    ttl: float | None = None
 
 
 MUTANTS = {
@@ -46,8 +50,8 @@ MUTANTS = {
         {"order"},
     ),
     "release passes nothing on": Mutant(
-        {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep", "order", "left"}
-    ),
+        {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep"}, ttl=3.0
+    ),  # by R5 somebody looks when the lease would have ended: with the TTL of the others, too early to tell for sure
     "a handoff is told and not granted": Mutant(
         {"local fence, since = grant(token, channel, 'h', lease, owner)": "local fence, since = next_fence()"},
         {"overlap"},

@@ -19,6 +19,7 @@ def test_workers_that_nobody_disturbs_do_nothing_wrong(nursery: Nursery, ground:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_scripts_is_found(name: str, nursery: Nursery, ground: RedisServer) -> None:
-    with arena(nursery, ground, mutant=name) as run:
-        run.until(lambda: run.shows(MUTANTS[name].found) or run.enough(100))
-        assert run.shows(MUTANTS[name].found) or {wrong.kind for wrong in run.finish()} & MUTANTS[name].found
+    mutant = MUTANTS[name]
+    with arena(nursery, ground, mutant=name, ttl=mutant.ttl) as run:
+        run.until(lambda: run.shows(mutant.found) or run.enough(100))
+        assert run.shows(mutant.found) or {wrong.kind for wrong in run.finish()} & mutant.found
