@@ -325,13 +325,14 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
     value: bytes | None = None
     while True:
+        command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
         (held, more), _, _ = yield from execute(backend, command, name)
         value = value or held
         if not more:
             return value
+        fence = 0  # it was set free: whoever has it by now has come in between
 
 
 def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:
