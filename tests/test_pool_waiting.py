@@ -487,6 +487,19 @@ def test_who_was_told_to_come_and_does_not_is_suspect_with_all_of_its_process(
     assert client.zcard(LINE) == 0
 
 
+@pytest.mark.usefixtures("told")
+def test_who_was_told_and_does_not_come_keeps_no_member_when_redis_is_out_of_memory(
+    client: redis.Redis, pool: LockPool
+) -> None:
+    """R2: the first write of a script is one that Redis allows at its limit of memory."""
+    a_second_goes_by(client)
+    client.config_set("maxmemory", 1)
+    try:
+        assert pool.acquire(blocking_timeout=0, ttl=TTL, fair=True).key == "alice"
+    finally:
+        client.config_set("maxmemory", 0)
+
+
 def test_who_was_told_to_come_and_comes_late_gets_it(told: Ghost, client: redis.Redis) -> None:
     a_second_goes_by(client)
     assert told.queue(TOLD[0], mode="L", ttl=TTL, name=ANY).state == scripts.GRANTED
