@@ -569,6 +569,20 @@ def test_a_lease_that_has_not_quite_ended_is_looked_for_when_it_has(pool: LockPo
     assert 1 < due <= server_time(client) + 502_000
 
 
+def test_a_member_that_never_ends_is_looked_for_no_more_often_than_any_lock(
+    pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """Somebody else has written it."""
+    pool.assign(["alice"])
+    client.set(f"{PREFIX}lock:{lock_of('alice')}", "foreign")
+    there = ghost()
+    for _ in range(2):
+        taken = there.queue("1" * 22, mode="F", ttl=TTL, name=ANY)
+        assert taken.member == ""
+        assert taken.left > 4000
+        client.zadd(f"{PREFIX}busy:{ANY}", {"alice": 1})
+
+
 def test_who_lives_is_suspected_no_more(
     pool: LockPool, wait: Wait, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
