@@ -89,10 +89,10 @@ class LockAdmin(ModelAdmin):
 
     @admin.display(description=_("waiters"), ordering="waiters")
     def shown_waiters(self, lock: HeldLock) -> str:
-        numbers = {"own": lock.waiters, "any": _info(lock).pool_waiters}
-        return (
-            str(lock.waiters) if not numbers["any"] else gettext("%(own)d, and %(any)d for any of the pool") % numbers
-        )
+        of_pool = _info(lock).pool_waiters
+        if not of_pool:
+            return str(lock.waiters)
+        return gettext("%(own)d, and %(any)d for any of the pool") % {"own": lock.waiters, "any": of_pool}
 
     # -- the page of a lock ------------------------------------------------------------------------------------------
 

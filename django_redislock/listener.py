@@ -35,9 +35,8 @@ BARGING = 0.1  # a Lock's head waiter may be overtaken for so long
 OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
 
-
 # a grant has three numbers; the probe of R3 is none of these
-_MESSAGE = re.compile(rf"(?:(g)|([wfx])) ({TOKEN}) (?(1)(\d{{1,16}}) (\d{{1,17}}) (\d{{1,12}}) )([^\ud800-\udfff]+)")
+_MESSAGE = re.compile(rf"(?:(g)|([wfxd])) ({TOKEN}) (?(1)(\d{{1,16}}) (\d{{1,17}}) (\d{{1,12}}) )([^\ud800-\udfff]+)")
 
 
 class Grant(NamedTuple):

@@ -85,6 +85,11 @@ def quote(value: object) -> str:
     return str(value).translate(_QUOTED)
 
 
+def unquoted(text: str) -> str:
+    """What :func:`quote` made ``text`` of."""
+    return unquote(text, errors="surrogatepass")
+
+
 def lock_name(*parts: object) -> str:
     """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that two different tuples never meet.
 
@@ -157,13 +162,8 @@ def member_name(pool: str, key: str, noun: str = "member") -> str:
 def known_as(name: str) -> tuple[str, str]:
     """What people know a lock's ``name`` as: ("lock", itself), or ("pool", its name) where any member is asked for."""
     if _ANY_OF_POOL.fullmatch(name):
-        return "pool", unquote(name.removeprefix(_POOL)[:-1])
+        return "pool", unquoted(name.removeprefix(_POOL)[:-1])
     return "lock", name
-
-
-def member_key(quoted: str) -> str:
-    """The member of a pool that is ``quoted`` in Redis."""
-    return unquote(quoted, errors="surrogatepass")
 
 
 def read_member(pool: str, raw: bytes) -> str | None:
@@ -172,7 +172,7 @@ def read_member(pool: str, raw: bytes) -> str | None:
         text = raw.decode()
     except UnicodeDecodeError:
         return None
-    return text if quote(member_key(text)) == text and is_name(f"{pool}{text}") else None
+    return text if quote(unquoted(text)) == text and is_name(f"{pool}{text}") else None
 
 
 def is_member(name: str) -> bool:

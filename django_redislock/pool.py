@@ -15,7 +15,7 @@ from .connection import Backend, get_backend
 from .lease import Lease, OnLost
 from .listing import read_matching
 from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, make_keys, member_key, member_name, pool_name, quote, read_member
+from .names import Keys, check_name, make_keys, member_name, pool_name, quote, unquoted
 from .owner import Bond
 from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
 from .steps import Steps, arun, run_blocking
@@ -52,7 +52,7 @@ class Member(Lock):
     def _hold(self, lease: Lease, bond: Bond) -> None:
         # asked for by the name of the pool, got by one of its own
         self.name = lease.name
-        self.key = member_key(lease.name.rpartition(":")[2])
+        self.key = unquoted(lease.name.rpartition(":")[2])
         super()._hold(lease, bond)
 
     def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
@@ -251,14 +251,8 @@ class LockPool:
 
     def _keys(self) -> Steps[list[str]]:
         answer = yield from self._ask("ZRANGE", 0, -1)
-        backend, asked = get_backend(self.using), pool_name(self.name)
-        keys = []
-        for raw in answer:
-            member = read_member(asked, raw)
-            if member is None:
-                raise scripts.foreign_member(backend, asked, raw)
-            keys.append(member_key(member))
-        return keys
+        backend, _ = self._place()
+        return [unquoted(scripts.check_member(backend, pool_name(self.name), raw)) for raw in answer]
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):

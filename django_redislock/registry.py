@@ -78,9 +78,9 @@ class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
     ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
-    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder
-    wanted to be known. Tokens are not told: a token is the
-    right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is what the holder wanted to
+    be known. Tokens are not told: a token is the right to release; ``token_hint`` shows just enough to tell two
+    acquisitions apart.
 
     ``pool_waiters`` and ``pool_queue`` are those who wait for any member of the pool, where this is one. ``status`` is
     UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else has written it.

@@ -171,13 +171,16 @@ def _keys_of(command: Command) -> Sequence[str]:
     return command[3 : 3 + command[2]] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
 
 
-def foreign_member(backend: Backend, pool: str, raw: bytes) -> LockError:
-    """What says that somebody else has put ``raw`` into a pool, which is asked for as ``pool``."""
-    return LockError(
+def check_member(backend: Backend, pool: str, raw: bytes) -> str:
+    """The member ``raw``, as names quote it, of what is asked for as ``pool``. LockError: it is none of ours."""
+    found = read_member(pool, raw)
+    if found is not None:
+        return found
+    raise LockError(
         f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
         f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
         f"assign() the members anew.",
-        pool,
+        known_as(pool)[1],
     )
 
 
@@ -226,12 +229,12 @@ def acquire(
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            member, seized = (more[0], None) if keys.any else (b"", more[0] if more else None)
-            granted = keys.any and state in (GRANTED, ALREADY)
-            quoted = read_member(name, member) if granted else ""
-            if quoted is None:
-                raise foreign_member(backend, name, member)
-            return Taken(state, us, number, left, sent, repeated, quoted, seized)
+            granted, seized = "", None
+            if not keys.any:
+                seized = more[0] if more else None
+            elif state in (GRANTED, ALREADY):
+                granted = check_member(backend, name, more[0])
+            return Taken(state, us, number, left, sent, repeated, granted, seized)
 
 
 def settle(backend: Backend, keys: Keys, name: str, how: str, members: Sequence[str]) -> Steps[int]:
@@ -331,13 +334,14 @@ def lease_end(start: float, left_ms: float) -> float:
 
 def force(backend: Backend, keys: Keys, name: str, fence: int | None = None) -> Steps[bytes | None]:
     """Set the lock free whoever holds it, but nobody with a higher fence; answers the value it had."""
-    command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
     value: bytes | None = None
     while True:
+        command = _FORCE.by_sha(keys.all, (name, "" if fence is None else fence, backend.channel, backend.known))
         (held, more), _, _ = yield from execute(backend, command, name)
         value = value or held
         if not more:
             return value
+        fence = 0  # it was set free: whoever has it by now has come in between
 
 
 def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:

@@ -13,7 +13,9 @@ import pytest
 import redis
 from django.core.management import call_command
 
-from django_redislock import FairLock, Lock, LockNotAcquired, LockPool, force_release, get_lock, list_locks
+from django_redislock import FairLock, Lock, LockNotAcquired, LockPool, force_release, get_lock, list_locks, scripts
+from django_redislock.connection import Backend, Command
+from django_redislock.steps import Steps
 
 from .actors import GENEROUS, KEYS, NAME, Other
 
@@ -78,6 +80,27 @@ def test_a_queue_of_the_dead_is_dropped_in_many_short_calls(entry: str | None, h
             assert force_release(NAME)
     assert meter.scripts >= count / 600
     assert not client.exists(KEYS.queue, KEYS.waiters)
+
+
+def test_who_comes_between_two_calls_of_a_release_by_force_keeps_the_lock(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, other: Callable[[], Other]
+) -> None:
+    """It goes through a queue of the dead, in several calls, and finds somebody else's lock at the second one."""
+    newcomer, execute = Lock(NAME, ttl=600), scripts.execute
+    Lock(NAME, ttl=600).acquire()
+    fill(client, ENTRIES["of one process"], FEW)
+    came: list[bool] = []
+
+    def slow(backend: Backend, command: Command, *args: Any, **options: Any) -> Steps[scripts.Reply]:
+        reply = yield from execute(backend, command, *args, **options)
+        if scripts._FORCE.sha in command and not came:
+            came.append(other()(newcomer.acquire))
+        return reply
+
+    monkeypatch.setattr(scripts, "execute", slow)
+    assert force_release(NAME)
+    assert came == [True]
+    assert newcomer.locked()
 
 
 def test_whoever_looks_reads_a_hundred_of_a_hundred_thousand(

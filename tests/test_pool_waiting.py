@@ -487,6 +487,19 @@ def test_who_was_told_to_come_and_does_not_is_suspect_with_all_of_its_process(
     assert client.zcard(LINE) == 0
 
 
+@pytest.mark.usefixtures("told")
+def test_who_was_told_and_does_not_come_keeps_no_member_when_redis_is_out_of_memory(
+    client: redis.Redis, pool: LockPool
+) -> None:
+    """R2: the first write of a script is one that Redis allows at its limit of memory."""
+    a_second_goes_by(client)
+    client.config_set("maxmemory", 1)
+    try:
+        assert pool.acquire(blocking_timeout=0, ttl=TTL, fair=True).key == "alice"
+    finally:
+        client.config_set("maxmemory", 0)
+
+
 def test_who_was_told_to_come_and_comes_late_gets_it(told: Ghost, client: redis.Redis) -> None:
     a_second_goes_by(client)
     assert told.queue(TOLD[0], mode="L", ttl=TTL, name=ANY).state == scripts.GRANTED
@@ -512,7 +525,7 @@ def test_all_waiters_of_a_process_come_back_when_it_hears_that_one_was_dropped(
     first, *_ = line = waiting(client)
     client.delete(LINE, f"{PREFIX}waiters:{ANY}")
     client.publish(get_backend().channel, f"d {first} {ANY}")
-    eventually(lambda: waiting(client) == line)
+    eventually(lambda: waiting(client) == line, within=4)  # before any look by the clock
     LockPool(POOL).extend(["carol", "dave", "erin"])
     assert [got(waiter) for waiter in waiters] == ["carol", "dave", "erin"]
 
@@ -554,6 +567,20 @@ def test_a_lease_that_has_not_quite_ended_is_looked_for_when_it_has(pool: LockPo
     assert len(pool) == 2
     due = client.zscore(f"{PREFIX}busy:{ANY}", member.key) or 0.0
     assert 1 < due <= server_time(client) + 502_000
+
+
+def test_a_member_that_never_ends_is_looked_for_no_more_often_than_any_lock(
+    pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """Somebody else has written it."""
+    pool.assign(["alice"])
+    client.set(f"{PREFIX}lock:{lock_of('alice')}", "foreign")
+    there = ghost()
+    for _ in range(2):
+        taken = there.queue("1" * 22, mode="F", ttl=TTL, name=ANY)
+        assert taken.member == ""
+        assert taken.left > 4000
+        client.zadd(f"{PREFIX}busy:{ANY}", {"alice": 1})
 
 
 def test_who_lives_is_suspected_no_more(

@@ -83,6 +83,7 @@ local function pass_on(queue, waiters, called, own, me, my_mode, alive)
         -- told to come, and has not come: its process stands still, and will hear of this when it goes on
         dead[channel] = 'suspect'
         marks = marks .. ' ' .. channel
+        call('ZREM', queue, token) -- R2: what needs memory comes after what needs none
         call('HSET', waiters, '!', marks)
         redis.pcall('PUBLISH', channel, 'd ' .. token .. ' ' .. called)
         drop[#drop + 1] = token

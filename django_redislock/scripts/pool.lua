@@ -5,11 +5,15 @@ local free, busy, line, line_waiters = KEYS[7], KEYS[8], KEYS[10], KEYS[11]
 local lock_stem = string.match(KEYS[1], '^(.*:)')
 --#include give_back
 
--- answers for how long a member is locked, -2 when it is not; what somebody else has written, without an end, is listed
+-- answers in how many ms to look for a member that is locked, -2 when it is not; what somebody else has written, without
+-- an end, is listed
 local function locked_for(member)
   local left = call('PTTL', lock_stem .. member)
-  if left == -1 then call('ZADD', KEYS[4], us, stem .. member) end
-  return left
+  if left == -1 then
+    call('ZADD', KEYS[4], us, stem .. member)
+    return 5000
+  end
+  return left < 0 and left or left + 1 -- Redis ends leases by the millisecond, after the last one
 end
 
 -- gives back the members whose leases have ended; answers whether there may be more of them
@@ -31,8 +35,7 @@ local function sweep()
       call('ZREM', KEYS[4], stem .. member)
       give_back(member)
     else
-      -- Redis ends leases by the millisecond, after the last one; what never ends is looked for every second
-      call('ZADD', busy, us + (left < 0 and 1000 or left + 1) * 1000, member)
+      call('ZADD', busy, us + left * 1000, member)
     end
   end
   return #due == 100
