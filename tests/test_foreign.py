@@ -308,6 +308,7 @@ MESSAGES = [
     b"w no-such-token-0123456789 a\nb",
     b"w no-such-token-0123456789 pool:x:",
     b"f no-such-token-0123456789 order:42",
+    b"d no-such-token-0123456789 order:42",
     b"x short order:42",
     b"\xd0" * 1_000_000,
 ]
