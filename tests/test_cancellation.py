@@ -1090,9 +1090,9 @@ def test_a_release_that_is_closed_when_its_loop_is_gone_is_finished_in_the_backg
     late.let_go()
     until(late.over.is_set)
     until(lambda: not leftovers(client))
-    del loop, task
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # its connection was left open
+        del loop, task, coroutine
         gc.collect()
 
 
