@@ -201,7 +201,7 @@ def test_the_memory_mode_has_a_registry_too() -> None:
 def test_expired_locks_are_not_listed_though_the_index_still_has_them(
     client: redis.Redis, eventually: Callable[..., Any]
 ) -> None:
-    hold("a", ttl=0.01)
+    hold("a", ttl=0.5)
     eventually(lambda: not client.exists(f"{PREFIX}lock:a"))
     assert client.zcard(INDEX) == 1
     assert list_locks() == []
@@ -211,7 +211,7 @@ def test_index_entries_of_expired_locks_vanish_as_others_are_taken(
     client: redis.Redis, eventually: Callable[..., Any]
 ) -> None:
     for number in range(40):
-        hold(f"expired:{number}", ttl=0.01)
+        hold(f"expired:{number}", ttl=0.5)
     assert client.zcard(INDEX) == 40
 
     def vanished() -> bool:
@@ -223,7 +223,7 @@ def test_index_entries_of_expired_locks_vanish_as_others_are_taken(
 
 
 def test_index_entries_of_held_locks_stay(client: redis.Redis, eventually: Callable[..., Any]) -> None:
-    hold("expired", ttl=0.01)
+    hold("expired", ttl=0.5)
     hold("held")
 
     def cleared() -> bool:
