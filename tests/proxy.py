@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -70,9 +70,22 @@ class _Link:
         self.down, self.up = down, up
         self.asked: list[Trouble] = []  # requests whose answer somebody waits for
         self.answers: list[Trouble] = []  # troubles of the answer to the request just sent
-        self.threads = [threading.Thread(target=target, daemon=True) for target in (self._requests, self._replies)]
+        ways = (self._requests, self._replies)
+        self.threads = [threading.Thread(target=self._carry, args=(way,), daemon=True) for way in ways]
+        self._mutex = threading.Lock()
+        self._open = len(ways)
         for thread in self.threads:
             thread.start()
+
+    def _carry(self, way: Callable[[], None]) -> None:
+        """In one direction, to the end; whoever comes to it last closes both ends: minutes of faults cut thousands."""
+        way()
+        with self._mutex:
+            self._open -= 1
+            over = self._open == 0
+        if over:
+            self.down.close()
+            self.up.close()
 
     def _requests(self) -> None:
         try:
@@ -221,8 +234,6 @@ class Proxy:
         for link in self.links:
             for thread in link.threads:
                 thread.join()
-            link.down.close()
-            link.up.close()
 
     def _add(self, troubles: list[Trouble], trouble: Trouble) -> Trouble:
         with self._mutex:
