@@ -31,10 +31,14 @@ from django_redislock import (
     lock_force_released,
     lock_lost,
     lock_released,
+    scripts,
 )
 from django_redislock.connection import get_backend
+from django_redislock.lease import FORCED
 from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
+from django_redislock.steps import Steps
+from django_redislock.watchdog import watchdog
 from redisserver import RedisServer
 
 from .actors import GENEROUS, KEYS, NAME, TOKEN, Ghost, Other, flag, holder, queued, server_time
@@ -1346,3 +1350,22 @@ def test_a_wake_of_an_earlier_attempt_with_the_same_token_is_no_grant(
 
 def calls(client: redis.Redis) -> int:
     return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def test_an_extend_that_is_answered_after_the_loss_was_told_raises(
+    kind: type[Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = kind(NAME, ttl=60)
+    lock.acquire()
+    lease = lock._lease()
+    renew = scripts.renew
+
+    def answered_late(*args: Any) -> Steps[scripts.Renewed]:
+        answer = yield from renew(*args)
+        watchdog.lose(lease, FORCED)
+        return answer
+
+    monkeypatch.setattr(scripts, "renew", answered_late)
+    with pytest.raises(LockLost, match="released by force"):
+        lock.extend(5)
+    assert lock.lost

@@ -20,7 +20,7 @@ from django_redis.cache import RedisCache
 from redisserver import RedisServer, redis_server
 
 from ..ways import Sentinels
-from .arena import TTL, Arena, eventually
+from .arena import AFTER, TTL, Arena, eventually
 from .clock import Clock, server_with_clock
 
 LONG = TTL + 0.3  # seconds: longer than any lease
@@ -109,7 +109,7 @@ def partition(run: Arena) -> None:
 
 def swallow_wakes(run: Arena) -> None:
     victim = run.proxied()
-    with run.trouble(victim):
+    with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is found out when its lease ends
         trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
         run.last(LONG)
         trouble.end()
