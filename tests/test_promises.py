@@ -202,14 +202,17 @@ def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_it
 lock = FairLock("seat", ttl=1)
 lock.acquire()
 time.sleep(0.5)
+told, tell = os.pipe()
 child = os.fork()
 if child:
     say("forked", child)
+    os.write(tell, b"!")  # what the child says comes behind it
     hear()
     lock.release()
     say("released")
     hear()
 else:
+    os.read(told, 1)
     try:
         lock.release()
     except LockNotOwned:
