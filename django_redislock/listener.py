@@ -371,9 +371,8 @@ class Listener:
         if found is None:
             return  # nobody of ours has sent it
         granted, told, token, fence, us, lease_ms, name = found.groups()
-        kind, grant = told, None
-        if granted:
-            kind, grant = granted, Grant(int(fence), int(us), int(lease_ms), name)
+        kind = granted or told
+        grant = Grant(int(fence), int(us), int(lease_ms), name) if granted else None
         waiter = self.waiters.get(token) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
             # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)

@@ -366,7 +366,7 @@ class Lock:
         except (LockNotOwned, LockUnavailable) as trouble:
             if lease is not None and isinstance(trouble, LockUnavailable):
                 # hardly anybody would try again; who does finds that it was done
-                watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
+                watchdog.release(lease)
             if error is None:
                 raise
             # the block's own error matters more, and a loss has been told
@@ -576,7 +576,7 @@ class Lock:
     def _release_later(self, lease: Lease) -> None:
         """Release in the background, as often as it takes: for when ``release()`` was not to be had."""
         self._end(lease)
-        watchdog.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
+        watchdog.release(lease)
 
     def _end(self, lease: Lease, *, adoptable: bool = False) -> None:
         """The acquisition has ended, or (``adoptable``) its token goes on elsewhere."""

@@ -112,6 +112,10 @@ class Watchdog:
             if lease.watched:
                 self._plan(self._next(lease), lease)
 
+    def release(self, lease: Lease) -> None:
+        """Release in the background, as often as it takes."""
+        self.send_farewell(lease.backend, lease.name, lease.token, unknown=lease.unknown)
+
     def send_farewell(self, backend: Backend, name: str, token: str, *, unknown: bool, held: bool = True) -> None:
         """Release or withdraw ``token`` in the background, as often as it takes. Failures are logged if it was held."""
         with self._mutex:

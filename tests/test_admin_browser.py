@@ -305,7 +305,7 @@ def test_the_list_refreshes_itself_and_keeps_the_selection(visit: Visit, client:
     row(page, "a").locator("input").check()
     expect(page.locator(".action-counter")).to_have_text("3 of 3 selected")
     expect(page.locator("#action-toggle")).to_be_checked()
-    row(page, "b").locator("input").uncheck()
+    row(page, "b").locator("input").click()  # uncheck() would look at it again, and the next refresh takes it away
     expect(row(page, "b")).to_have_count(0)
     run_action(page)
     page.get_by_role("button", name="Yes, set free").click()

@@ -49,8 +49,9 @@ end
 local clock = call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 if not queued and call('EXISTS', KEYS[10]) == 0 then
+  --#include member
   --#include give_back
-  give_back(string.match(name, '^[^:]*:[^:]*:(.*)$'))
+  give_back(member)
   return {was_held, 0}
 end
 --#include grant

@@ -44,5 +44,8 @@ else
   call('PEXPIRE', lock, left)
 end
 call('ZADD', KEYS[4], us + left * 1000, name)
-if KEYS[7] then call('ZADD', KEYS[8], 'XX', us + left * 1000, (string.match(name, '^[^:]*:[^:]*:(.*)$'))) end
+if KEYS[7] then
+  --#include member
+  call('ZADD', KEYS[8], 'XX', us + left * 1000, member)
+end
 return {1, us, left}

@@ -276,12 +276,11 @@ def not_held(names: Sequence[str], using: str | None) -> list[str]:
     backend = get_backend(using)
     foreign = [name for name in names if Lock(name, using=using).locked()]
     free = [printable(name) for name in names if name not in foreign]
-    keys = (make_keys(backend.prefix, name).lock for name in foreign)
-    lines = [
-        f"Not one of our locks: {printable(name)}. Somebody else has written the key {key!r}; delete it to set it free."
-        for name, key in zip(foreign, keys, strict=True)
+    return [f"Not held: {', '.join(free)}"] * bool(free) + [
+        f"Not one of our locks: {printable(name)}. Somebody else has written the key "
+        f"{make_keys(backend.prefix, name).lock!r}; delete it to set it free."
+        for name in foreign
     ]
-    return [*([f"Not held: {', '.join(free)}"] if free else []), *lines]
 
 
 def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:
