@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
+from bench.awake import cpus_awake
 from bench.figures import Section, handovers, jain, kept, overtaken, overtaking, percentile, violations
 from bench.run import MODES
 from bench.serverstats import Command, Statistics
 from shop.management.commands.lockbench import Command as Lockbench
+
+Eventually = Callable[..., Any]
 
 
 def lockbench(*args: str, **options: Any) -> str:
@@ -41,6 +47,24 @@ def test_uncontended_pairs_take_two_round_trips() -> None:
         assert found[key]["round_trips"] == 2
     assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
     assert all(contender["server_us"] > 0 for contender in found.values())
+
+
+def test_cpus_are_kept_awake_at_the_lowest_priority_and_may_sleep_afterwards(eventually: Eventually) -> None:
+    before = set(multiprocessing.active_children())
+    with cpus_awake():
+        spinners = [child.pid for child in set(multiprocessing.active_children()) - before]
+        assert len(spinners) == os.cpu_count()
+        eventually(lambda: {os.sched_getscheduler(pid or 0) for pid in spinners} == {os.SCHED_IDLE})
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "awake"),
+    [("uncontended", {}, True), ("uncontended", {"let_cpus_sleep": True}, False), ("drain", {"waiters": 2}, False)],
+)
+def test_the_description_says_whether_the_cpus_were_kept_awake(mode: str, options: dict[str, Any], awake: bool) -> None:
+    result = json.loads(lockbench(mode, json=True, seconds=0.1, only="FairLock", **options))
+    assert result["machine"]["CPUs"].endswith(", kept awake") is awake
 
 
 def test_contended_locks_exclude_and_fair_locks_keep_the_order() -> None:

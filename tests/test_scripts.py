@@ -40,7 +40,7 @@ def test_there_are_scripts_and_shared_pieces() -> None:
     }
     assert set(PIECES) == {
         *("grant", "enqueue", "pass_on", "hand_on", "once"),
-        *("grant_member", "give_back", "pool"),
+        *("grant_member", "give_back", "member", "pool"),
     }
 
 

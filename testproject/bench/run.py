@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 from redisserver import RedisServer
 
-from . import contended, dogpile, drain, idle, pool, uncontended
+from . import awake, contended, dogpile, drain, idle, pool, uncontended
 from .contenders import KINDS, Entrant, able, installed
 from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
@@ -18,7 +19,10 @@ from .serverstats import Observer
 
 
 class Mode(NamedTuple):
-    """``crowd``: many of a process wait at once. ``options``: their defaults, and where those of coroutines differ."""
+    """``crowd``: many of a process wait at once. ``options``: their defaults, and where those of coroutines differ.
+
+    ``awake``: the CPUs had better not sleep meanwhile.
+    """
 
     measure: Callable[..., dict[str, Figures]]
     rows: Sequence[Row]
@@ -26,10 +30,11 @@ class Mode(NamedTuple):
     options: Mapping[str, float]
     coroutine_options: Mapping[str, float] = {}
     kinds: tuple[type[Entrant], ...] = KINDS
+    awake: bool = False
 
 
 MODES = {
-    "uncontended": Mode(uncontended.measure, uncontended.ROWS, False, {"seconds": 10.0}),
+    "uncontended": Mode(uncontended.measure, uncontended.ROWS, False, {"seconds": 10.0}, awake=True),
     "contended": Mode(
         contended.measure, contended.ROWS, False, {"procs": 8, "hold_ms": 0.0, "seconds": 10.0, "rounds": 3}
     ),
@@ -63,21 +68,27 @@ def run(
     tell: Callable[[str], None],
     *,
     coroutines: bool = False,
+    may_sleep: bool = False,
 ) -> dict[str, Any]:
     """Measure on a private server. ``options`` that are None take the mode's defaults; ``only`` empty: everybody.
 
-    ``coroutines``: they use the locks, not threads. Raises BenchError for what cannot be run.
+    ``coroutines``: they use the locks, not threads. ``may_sleep``: the CPUs, in any mode. Raises BenchError for what
+    cannot be run.
     """
     chosen = _options(mode, options, coroutines=coroutines)
     kinds, notes = _contenders(mode, only, coroutines=coroutines)
+    stay_awake = MODES[mode].awake and awake.POSSIBLE and not may_sleep
     server = RedisServer(maxclients=10_000)
     try:
         with unreached_by_interrupts():
             server.start()
         with Observer(server.client()) as observer:
             machine = describe(observer)
+            if stay_awake:
+                machine["CPUs"] += ", kept awake"
             hire = partial(Crew, server.url, coroutines=coroutines)
-            figures = MODES[mode].measure(hire, observer, kinds, tell=tell, **chosen)
+            with awake.cpus_awake() if stay_awake else nullcontext():
+                figures = MODES[mode].measure(hire, observer, kinds, tell=tell, **chosen)
     finally:
         server.close()
     return {

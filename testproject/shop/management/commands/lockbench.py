@@ -43,6 +43,9 @@ class Command(BaseCommand):
         parser.add_argument("--waiters", type=int, metavar="N", help=f"Waiting in a process. {_defaults('waiters')}")
         parser.add_argument("--members", type=int, metavar="N", help=f"Of the pool. {_defaults('members')}")
         parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")
+        parser.add_argument(
+            "--let-cpus-sleep", action="store_true", help="uncontended: do not keep the CPUs awake meanwhile."
+        )
         parser.add_argument("--only", default="", metavar="NAME,...", help="The contenders; without it: all.")
         parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
 
@@ -59,6 +62,7 @@ class Command(BaseCommand):
                     only,
                     lambda text: status.update(f"lockbench {options['mode']}: {text}"),
                     coroutines=options["asyncio"],
+                    may_sleep=options["let_cpus_sleep"],
                 )
         except (BenchError, NoServerError) as error:
             raise CommandError(str(error)) from error
