@@ -19,6 +19,7 @@ from django.test import TestCase
 
 from django_redislock import FairLock, Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from django_redislock.aconnection import LoopConnections
+from django_redislock.listener import get_listener
 from django_redislock.lock import _holdings
 from django_redislock.watchdog import watchdog
 from redisserver import RedisServer, redis_server
@@ -153,6 +154,22 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
         return result
 
     return eventually
+
+
+@pytest.fixture
+def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
+    """Wait until the process of a holder listens, as it does once it has held for a moment.
+
+    And until Redis has answered what it asks then, whether the lock is still there: else it may learn by that answer
+    what a message is about to tell.
+    """
+
+    def listens(lock: Lock) -> None:
+        lease = _holdings.get()[lock].lease
+        ears = get_listener(lease.backend)
+        eventually(lambda: ears.reader and not lease.urgent and time.monotonic() < lease.due < lease.ends)
+
+    return listens
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ from .processes import Worker
 from .proxy import proxy
 
 Eventually = Callable[..., Any]
+Listens = Callable[[Lock], None]
 Settings = Any  # its type has another name in each pytest-django
 Start = Callable[..., Worker]
 
@@ -694,7 +695,7 @@ def test_the_end_of_a_lease_is_told_when_redis_refuses_the_watchdog(
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_force_released_holder_hears_of_it_by_message(
-    extended: bool, client: redis.Redis, eventually: Eventually, heard: list[tuple[str, dict[str, Any]]]
+    extended: bool, listens: Listens, eventually: Eventually, heard: list[tuple[str, dict[str, Any]]]
 ) -> None:
     losses: list[LockLost] = []
     lock = Lock(NAME, ttl=300, on_lost=losses.append)
@@ -702,13 +703,7 @@ def test_a_force_released_holder_hears_of_it_by_message(
     if extended:
         lock.extend(300)
     fence = lock.fence
-    value = client.get(KEYS.lock)
-    assert isinstance(value, bytes)
-    channel = value.decode().split(" ")[1]
-    eventually(lambda: client.pubsub_numsub(channel)[0][1])  # its process listens, as it holds for long
-    lease = _holdings.get()[lock].lease
-    # and has had its answer to the question that it asks Redis when it begins to listen
-    eventually(lambda: get_listener(get_backend()).reader and not lease.urgent and monotonic() < lease.due < lease.ends)
+    listens(lock)
     assert force_release(NAME, by="the test") is not None
     eventually(lambda: losses, within=5)
     assert lock.lost

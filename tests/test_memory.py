@@ -23,8 +23,6 @@ from django_redislock import (
     get_lock,
     list_locks,
 )
-from django_redislock.connection import get_backend
-from django_redislock.listener import get_listener
 
 from .actors import GENEROUS, NAME, TOKEN, Other
 from .processes import Worker
@@ -149,11 +147,13 @@ def test_extend_moves_the_end_of_the_lease() -> None:
     assert 150 - GENEROUS < lock.remaining() <= 150
 
 
-def test_a_holder_hears_that_it_was_force_released(kind: type[Lock], eventually: Eventually) -> None:
+def test_a_holder_hears_that_it_was_force_released(
+    kind: type[Lock], eventually: Eventually, listens: Callable[[Lock], None]
+) -> None:
     losses: list[LockLost] = []
     lock = kind(NAME, ttl=300, on_lost=losses.append)
     lock.acquire()
-    eventually(lambda: get_listener(get_backend()).ready)  # it is held for long, so its process listens
+    listens(lock)
     released = force_release(NAME)
     assert released is not None
     assert released.fence == lock.fence

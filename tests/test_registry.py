@@ -438,12 +438,11 @@ def test_force_wakes_the_next_waiter(kind: type[Lock], wait_for: Callable[..., t
     assert got.wait(4)  # before any look by the clock
 
 
-def test_force_tells_the_old_holder(eventually: Callable[..., Any]) -> None:
+def test_force_tells_the_old_holder(eventually: Callable[..., Any], listens: Callable[[Lock], None]) -> None:
     lost: list[LockLost] = []
     lock = FairLock("a", ttl=600, on_lost=lost.append)
     lock.acquire()
-    # only a holder that has been at it for a moment listens
-    eventually(lambda: get_backend().execute(("PUBSUB", "NUMSUB", get_backend().channel))[1])
+    listens(lock)
     force_release("a")
     eventually(lambda: lost, within=5)
     assert lock.lost
