@@ -1085,13 +1085,13 @@ def test_a_release_that_is_closed_when_its_loop_is_gone_is_finished_in_the_backg
         loop.run_until_complete(auntil(late.caught.is_set))
     finally:
         loop.close()
-    coroutine.close()  # quietly
-    until(lambda: not holder(client))
-    late.let_go()
-    until(late.over.is_set)
-    until(lambda: not leftovers(client))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # its connection was left open
+        coroutine.close()
+        until(lambda: not holder(client))
+        late.let_go()
+        until(late.over.is_set)
+        until(lambda: not leftovers(client))
         del loop, task, coroutine
         gc.collect()
 
