@@ -90,8 +90,7 @@ def check_sales(figures: dict[str, Any]) -> None:
     assert figures["problems"] == []
     unlocked, lock, fair = figures["sales"]
     assert [sale["title"] for sale in figures["sales"]] == ["no lock", "Lock", "FairLock"]
-    assert unlocked["oversold"] == unlocked["sold"] - 24 > 0
-    assert unlocked["charged_twice"] > 0
+    assert unlocked["oversold"] == unlocked["sold"] - 24 > 0  # (whether somebody is charged twice is up to chance)
     assert unlocked["refused"] == 0
     assert unlocked["inversions"] is None
     for sale in (lock, fair):

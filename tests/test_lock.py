@@ -1251,8 +1251,8 @@ def late(*args): raise TooLong
 with Lock("a"):
     pass
 signal.signal(signal.SIGALRM, late)
-thread = threading.Thread(target=lambda: (Lock("a").acquire(), say("held"), hear()), daemon=True)
-thread.start()
+held = lambda: (Lock("a").acquire(), say("held"), threading.Event().wait())
+threading.Thread(target=held, daemon=True).start()
 hear()
 signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
