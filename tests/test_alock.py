@@ -437,9 +437,9 @@ async def test_owned_asks_redis(make: Make, using: str) -> None:
 async def test_remaining_lost_and_check_are_local_and_may_be_asked_in_a_coroutine(
     using: str, aeventually: AEventually
 ) -> None:
-    lock = Lock(NAME, ttl=0.5, auto_renew=False, using=using)
+    lock = Lock(NAME, ttl=1, auto_renew=False, using=using)
     await lock.aacquire()
-    assert 0 < lock.remaining() <= 0.5
+    assert 0 < lock.remaining() <= 1
     lock.check()
     await aeventually(lambda: lock.lost)
     with pytest.raises(LockLost, match="lease ended"):
@@ -884,7 +884,7 @@ async def test_the_lock_is_renewed_while_the_event_loop_is_blocked_for_longer_th
 async def test_the_lock_of_a_task_that_ended_is_not_renewed_and_a_warning_says_so(
     make: Make, actor: Callable[[], Actor], aeventually: AEventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock, task = make(ttl=0.9), actor()
+    lock, task = make(ttl=3), actor()
     await task(lock.aacquire)
     await task.end()
     await aeventually(lambda: "event=owner-ended" in caplog.text)
@@ -894,7 +894,7 @@ async def test_the_lock_of_a_task_that_ended_is_not_renewed_and_a_warning_says_s
 async def test_the_lock_of_a_task_that_nobody_remembers_is_not_renewed(
     make: Make, aeventually: AEventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = make(ttl=0.9)
+    lock = make(ttl=3)
     await asyncio.create_task(lock.aacquire())
     gc.collect()
     await aeventually(lambda: "event=owner-ended" in caplog.text)
@@ -923,7 +923,7 @@ def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
     kind: type[Lock], client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def hold() -> None:
-        async with kind(NAME, ttl=0.9):
+        async with kind(NAME, ttl=3):
             inside.set_result(None)
             await forever()
 

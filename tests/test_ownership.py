@@ -265,7 +265,7 @@ async def test_many_tasks_share_one_object_and_each_has_an_acquisition_of_its_ow
 async def test_a_lock_whose_task_has_ended_is_not_renewed_and_the_log_says_so(
     kind: type[Lock], client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = kind(NAME, ttl=0.6)
+    lock = kind(NAME, ttl=2)
     ended = asyncio.create_task(lock.aacquire())
     assert await ended is True
     assert await afacts(lock) == NOT_OURS
@@ -277,7 +277,7 @@ async def test_a_lock_whose_task_has_ended_is_not_renewed_and_the_log_says_so(
 async def test_a_lock_taken_inside_wait_for_lasts_as_long_as_its_task_does(
     kind: type[Lock], client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = kind(NAME, ttl=0.6)
+    lock = kind(NAME, ttl=2)
     assert await asyncio.wait_for(lock.aacquire(), GENEROUS)
     if sys.version_info >= (3, 12):  # it waits in this task
         assert await afacts(lock) == OURS
@@ -343,7 +343,7 @@ async def test_a_lock_taken_in_sync_code_can_be_released_in_other_sync_code_of_t
 async def test_a_lock_taken_in_sync_code_is_kept_for_the_other_sync_code_of_the_task(
     kind: type[Lock], in_thread: Callable[..., Awaitable[Any]]
 ) -> None:
-    lock = kind(NAME, ttl=0.6)
+    lock = kind(NAME, ttl=2)
     assert await in_thread(lock.acquire)
     first = await in_thread(end_of, lock)
     while await in_thread(end_of, lock) <= first + 0.3:
@@ -427,7 +427,7 @@ def test_a_coroutine_below_async_to_sync_can_release_the_lock_of_the_sync_caller
 def test_a_lock_taken_below_async_to_sync_is_the_sync_callers_who_goes_on_with_it(
     kind: type[Lock], client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lock = kind(NAME, ttl=0.6)
+    lock = kind(NAME, ttl=2)
     assert async_to_sync(lock.aacquire)() is True
     assert sync_facts(lock) == OURS
     first = end_of(lock)
