@@ -1309,6 +1309,32 @@ def test_a_lock_that_nobody_can_release_any_more_is_not_renewed(kind: type[Lock]
     eventually(lambda: get_lock(NAME) is None)
 
 
+def test_what_an_evicted_queue_leaves_ends_by_itself_and_the_next_handoff_clears_it_up(
+    kind: type[Lock],
+    client: redis.Redis,
+    other: Callable[[], Other],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_redislock.listener.LOOK_EVERY", 0.2)
+    second, third = other(), other()
+    lock = kind(NAME)
+    lock.acquire()
+    lock.detach()  # nobody looks after it
+    waiting = second.start(lambda: lock.acquire(blocking_timeout=GENEROUS))
+    eventually(lambda: queued(client))
+    client.delete(KEYS.queue, KEYS.lock)
+    assert waiting.result(GENEROUS)
+    assert client.hlen(KEYS.waiters) == 1
+    assert 0 < client.pttl(KEYS.waiters) <= 60_000
+    waiting = third.start(lambda: lock.acquire(blocking_timeout=GENEROUS))
+    eventually(lambda: _waited(client) > 100_000)  # a Lock is handed over to those who have waited for as long
+    second(lock.release)
+    assert waiting.result(GENEROUS)
+    third(lock.release)
+    assert not client.exists(KEYS.waiters)
+
+
 def test_the_looks_of_a_name_are_planned_once_one_of_its_waiters_has_looked(
     kind: type[Lock], client: redis.Redis, other: Callable[[], Other], eventually: Eventually
 ) -> None:

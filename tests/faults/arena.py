@@ -269,7 +269,9 @@ class Arena:
             content = self.client.hkeys(key) if name.startswith("waiters:") else ""
             # a handoff to somebody who gave no sign of life is remembered for a minute
             suspects = content == [b"!"] and self.history.troubles
-            if name != "fence" and not (ends and (suspects or name.startswith("gone:"))):
+            # eviction takes the queue and leaves what is known of its waiters
+            orphans = content and any(trouble.forgets for trouble in self.history.troubles)
+            if name != "fence" and not (ends and (suspects or orphans or name.startswith("gone:"))):
                 yield Violation("left", f"{name} ({'ends' if ends else 'stays'}) {content}")
 
     def close(self) -> None:

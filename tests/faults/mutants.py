@@ -11,12 +11,13 @@ from django_redislock import scripts
 class Mutant(NamedTuple):
     """``changes``: what stands in the scripts, and what is put there. ``found``: what shows, at least one of it.
 
-    ``ttl``: seconds, where it needs another than the runs have.
+    ``ttl``: seconds, where it needs another than the runs have. ``sections``: of each worker, within which it shows.
     """
 
     changes: dict[str, str]
     found: set[str]
     ttl: float | None = None
+    sections: int = 100
 
 
 MUTANTS = {
@@ -48,6 +49,7 @@ MUTANTS = {
         {"if token == me then verdict = 'take' break end": "if me then verdict = 'take' break end",
          "elseif patient then": "elseif false then"},
         {"order"},
+        sections=500,  # only where two ask at once
     ),
     "release passes nothing on": Mutant(
         {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep"}, ttl=3.0

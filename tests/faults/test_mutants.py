@@ -21,5 +21,5 @@ def test_workers_that_nobody_disturbs_do_nothing_wrong(nursery: Nursery, ground:
 def test_a_fault_in_the_scripts_is_found(name: str, nursery: Nursery, ground: RedisServer) -> None:
     mutant = MUTANTS[name]
     with arena(nursery, ground, mutant=name, ttl=mutant.ttl) as run:
-        run.until(lambda: run.shows(mutant.found) or run.enough(100))
+        run.until(lambda: run.shows(mutant.found) or run.enough(mutant.sections))
         assert run.shows(mutant.found) or {wrong.kind for wrong in run.finish()} & mutant.found
