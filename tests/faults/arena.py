@@ -265,7 +265,7 @@ class Arena:
         self.until(lambda: not self.client.pubsub_channels("redislock*"))
         for key in self.client.scan_iter(f"redislock*:{where}*", count=1000):
             name = key.decode().partition(":")[2]
-            ends = self.client.pttl(key) > 0
+            ends = self.client.pttl(key) != -1  # or has ended just now
             content = self.client.hkeys(key) if name.startswith("waiters:") else ""
             # a handoff to somebody who gave no sign of life is remembered for a minute
             suspects = content == [b"!"] and self.history.troubles

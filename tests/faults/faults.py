@@ -227,12 +227,13 @@ def cannot_save(run: Arena) -> None:
 
 
 def new_password(run: Arena) -> None:
-    with run.trouble():
-        run.redis("CONFIG", "SET", "requirepass", "another")
+    # a connection of its own, which stays: a new one would not be let in, and the password would stay
+    with run.trouble(), run.client.client() as inside:
+        inside.config_set("requirepass", "another")
         for kind in ("normal", "pubsub"):
-            run.redis("CLIENT", "KILL", "TYPE", kind)
+            inside.execute_command("CLIENT", "KILL", "TYPE", kind)
         run.last(1)
-        run.redis("CONFIG", "SET", "requirepass", "")
+        inside.config_set("requirepass", "")
 
 
 def no_rights(run: Arena) -> None:
