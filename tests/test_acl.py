@@ -218,7 +218,7 @@ say("done")
     for worker in workers[1:]:
         workers[0].tell()
         workers[0].expect("done")
-        worker.expect("got", within=4)  # nobody has looked by the clock: after 5 s
+        worker.expect("got", within=2.5)  # nobody has looked by the clock
         workers.pop(0)
     workers[0].tell()
     workers[0].expect("done")

@@ -138,7 +138,7 @@ def test_after_kill_9_of_50_waiting_processes_the_51st_has_the_lock_within_50_ms
     (when,) = last.expect("got")
     took = float(when) - released
     print(f"lock of the 51st after the release: {took * 1000:.1f} ms")
-    assert took < 1  # 50 ms on a quiet machine; one dead waiter taken for alive would cost a lease of 10 s
+    assert took < 0.25  # 50 ms on a quiet machine; one dead waiter taken for alive would cost a lease of 10 s
 
 
 def test_after_kill_9_of_the_holder_the_next_has_the_lock_within_ttl_and_100_ms(
@@ -165,7 +165,7 @@ hear()
     (when,) = waiter.expect("got")
     took = float(when) - killed
     print(f"lock of the next after kill -9 of the holder, TTL 1 s: {took * 1000:.0f} ms")
-    assert took < 1 + 0.1 + 1  # waiters that do not look at the end of the lease look every 5 s
+    assert took < 1 + 0.1 + 0.4  # waiters that do not look at the end of the lease look every 5 s
 
 
 def test_a_holder_whose_lock_is_released_by_force_learns_it_within_50_ms(start: Start) -> None:
@@ -191,7 +191,7 @@ hear()
     (when,) = holder.expect("lost")
     took = float(when) - forced
     print(f"news of the forced release: {took * 1000:.1f} ms")
-    assert took < 1  # 50 ms on a quiet machine; a renewal would find out after 10 s
+    assert took < 0.25
 
 
 def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_its_parent(

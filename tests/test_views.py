@@ -181,7 +181,7 @@ def test_when_no_hook_runs_the_lock_goes_with_its_lease(
     (lease,) = watchdog._leases.values()
     assert not lease.renewing
     assert [lock.name for lock in list_locks()] == ["account:1"]
-    eventually(lambda: not list_locks(), within=0.5 + 5)
+    eventually(lambda: not list_locks(), within=0.5 + 2)
 
 
 def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:
@@ -286,7 +286,7 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Eve
     eventually(lambda: lease.ends > first_end + 0.5)
     del response
     gc.collect()
-    eventually(lambda: not list_locks(), within=0.5 + 5)
+    eventually(lambda: not list_locks(), within=0.5 + 2)
     assert lease.lost
 
 
@@ -359,7 +359,7 @@ def test_a_client_that_goes_while_the_view_works_leaves_no_lock(
         connection.close()
         eventually(webs[kind].is_idle)
         gate.go_on.set()
-        eventually(lambda: gc.collect() is not None and not list_locks(), within=0.5 + 5)
+        eventually(lambda: gc.collect() is not None and not list_locks(), within=0.5 + 2)
 
 
 def test_a_client_that_goes_while_it_reads_a_stream_leaves_no_lock(
