@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from .commands import LockedCommand
-from .decorators import locked
+from .cached import alocked_get_or_set, locked_get_or_set
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from .getorset import alocked_get_or_set, locked_get_or_set
-from .listing import alist_locks, list_locks
+from .inspection import (
+    LockInfo,
+    LockStatus,
+    WaiterInfo,
+    aforce_release,
+    aget_lock,
+    alist_locks,
+    force_release,
+    get_lock,
+    list_locks,
+)
+from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
 from .names import lock_name
-from .pool import LockPool, PoolInfo
-from .registry import LockInfo, LockStatus, WaiterInfo, aforce_release, aget_lock, force_release, get_lock
+from .pool import LockPool, PoolInfo, PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
-from .transactions import locked_atomic
 from .values import ConditionalValue, Counter
-from .views import locked_view
+from .web import locked_atomic, locked_view
 
 __version__ = "0.1.0"
 
@@ -33,6 +40,7 @@ __all__ = [
     "LockUnavailable",
     "LockedCommand",
     "PoolInfo",
+    "PoolMember",
     "WaiterInfo",
     "aforce_release",
     "aget_lock",

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.core.checks import Tags, register
 from django.utils.translation import gettext_lazy as _
 
-from .checks import check_settings
-from .deploychecks import check_server
+from .checks import register_checks
 
 
 class RedislockConfig(AppConfig):
@@ -13,5 +11,4 @@ class RedislockConfig(AppConfig):
     verbose_name = _("Redis locks")
 
     def ready(self) -> None:
-        register(check_settings, Tags.caches)
-        register(check_server, Tags.caches, deploy=True)
+        register_checks()

@@ -11,10 +11,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
-from . import getorset
+from .cached import aget_or_set, get_or_set
 from .cachelock import CacheLock
-from .conf import Seconds
 from .names import fit_name
+from .times import Seconds
 
 
 class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
@@ -23,16 +23,16 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         CACHES = {"default": {"BACKEND": "django_redislock.cache.RedisCache", ...}}
 
     The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
-    Processes with the old setting and processes with the new one do not see each other's locks: change it for all at
-    once.
+    Processes with the old setting and processes with the new one do not see each other's locks: change it for all of
+    them at once.
     """
 
     @cached_property
     def lock_alias(self) -> str:
         """The alias in ``CACHES`` that this object was made for, which Django does not tell it.
 
-        Found by what it was given. Of two aliases with the same settings it does not matter which: their keys and
-        locks are the same.
+        Found by its settings. Of two aliases with the same settings it does not matter which: their keys and locks are
+        the same.
         """
         for alias, settings in caches.settings.items():
             mine = {key: value for key, value in settings.items() if key not in ("BACKEND", "LOCATION")}
@@ -40,8 +40,8 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
             if same and import_string(settings["BACKEND"]) is type(self):
                 return alias
         raise ImproperlyConfigured(
-            f"This {type(self).__qualname__} was not made from an alias in CACHES, and locks need one. There are: "
-            f"{', '.join(caches.settings)}."
+            f"This {type(self).__qualname__} was not made from an alias in CACHES, and locks need one. The aliases "
+            f"are: {', '.join(caches.settings)}."
         )
 
     def lock(
@@ -60,7 +60,7 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         ``cache.lock("x")`` and ``Lock("x", using=alias)`` are the same lock. Another ``version`` than the alias's is
         another one (``%2:x``). Where the alias has a ``KEY_FUNCTION``, the name is what that makes, without the
         ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name (control characters, more
-        than 512 bytes) is quoted or hashed. ``client`` is accepted, and has no meaning.
+        than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
         return CacheLock(
             self._lock_name(key, version),
@@ -78,11 +78,11 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        lock_timeout: Seconds | None = None,
+        blocking_timeout: Seconds | None = None,
     ) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
-        return getorset.run_with(
-            self, self.lock_alias, key, default, timeout=timeout, version=version, lock_timeout=lock_timeout
+        return get_or_set(
+            self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
         )
 
     async def alocked_get_or_set(
@@ -91,11 +91,11 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         default: Any,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
-        lock_timeout: Seconds | None = None,
+        blocking_timeout: Seconds | None = None,
     ) -> Any:
         """See locked_get_or_set()."""
-        return await getorset.arun_with(
-            self, self.lock_alias, key, default, timeout=timeout, version=version, lock_timeout=lock_timeout
+        return await aget_or_set(
+            self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
         )
 
     def _lock_name(self, key: object, version: int | None) -> str:

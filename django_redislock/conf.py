@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
-import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from fnmatch import translate
 from typing import Any
 
@@ -17,25 +13,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from .texts import shown
-
-Seconds = float | int | timedelta
-
-
-def seconds(value: object, what: str, *, positive: bool = True) -> float:
-    """Return ``value`` (int, float, timedelta) in seconds; ``what`` names it in the error."""
-    if isinstance(value, timedelta):
-        number = value.total_seconds()
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value) if abs(value) < 1e300 else math.inf
-    else:
-        raise TypeError(f"{what} must be seconds (int, float or timedelta), not {shown(value)}.")
-    if not math.isfinite(number) or number < 0 or (positive and number < 0.001):
-        least = "at least 0.001" if positive else "0 or more"
-        raise ValueError(f"{what} must be {least} seconds and finite, not {shown(value)}.")
-    if number > 10 * 365 * 86400:
-        raise ValueError(f"{what} must be at most ten years, not {shown(value)}.")
-    return number
+from .display import shown
+from .times import seconds
 
 
 @dataclass(frozen=True)
@@ -46,7 +25,7 @@ class Conf:
     TTL: float = 30.0
     TTLS: Mapping[str, float] = field(default_factory=dict)
     BLOCKING_TIMEOUT: float | None = None
-    WAIT: str = "wake"
+    POLL: bool = False
     AUTO_RENEW: bool = True
     MAX_HOLD: float | None = None
     RETRY_FOR: float = 1.0
@@ -69,7 +48,7 @@ class Conf:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{what} must be a str that is not empty, not {shown(value)}.")
+        raise TypeError(f"{what} must be a non-empty str, not {shown(value)}.")
     return value
 
 
@@ -91,16 +70,12 @@ def _reaction(value: object, what: str) -> str:
     return str(value)
 
 
-def way_to_wait(value: object, what: str) -> str:
-    if value not in ("wake", "poll"):
-        raise ValueError(f"{what} must be one of 'wake', 'poll', not {shown(value)}.")
-    return str(value)
-
-
 def _patience(value: object, what: str) -> float:
     number = seconds(value, what, positive=False)
     if number > 30:
-        raise ValueError(f"{what} must be at most 30 seconds, not {shown(value)}: Redis knows a repetition for 60.")
+        raise ValueError(
+            f"{what} must be at most 30 seconds, not {shown(value)}: Redis recognises a repeated call for 60 s."
+        )
     return number
 
 
@@ -108,8 +83,8 @@ def _prefix(value: object, what: str) -> str:
     text = _text(value, what)
     if re.search("[{}\\s\x00-\x1f\ud800-\udfff]", text):
         raise ValueError(
-            f"{what} must not contain braces, whitespace or surrogates, not {shown(value)}: braces "
-            f"decide the hash slot."
+            f"{what} must not contain braces (they decide the hash slot), whitespace, control characters or "
+            f"surrogates: {shown(value)}."
         )
     return text
 
@@ -125,7 +100,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "TTL": seconds,
     "TTLS": _ttls,
     "BLOCKING_TIMEOUT": lambda value, what: seconds(value, what, positive=False),
-    "WAIT": way_to_wait,
+    "POLL": _flag,
     "AUTO_RENEW": _flag,
     "MAX_HOLD": seconds,
     "RETRY_FOR": _patience,
@@ -147,7 +122,8 @@ def read(raw: object) -> Conf:
         if key not in _READ:
             near = difflib.get_close_matches(str(key).upper(), _READ, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} There are: {', '.join(_READ)}.")
+            choices = ", ".join(_READ)
+            raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} The settings are: {choices}.")
         if value is None and key in _MAY_BE_NONE:
             continue
         try:
@@ -157,32 +133,25 @@ def read(raw: object) -> Conf:
     return Conf(**values)
 
 
-_conf: Conf | None = None
-# so that no thread keeps what it began to read before a change. The garbage collection may ask for it, under us
-_mutex = threading.RLock()
+# by the number of changes announced so far (override_settings): what was read before one is not kept after it
+_read_at: dict[int, Conf] = {}
+_changes = 0
 
 
 def conf() -> Conf:
-    """The settings in force; read once, and again after a change that Django's tests announce."""
-    global _conf
-    found = _conf
+    """The settings in force; read once, and again after each ``setting_changed``."""
+    found = _read_at.get(_changes)
     if found is None:
-        with _mutex:
-            found = _conf = read(getattr(settings, "REDISLOCK", {}))
+        changes = _changes
+        found = _read_at[changes] = read(getattr(settings, "REDISLOCK", {}))
     return found
 
 
 def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
-    global _conf
+    global _changes
     if setting == "REDISLOCK":
-        with _mutex:
-            _conf = None
-
-
-def _after_fork_in_child() -> None:  # pragma: no cover (runs in forked children only)
-    global _mutex
-    _mutex = threading.RLock()
+        _changes += 1
+        _read_at.clear()
 
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.conf")
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -19,9 +19,9 @@ class LockError(redis.exceptions.LockError):
 
 
 class LockNotAcquired(LockError):
-    """A ``with`` block or a decorated function did not get its lock in time.
+    """A ``with`` block or a decorated function did not acquire its lock in time.
 
-    ``attempts`` is how often Redis was asked, ``waited`` for how many seconds; ``busy_for`` how many seconds of lease
+    ``attempts``: how often Redis was asked; ``waited``: for how many seconds; ``busy_for``: the seconds of lease that
     the holder had left at the end.
     """
 
@@ -35,11 +35,11 @@ class LockNotAcquired(LockError):
 
 
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
-    """This thread or task never held the lock that it wants to release, extend or detach."""
+    """This thread or task never held the lock that it tried to release, extend or detach."""
 
 
 class LockLost(LockNotOwned):
-    """The lock was held here, but expired, was evicted, flushed or set free by force meanwhile.
+    """The lock was held here, but expired, was evicted, flushed, force-released or adopted meanwhile.
 
     ``reason`` says which, as far as is known; ``fence`` is the fencing token of the acquisition that was lost.
     """
@@ -53,8 +53,8 @@ class LockLost(LockNotOwned):
 class LockUnavailable(LockError):
     """Redis cannot be reached or cannot serve the lock now. Nothing is known to be held.
 
-    ``stands_for``: when a release has failed, for how many seconds from then the lock will stand, by the local clock,
-    unless the release is tried again; 0.0 when that is unknown.
+    ``stands_for``: after a failed release, the seconds for which the lock still stands, by the local clock, unless the
+    release is tried again; 0.0 if unknown.
     """
 
     def __init__(self, message: str, name: str | None = None, *, stands_for: float = 0.0) -> None:

@@ -17,8 +17,8 @@ def log_event(level: int, event: str, /, *, exc_info: Any = None, **facts: Any) 
     """Log ``event`` and its ``facts`` as key=value.
 
     The keys are part of the message's template, the values its arguments, so that tools which group messages by their
-    template find one group per event. What a filter or handler of the site's raises ends nobody's thread, nor a lock's
-    life: it is shown on stderr, as logging does with what its own handlers raise.
+    template find one group per event. An exception in a filter or handler of the site ends no thread and no lock: it is
+    printed to stderr, as logging does for exceptions in its own handlers.
     """
     if logger.isEnabledFor(level):
         template = " ".join([f"event={event}", *(f"{key}=%s" for key in facts)])
@@ -29,7 +29,7 @@ def log_event(level: int, event: str, /, *, exc_info: Any = None, **facts: Any) 
 
 
 def in_form(value: object) -> str:
-    """``value`` as it is, or as a JSON string where it holds what would end or imitate a value. Floats are seconds."""
+    """``value`` as it is, or as a JSON string if it contains what would end or imitate a value. Floats are seconds."""
     text = f"{value:.6f}" if isinstance(value, float) else str(value)
     if _BARE.fullmatch(text) and text.isprintable():
         return text

@@ -7,16 +7,16 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .registry import LockInfo
-from .texts import printable
+from .display import printable
+from .inspection import LockInfo
 
-# Browsers take these two out of a URL, however they are quoted. No name ends with this character.
+# Browsers remove these two from a URL, however they are quoted. So a character follows that no name ends with.
 DOTS = (".", "..")
 SHIELD = "\x1f"
 
 
 class NoRows(models.Manager["HeldLock"]):
-    """The database knows no locks: ``dumpdata`` and the like find none, and ask for no table."""
+    """The database has no locks: ``dumpdata`` and the like find none, and need no table."""
 
     def get_queryset(self) -> models.QuerySet[HeldLock]:
         rows: models.QuerySet[HeldLock] = super().get_queryset().none()
@@ -24,7 +24,7 @@ class NoRows(models.Manager["HeldLock"]):
 
 
 class HeldLock(models.Model):
-    """A lock that is held now, as :func:`django_redislock.get_lock` tells it; ``info`` is None when nobody holds it."""
+    """A lock that is held now, as :func:`django_redislock.get_lock` returns it; ``info`` is None if nobody holds it."""
 
     key = models.TextField(_("name"), primary_key=True)
     owner = models.TextField(_("owner"))

@@ -1,16 +1,14 @@
-"""Names of locks, their quoting, and the Redis keys made of them."""
+"""Names of locks and of the members of pools: what they may be, and how values in them are quoted."""
 
 from __future__ import annotations
 
 import re
-import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from .texts import shown
+from .display import shown
 
 MAX_NAME_BYTES = 512
 
@@ -20,11 +18,11 @@ _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that th
 TOKEN = "[A-Za-z0-9_-]{22,128}"
 _TOKEN = re.compile(TOKEN)
 
-# A member of the pool "accounts" is the lock "pool:accounts:alice"; any of them is asked for as "pool:accounts:".
-# Whatever sets such a lock free is given the pool's keys, so that it can pass the member on.
+# The member alice of the pool accounts is the lock "pool:accounts:alice"; whoever wants any of them asks for
+# "pool:accounts:", which names no lock.
 _POOL = "pool:"
-_OF_POOL = re.compile(rf"{_POOL}[^:]+:(?=[^:]*\Z)")
-_ANY_OF_POOL = re.compile(rf"{_POOL}[^:]+:")
+_MEMBER = re.compile(rf"({_POOL}[^:]+:)([^:]+)")
+_ANY_MEMBER = re.compile(rf"{_POOL}[^:]+:")
 
 
 def check_name(name: str, noun: str = "lock") -> str:
@@ -45,8 +43,8 @@ def _check_text(name: str, noun: str) -> str:
         )
     if (size := len(name.encode())) > MAX_NAME_BYTES:
         raise ValueError(f"The {noun} name {name[:80]!r}... has {size} bytes; at most {MAX_NAME_BYTES} are allowed.")
-    if noun == "lock" and _ANY_OF_POOL.fullmatch(name):
-        raise ValueError(f"{name!r} is a pool, no lock: any of its members is taken by LockPool.acquire().")
+    if noun == "lock" and _ANY_MEMBER.fullmatch(name):
+        raise ValueError(f"{name!r} is a pool, not a lock: LockPool.acquire() takes any of its members.")
     return name
 
 
@@ -59,20 +57,20 @@ def is_name(text: str) -> bool:
     return True
 
 
-def is_asked_for(text: str) -> bool:
-    """Whether ``text`` is what scripts are called with: a lock's name, or that under which a pool is asked for."""
-    return is_name(text) or (_ANY_OF_POOL.fullmatch(text) is not None and is_name(f"{text}1"))
+def can_be_asked_for(text: str) -> bool:
+    """Whether ``text`` can be asked for: a lock by its name, or any member of a pool."""
+    return is_name(text) or (_ANY_MEMBER.fullmatch(text) is not None and is_name(f"{text}1"))
 
 
 def check_token(token: str) -> str:
-    """Return ``token`` when it is one, else raise ``ValueError``. The error does not repeat it: it is a secret."""
+    """Return ``token`` when it is one, else raise ``ValueError``, which does not repeat it: it is a secret."""
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-        raise ValueError("A token must be a str of 22 to 128 characters out of A-Z, a-z, 0-9, '_' and '-'.")
+        raise ValueError("A token must be a str of 22 to 128 characters from A-Z, a-z, 0-9, '_' and '-'.")
     return token
 
 
 def _percent(codes: Iterable[int]) -> dict[int, str]:
-    """For ``str.translate()``, which takes a tenth of the time of a regular expression: users' texts may be long."""
+    """A table for ``str.translate()``, ten times as fast as a regular expression: users' texts may be long."""
     return {code: "".join(f"%{byte:02X}" for byte in chr(code).encode(errors="surrogatepass")) for code in codes}
 
 
@@ -86,23 +84,23 @@ def quote(value: object) -> str:
 
 
 def unquoted(text: str) -> str:
-    """What :func:`quote` made ``text`` of."""
+    """The inverse of :func:`quote`."""
     return unquote(text, errors="surrogatepass")
 
 
 def lock_name(*parts: object) -> str:
-    """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that two different tuples never meet.
+    """Join ``parts`` with ``:`` into a lock's name, each part quoted, so that different parts never give the same name.
 
     >>> lock_name("order", 42, "a:b")
     'order:42:a%3Ab'
 
-    What would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
+    A name that would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
     """
-    return _made_name(":".join(map(quote, parts)))
+    return capped_name(":".join(map(quote, parts)))
 
 
-def _made_name(text: str) -> str:
-    """``text``, whose values are quoted (so none holds ``%~``), as a name that no value can make too long."""
+def capped_name(text: str) -> str:
+    """``text`` as a name, cut and hashed if too long. Its values are quoted, so none contains ``%~``."""
     encoded = text.encode(errors="surrogatepass")
     return check_name(text if len(encoded) <= MAX_NAME_BYTES else f"{text[:80]}%~{sha256(encoded).hexdigest()}")
 
@@ -110,47 +108,16 @@ def _made_name(text: str) -> str:
 def fit_name(text: str, mark: str = "") -> str:
     """Any ``text`` as a lock's name: itself where it can be one, else quoted behind ``%:``, cut and hashed if too long.
 
-    With a ``mark`` it is always quoted, behind ``%mark:``. No text is left as it is that begins with ``%``, so two
-    different pairs of text and mark never meet.
+    With a ``mark`` it is always quoted, behind ``%mark:``. So is text that begins with ``%``, so that different pairs
+    of text and mark never give the same name.
     """
     if text and not mark and text[0] != "%" and is_name(text):
         return text
-    return _made_name(f"%{quote(mark)}:{text.translate(_UNFIT)}")
-
-
-# what Redis calls the type of a key, by the word behind the prefix; all others are strings
-_TYPES = {"waiters": "hash"} | dict.fromkeys(("queue", "index", "members", "free", "busy", "leaving", "staged"), "zset")
-
-
-def redis_type(key: str, prefix: str) -> str:
-    """The Redis type of one of our keys."""
-    return _TYPES.get(key.removeprefix(prefix).partition(":")[0], "string")
-
-
-class Keys(NamedTuple):
-    """The Redis keys of one lock."""
-
-    lock: str
-    queue: str
-    waiters: str
-    all: tuple[str, ...]  # in the order in which every script expects them
-    any: bool = False  # member of a pool
-    line: tuple[str, ...] = ()  # of a pool's member: queue and waiters of those who want any
-
-
-def make_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock ``name``; ``prefix`` ends with the hash tag and a colon, so that all share one slot."""
-    lock, queue, waiters = f"{prefix}lock:{name}", f"{prefix}queue:{name}", f"{prefix}waiters:{name}"
-    keys = (lock, queue, waiters, f"{prefix}index", f"{prefix}fence")  # the last two are shared by all
-    if name.startswith(_POOL) and (found := _OF_POOL.match(name)):
-        pool = pool_keys(prefix, found.group())
-        asked = found.end() == len(name)
-        return Keys(lock, queue, waiters, keys + pool, asked, () if asked else pool[4:6])
-    return Keys(lock, queue, waiters, keys)
+    return capped_name(f"%{quote(mark)}:{text.translate(_UNFIT)}")
 
 
 def pool_name(name: str) -> str:
-    """Under which any member of the pool ``name`` is asked for."""
+    """The name under which any member of the pool ``name`` is asked for."""
     return f"{_POOL}{quote(name)}:"
 
 
@@ -159,93 +126,23 @@ def member_name(pool: str, key: str, noun: str = "member") -> str:
     return check_name(f"{pool_name(pool)}{quote(key)}", noun)
 
 
+def split_member(name: str) -> tuple[str, str] | None:
+    """The pool (as :func:`pool_name` has it) and the member (quoted) of a lock's name; None for other locks."""
+    found = _MEMBER.fullmatch(name) if name.startswith(_POOL) else None
+    return None if found is None else (found[1], found[2])
+
+
 def known_as(name: str) -> tuple[str, str]:
-    """What people know a lock's ``name`` as: ("lock", itself), or ("pool", its name) where any member is asked for."""
-    if _ANY_OF_POOL.fullmatch(name):
+    """``name`` in messages: ("lock", itself), or ("pool", the pool's name) where any member is asked for."""
+    if _ANY_MEMBER.fullmatch(name):
         return "pool", unquoted(name.removeprefix(_POOL)[:-1])
     return "lock", name
 
 
 def read_member(pool: str, raw: bytes) -> str | None:
-    """What Redis holds as a member of the pool that is asked for as ``pool``, as names quote it; None: none of ours."""
+    """A member of ``pool`` as Redis holds it, still quoted; None for what we cannot have written."""
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         return None
     return text if quote(unquoted(text)) == text and is_name(f"{pool}{text}") else None
-
-
-def is_member(name: str) -> bool:
-    """Whether the lock is, or could be, a member of a pool."""
-    return _OF_POOL.match(name) is not None
-
-
-def pool_keys(prefix: str, asked: str) -> tuple[str, ...]:
-    """The keys of a pool, ``asked`` for by its :func:`pool_name`, in the order in which every script expects them."""
-    return (
-        f"{prefix}members:{asked}",
-        f"{prefix}free:{asked}",
-        f"{prefix}busy:{asked}",
-        f"{prefix}leaving:{asked}",
-        f"{prefix}queue:{asked}",
-        f"{prefix}waiters:{asked}",
-        f"{prefix}took:",
-    )
-
-
-def has_fields(text: str) -> bool:
-    """Whether there is anything to fill in ``text``, taken as a template."""
-    try:
-        return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
-    except ValueError:  # a lone brace
-        return False
-
-
-class _QuotingFormatter(string.Formatter):
-    """``str.format`` whose values are quoted after their format spec was applied."""
-
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if key not in kwargs:
-            raise KeyError(key)
-        return kwargs[str(key)]
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return quote(super().format_field(value, format_spec))
-
-
-class NameTemplate:
-    """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
-
-    Values are quoted, and what gets too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a
-    template that can never be filled.
-    """
-
-    _formatter = _QuotingFormatter()
-
-    def __init__(self, template: str) -> None:
-        if not isinstance(template, str):
-            raise TypeError(f"A lock's name must be a str or a callable, not {shown(template)}.")
-        try:
-            fields = [field for _, field, _, _ in self._formatter.parse(template) if field is not None]
-        except ValueError as error:
-            raise ValueError(f"The lock name {template!r} is no template: {error}.") from None
-        for field in fields:
-            if not re.match(r"[^\W\d]", field):
-                raise ValueError(
-                    f"The lock name {template!r} has a field without a name: write {{pk}}, not {{{field}}}."
-                )
-        self.template = template
-        self._plain = None if fields else check_name(self._formatter.vformat(template, (), {}))
-
-    def fill(self, values: Mapping[str, Any]) -> str:
-        """The name. A field that ``values`` does not have raises ``ValueError`` with the names that there are."""
-        if self._plain is not None:
-            return self._plain
-        try:
-            name = self._formatter.vformat(self.template, (), values)
-        except (KeyError, AttributeError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
-                f"There are: {', '.join(sorted(values)) or 'no values'}."
-            ) from error
-        return _made_name(name)

@@ -1,28 +1,124 @@
-"""The options of a lock: what they may be."""
+"""The options of locks: one list for ``Lock``, the decorators, pools and commands."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
 from redis.backoff import AbstractBackoff
 
-from .conf import conf, way_to_wait
-from .texts import shown
+from .conf import conf
+from .display import shown
+from .exceptions import LockLost
+from .times import Seconds, seconds
 
 MAX_NOTE_BYTES = 1000
 
+OnLost = Callable[[LockLost], object]
 
-def check_on_lost(value: Any) -> Any:
+
+class AcquireOptions(TypedDict, total=False):
+    """The options of every acquisition, of a pool's members too."""
+
+    ttl: Seconds | None
+    blocking_timeout: Seconds | None
+    auto_renew: bool | None
+    on_lost: OnLost | Literal["cancel"] | None
+    poll: bool | None
+    backoff: AbstractBackoff | None
+    attempts: int | None
+    note: str
+    purpose: str
+
+
+class LockOptions(AcquireOptions, total=False):
+    """The options of a lock."""
+
+    blocking: bool
+    reentrant: bool
+    using: str | None
+
+
+class Options:
+    """The same, checked: durations in seconds; None takes the setting."""
+
+    __slots__ = (
+        "attempts",
+        "auto_renew",
+        "backoff",
+        "blocking",
+        "blocking_timeout",
+        "note",
+        "on_lost",
+        "poll",
+        "purpose",
+        "reentrant",
+        "ttl",
+        "using",
+    )
+
+    def __init__(
+        self,
+        *,
+        ttl: Seconds | None = None,
+        blocking: bool = True,
+        blocking_timeout: Seconds | None = None,
+        auto_renew: bool | None = None,
+        reentrant: bool = False,
+        on_lost: OnLost | Literal["cancel"] | None = None,
+        using: str | None = None,
+        poll: bool | None = None,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+        note: str = "",
+        purpose: str = "",
+    ) -> None:
+        self.ttl = None if ttl is None else seconds(ttl, "ttl")
+        self.blocking = blocking
+        self.blocking_timeout = check_timeout(blocking_timeout)
+        self.auto_renew = auto_renew
+        self.reentrant = reentrant
+        self.on_lost = None if on_lost is None else _check_on_lost(on_lost)
+        self.using = using
+        self.poll = poll
+        self.backoff = backoff
+        self.attempts = attempts
+        self.note = note if note == "" else _check_note(note)
+        self.purpose = purpose if purpose == "" else _check_purpose(purpose)
+        if poll is not None or backoff is not None or attempts is not None:
+            _check_polling(poll, backoff, attempts)
+
+
+def read_options(keywords: Mapping[str, Any], what: str, known: type = LockOptions) -> Options:
+    """``keywords`` as options; an unknown one is a TypeError that names the choices."""
+    unknown = keywords.keys() - _names(known)
+    if unknown:
+        choices = ", ".join(sorted(_names(known)))
+        raise TypeError(f"{what} takes no option {min(unknown)!r}. The options are: {choices}.")
+    return Options(**keywords)
+
+
+@cache
+def _names(known: type) -> frozenset[str]:
+    return frozenset(get_type_hints(known))
+
+
+def check_timeout(value: Seconds | None) -> float | None:
+    return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+def _check_on_lost(value: Any) -> Any:
     if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
         raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {shown(value)}.")
     return value
 
 
-def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
-    """Whether all three fit together: only who polls has a pace, and counts its tries."""
-    if wait is not None:
-        way_to_wait(wait, "wait")
+def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
+    """Check that all three fit together: only a waiter that polls has a pace and counts its tries."""
+    if poll is not None and not isinstance(poll, bool):
+        raise TypeError(f"poll must be True, False or None, not {shown(poll)}.")
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "
@@ -34,21 +130,26 @@ def check_wait(wait: str | None, backoff: AbstractBackoff | None, attempts: int 
         if attempts < 1:
             raise ValueError(f"attempts must be 1 or more, not {shown(attempts)}.")
     given = [name for name, value in (("backoff", backoff), ("attempts", attempts)) if value is not None]
-    if given and (wait or conf().WAIT) != "poll":
+    if given and not (conf().POLL if poll is None else poll):
         raise ValueError(
-            f"{' and '.join(given)} can only be given with wait='poll': who waits to be woken looks when it is told. "
-            f"(wait is {wait!r}, REDISLOCK['WAIT'] is {conf().WAIT!r}.)"
+            f"{' and '.join(given)} can only be given with poll=True: other waiters are woken, and do not poll. "
+            f"(poll is {poll!r}, REDISLOCK['POLL'] is {conf().POLL!r}.)"
         )
 
 
-def check_note(note: str) -> str:
-    """Return ``note`` when it can be kept with a lock."""
+def _check_note(note: str) -> str:
     if not isinstance(note, str):
         raise TypeError(f"note must be a str, not {shown(note)} ({type(note).__name__}).")
     try:
         size = len(note.encode())
     except UnicodeEncodeError as error:
-        raise ValueError(f"note cannot be encoded as UTF-8: {error}.") from None
+        raise ValueError(f"note must be encodable as UTF-8: {error}.") from None
     if size > MAX_NOTE_BYTES:
-        raise ValueError(f"note has {size} bytes; at most {MAX_NOTE_BYTES} are kept. It begins with {note[:80]!r}.")
+        raise ValueError(f"note must have at most {MAX_NOTE_BYTES} bytes, not {size}. It begins with {note[:80]!r}.")
     return note
+
+
+def _check_purpose(purpose: str) -> str:
+    if not isinstance(purpose, str):
+        raise TypeError(f"purpose must be a str, not {shown(purpose)} ({type(purpose).__name__}).")
+    return purpose

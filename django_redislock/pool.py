@@ -1,63 +1,62 @@
-"""``LockPool``: a named set of lockable members, of which any free one can be taken: accounts, proxies, devices."""
+"""``LockPool``: a named set of lockable members, any free one of which can be acquired: accounts, proxies, devices."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from redis.backoff import AbstractBackoff
-
-from . import scripts
-from .conf import Seconds
-from .connection import Backend, get_backend
-from .lease import Lease, OnLost
-from .listing import read_matching
-from .lock import Lock, Loop, tokens_here
-from .names import Keys, check_name, make_keys, member_name, pool_name, quote, unquoted
-from .owner import Bond
-from .registry import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
+from . import engine
+from .display import shown
+from .engine import Acquisition, Caller, Lease, Owner, current_owner, twin
+from .inspection import LockInfo, LockStatus, WaiterInfo
+from .inspection.info import read_queue, read_statuses
+from .inspection.listing import read_matching
+from .lock import Lock
+from .names import check_name, member_name, pool_name, quote, unquoted
+from .options import AcquireOptions, LockOptions, read_options
 from .steps import Steps, arun, run_blocking
-from .texts import shown
+from .store.backend import Backend, get_backend
+from .store.calls import check_member
+from .store.keys import Keys, make_keys
+from .store.pool_calls import change_members, count_members, has_member, read_members, replace_members
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.11 has it in typing
+    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
 
 
-class MemberOptions(TypedDict, total=False):
-    """What :meth:`LockPool.acquire` takes of the options of a :class:`Lock`; the others make no sense there."""
+class PoolMember(Lock):
+    """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
 
-    ttl: Seconds | None
-    blocking_timeout: Seconds | None
-    auto_renew: bool | None
-    on_lost: OnLost | Literal["cancel"] | None
-    wait: Literal["wake", "poll"] | None
-    backoff: AbstractBackoff | None
-    attempts: int | None
-    note: str
+    ``key`` is the member. ``with`` does not acquire it again, and releases it at its end.
+    """
 
+    __slots__ = ("key",)
 
-class Member(Lock):
-    """A :class:`Lock` on the member of a pool that was free; ``key`` says which one it is."""
+    def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
+        super().__init__(name, **options)
+        self.key = unquoted(name.rpartition(":")[2])
 
-    __slots__ = ("_mode", "key")
+    @classmethod
+    def of(cls, lease: Lease, options: LockOptions) -> Self:
+        """The member that this lease is for."""
+        return cls(lease.name, **options)._acquired(lease)
 
-    def __init__(self, pool: str, *, fair: bool, using: str | None, **options: Unpack[MemberOptions]) -> None:
-        super().__init__(quote(pool), using=using, **options)
-        self.name = pool_name(pool)  # until it has one of its own
-        self._mode = "F" if fair else "L"
-        self.key = ""
+    def __enter__(self) -> Self:
+        return self if self._go_on(None) else super().__enter__()
 
-    def _hold(self, lease: Lease, bond: Bond) -> None:
-        # asked for by the name of the pool, got by one of its own
-        self.name = lease.name
-        self.key = unquoted(lease.name.rpartition(":")[2])
-        super()._hold(lease, bond)
+    async def _aenter(self, block: engine.WithBlock | None) -> Self:
+        return self if self._go_on(block) else await super()._aenter(block)
 
-    def _enter(self, loop: Loop | None, *, seizes: bool = False) -> Steps[None]:
-        if seizes or self._find() is None:  # else it comes from pool.acquire()
-            yield from super()._enter(loop, seizes=seizes)
+    def _go_on(self, block: engine.WithBlock | None) -> bool:
+        """Whether it is held already, so that the block only has to release it."""
+        section = current_owner().section(self)
+        if section is None:
+            return False
+        block = block or engine.block_of(self)
+        if block is not None:
+            block.enter(section)
+        return True
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,11 @@ class PoolInfo:
 class LockPool:
     """A named set of lockable members in Redis, shared by all processes.
 
-    A member is free or held; :meth:`acquire` takes a free one, the one that has not been used for longest, and waits
-    where there is none, as for any lock. Each is a lock of its own, ``lock_name("pool", name, key)``: ``redislocks
-    list`` shows who has it, and ``Lock`` on that name takes this very member.
+    A member is free or held; :meth:`acquire` takes the free one that has been unused the longest, and waits if there
+    is none, first come, first served. Each is a lock of its own, ``lock_name("pool", name, key)``:
+    ``redislocks list`` shows who has it, and ``Lock`` on that name acquires this very member.
 
-    ``name``: 1 to about 500 bytes. ``using``: alias in ``CACHES``; None: by the settings. All methods raise
+    ``name``: 1 to about 500 bytes. ``using``: alias in ``CACHES``; None: from the settings. All methods raise
     LockUnavailable when Redis cannot be reached, and have a twin for coroutines (``aextend`` ...).
     """
 
@@ -88,7 +87,7 @@ class LockPool:
     def __init__(self, name: str, *, using: str | None = None) -> None:
         self.name = check_name(name, "pool")
         self.using = using
-        member_name(name, "1", "pool")  # may be too long, quoted
+        member_name(name, "1", "pool")  # once quoted, it may be too long
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -96,32 +95,41 @@ class LockPool:
     # -- members ----------------------------------------------------------------------------------------------------
 
     def extend(self, keys: Iterable[str]) -> int:
-        """Add members, any number in one atomic step; answers how many are new. Whoever waits for one is served."""
-        return run_blocking(self._settle("extend", keys), "aextend")
+        """Add members; return how many are new. Waiters are served.
+
+        Many are added in steps of 250, each atomic. After LockUnavailable, some may have been added: call it again.
+        """
+        return run_blocking(self._change("add", keys), "Await aextend() instead")
 
     async def aextend(self, keys: Iterable[str]) -> int:
         """See extend()."""
-        return await arun(self._settle("extend", keys))
+        return await arun(self._change("add", keys))
 
     def shrink(self, keys: Iterable[str]) -> int:
-        """Take members out; answers how many there were. One that is held stays until its release, and then is gone."""
-        return run_blocking(self._settle("shrink", keys), "ashrink")
+        """Remove members; return how many were removed. A held one stays locked until its holder releases it.
+
+        In steps, like extend().
+        """
+        return run_blocking(self._change("remove", keys), "Await ashrink() instead")
 
     async def ashrink(self, keys: Iterable[str]) -> int:
         """See shrink()."""
-        return await arun(self._settle("shrink", keys))
+        return await arun(self._change("remove", keys))
 
     def assign(self, keys: Iterable[str]) -> int:
-        """Have these members and no others, in one atomic step; answers how many are new. Held ones: see shrink()."""
-        return run_blocking(self._settle("assign", keys), "aassign")
+        """Make these the only members; return how many are new. Held ones that are removed: see shrink().
+
+        However many they are, all change at one moment. (They are sent beforehand, in steps of 250.)
+        """
+        return run_blocking(self._replace(keys), "Await aassign() instead")
 
     async def aassign(self, keys: Iterable[str]) -> int:
         """See assign()."""
-        return await arun(self._settle("assign", keys))
+        return await arun(self._replace(keys))
 
     def clear(self) -> None:
-        """Take all members out. Held ones: see shrink()."""
-        self.assign(())
+        """Remove all members. Held ones: see shrink()."""
+        run_blocking(self._replace(()), "Await aclear() instead")
 
     async def aclear(self) -> None:
         """See clear()."""
@@ -129,65 +137,67 @@ class LockPool:
 
     def keys(self) -> list[str]:
         """The members, held or free, by name."""
-        return run_blocking(self._keys(), "akeys")
+        return run_blocking(self._keys(), "Await akeys() instead")
 
     async def akeys(self) -> list[str]:
         """See keys()."""
         return await arun(self._keys())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
+        return iter(run_blocking(self._keys(), "Use async for instead"))
 
     async def __aiter__(self) -> AsyncIterator[str]:
         for key in await self.akeys():
             yield key
 
     def __contains__(self, key: object) -> bool:
-        return run_blocking(self._contains(key), "acontains")
+        return run_blocking(self._contains(key), "Await acontains() instead")
 
     async def acontains(self, key: object) -> bool:
         """Whether ``key`` is a member."""
         return await arun(self._contains(key))
 
     def __len__(self) -> int:
-        return run_blocking(self._len(), "alen")
+        return run_blocking(self._len(), "Await alen() instead")
 
     async def alen(self) -> int:
         """How many members there are."""
         return await arun(self._len())
 
     def __bool__(self) -> bool:
-        return True  # whatever is in it: truth must cost no round trip
+        return True  # even when empty: testing its truth must cost no round trip
 
     # -- what they are doing ----------------------------------------------------------------------------------------
 
     def items_locked_status(self) -> list[tuple[str, LockStatus]]:
-        """Each member with its status, in two round trips."""
-        return run_blocking(self._items(), "aitems_locked_status")
+        """Each member with its :class:`LockStatus` (LOCKED: held by this thread or task), in two round trips."""
+        return run_blocking(self._items(current_owner()), "Await aitems_locked_status() instead")
 
-    async def aitems_locked_status(self) -> list[tuple[str, LockStatus]]:
+    @twin
+    async def aitems_locked_status(self, caller: Caller) -> list[tuple[str, LockStatus]]:
         """See items_locked_status()."""
-        return await arun(self._items())
+        return await arun(self._items(caller.owner()))
 
     def values_lock_status(self) -> list[LockStatus]:
-        """The statuses of :meth:`keys`, in their order."""
-        return [status for _, status in self.items_locked_status()]
+        """The statuses of :meth:`keys`, in their order; see items_locked_status()."""
+        return run_blocking(self._statuses(current_owner()), "Await avalues_lock_status() instead")
 
     async def avalues_lock_status(self) -> list[LockStatus]:
         """See values_lock_status()."""
         return [status for _, status in await self.aitems_locked_status()]
 
     def health_check(self) -> tuple[int, int]:
-        """How many members are (locked, free)."""
-        return _count(self.values_lock_status())
+        """How many members are (held, free), whoever holds them."""
+        statuses = run_blocking(self._statuses(current_owner()), "Await ahealth_check() instead")
+        return _count(statuses)
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
         return _count(await self.avalues_lock_status())
 
     def info(self) -> PoolInfo:
-        """For people: who holds which members, and who waits; in five round trips, so not all of one moment."""
-        return run_blocking(self._info(), "ainfo")
+        """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
+        return run_blocking(self._info(), "Await ainfo() instead")
 
     async def ainfo(self) -> PoolInfo:
         """See info()."""
@@ -195,88 +205,105 @@ class LockPool:
 
     # -- taking one -------------------------------------------------------------------------------------------------
 
-    def acquire(self, *, fair: bool = False, **options: Unpack[MemberOptions]) -> Member:
-        """Take the free member that has not been used for longest, in one round trip, and answer it as a held lock.
+    def acquire(self, **options: Unpack[AcquireOptions]) -> PoolMember:
+        """Acquire the free member that has been unused the longest, in one round trip, and return it as a held lock.
 
             with pool.acquire(blocking_timeout=5) as account:
                 call_api(account.key)
 
-        Waits until one is free, at most ``blocking_timeout`` seconds (0: not at all; None: by the settings); then
-        LockNotAcquired. ``fair``: strictly first come, first served. The other options are those of :class:`Lock`, with
-        the same meaning: ``ttl``, ``auto_renew``, ``on_lost``, ``wait``, ``backoff``, ``attempts``, ``note``.
+        Waits until one is free, at most ``blocking_timeout`` seconds (0: not at all; None: from the settings); then
+        raises LockNotAcquired. The other options are those of :class:`Lock`, with the same meaning: ``ttl``,
+        ``auto_renew``, ``on_lost``, ``poll``, ``backoff``, ``attempts``, ``note``, ``purpose``.
         """
-        return run_blocking(self._checkout(self._member(fair, options), None), "aacquire")
+        section = self._section(current_owner(), options)
+        try:
+            # named first: what a signal handler raises as the call returns is met here as well
+            member = run_blocking(_obtain(section), "Await aacquire() instead")
+            return member  # noqa: RET504
+        except BaseException:
+            section.undo()
+            raise
 
-    async def aacquire(self, *, fair: bool = False, **options: Unpack[MemberOptions]) -> Member:
+    @twin
+    async def aacquire(self, caller: Caller, **options: Unpack[AcquireOptions]) -> PoolMember:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        return await arun(self._checkout(self._member(fair, options), asyncio.get_running_loop()))
+        section = self._section(caller.owner(), options)
+        try:
+            member = await arun(_obtain(section))
+            return member  # noqa: RET504
+        except BaseException:
+            section.undo()
+            raise
 
-    # -- how it is done, for sync and async alike -------------------------------------------------------------------
+    # -- for sync and async alike ------------------------------------------------------------------------------------
 
-    def _member(self, fair: bool, options: MemberOptions) -> Member:
-        known = MemberOptions.__annotations__
-        if unknown := options.keys() - known:
-            raise TypeError(
-                f"LockPool.acquire() knows no option {min(unknown)!r}; there are: fair, {', '.join(known)}."
-            )
-        return Member(self.name, fair=fair, using=self.using, **options)
+    def _section(self, owner: Owner, given: AcquireOptions) -> Acquisition:
+        read_options(given, "LockPool.acquire()", AcquireOptions)
+        options: Any = {**given, "using": self.using}
+        checked = read_options(options, "LockPool.acquire()")
+        return Acquisition(owner, lambda lease: PoolMember.of(lease, options), pool_name(self.name), checked)
 
-    def _checkout(self, member: Member, loop: Loop | None) -> Steps[Member]:
-        refusal = yield from member._take(loop)
-        if refusal is not None:
-            raise refusal
-        return member
+    def _change(self, how: str, keys: Iterable[str]) -> Steps[int]:
+        return (yield from change_members(*self._place(), how, self._quoted(keys)))
 
-    def _settle(self, how: str, keys: Iterable[str]) -> Steps[int]:
+    def _replace(self, keys: Iterable[str]) -> Steps[int]:
+        return (yield from replace_members(*self._place(), self._quoted(keys)))
+
+    def _quoted(self, keys: Iterable[str]) -> list[str]:
+        """Quoted, each once."""
         if isinstance(keys, str):
-            raise TypeError(f"The members of a pool must be an iterable of str, not the one str {keys!r}.")
-        members = list(dict.fromkeys(map(self._quoted, keys)))
-        backend, wanted = self._place()
-        return (yield from scripts.settle(backend, wanted, pool_name(self.name), how, members))
+            raise TypeError(f"The members of a pool must be an iterable of str, not the single str {keys!r}.")
+        return list(dict.fromkeys(map(self._quote, keys)))
 
-    def _quoted(self, key: object) -> str:
+    def _quote(self, key: object) -> str:
         if not isinstance(key, str) or not key:
-            raise TypeError(f"A member of a pool must be a str that is not empty, not {shown(key)}.")
-        member_name(self.name, key)  # may be too long
+            raise TypeError(f"A member of a pool must be a non-empty str, not {shown(key)}.")
+        member_name(self.name, key)  # raises if it is too long
         return quote(key)
 
-    def _place(self) -> tuple[Backend, Keys]:
-        backend = get_backend(self.using)
-        return backend, make_keys(backend.prefix, pool_name(self.name))
-
-    def _ask(self, *command: Any) -> Steps[Any]:
-        """One command on the sorted set of members."""
-        backend, keys = self._place()
-        return (yield from scripts.look(backend, keys, pool_name(self.name), *command))
+    def _place(self) -> tuple[Backend, Keys, str]:
+        backend, pool = get_backend(self.using), pool_name(self.name)
+        return backend, make_keys(backend.prefix, pool), pool
 
     def _keys(self) -> Steps[list[str]]:
-        answer = yield from self._ask("ZRANGE", 0, -1)
-        backend, _ = self._place()
-        return [unquoted(scripts.check_member(backend, pool_name(self.name), raw)) for raw in answer]
+        backend, keys, pool = self._place()
+        members = yield from read_members(backend, keys, pool)
+        return [unquoted(check_member(backend, pool, raw)) for raw in members]
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
             return False
-        return (yield from self._ask("ZSCORE", quote(key))) is not None
+        return (yield from has_member(*self._place(), quote(key)))
 
     def _len(self) -> Steps[int]:
-        return (yield from self._ask("ZCARD"))  # type: ignore[no-any-return]
+        return (yield from count_members(*self._place()))
 
-    def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
-        backend, _ = self._place()
+    def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
+        backend, _, _ = self._place()
         keys = yield from self._keys()
         names = [member_name(self.name, key) for key in keys]
-        statuses = yield from read_statuses(backend, names, tokens_here(backend))
+        statuses = yield from read_statuses(backend, names, owner.tokens(backend))
         return list(zip(keys, statuses, strict=True))
 
+    def _statuses(self, owner: Owner) -> Steps[list[LockStatus]]:
+        items = yield from self._items(owner)
+        return [status for _, status in items]
+
     def _info(self) -> Steps[PoolInfo]:
-        backend, _ = self._place()
-        asked = pool_name(self.name)
-        items = yield from self._items()
+        backend, _, pool = self._place()
+        items = yield from self._items(current_owner())
         _, free = _count([status for _, status in items])
-        locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == asked[:-1])
-        waiters, queue = yield from read_queue(backend, asked)
-        return PoolInfo(self.name, len(items), free, tuple(locks), waiters, tuple(queue))
+        locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == pool[:-1])
+        queue = yield from read_queue(backend, pool)
+        return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
+
+
+def _obtain(section: Acquisition) -> Steps[PoolMember]:
+    refusal = yield from section.obtain()
+    if refusal is not None:
+        raise refusal
+    assert isinstance(section.through, PoolMember)
+    return section.through
 
 
 def _count(statuses: list[LockStatus]) -> tuple[int, int]:

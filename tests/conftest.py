@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -17,32 +18,64 @@ import redis
 from django.conf import settings
 from django.test import TestCase
 
-from django_redislock import FairLock, Lock, lock_acquired, lock_force_released, lock_lost, lock_released
-from django_redislock.aconnection import LoopConnections
-from django_redislock.listener import get_listener
-from django_redislock.lock import _holdings
-from django_redislock.watchdog import watchdog
-from redisserver import RedisServer, redis_server
-
-from .actors import Actor, Ghost, Other
-from .databases import Account, Commits, one_database
-from .postgres import postgres_server
-from .processes import Worker
-from .ways import certificate as certificate
-from .ways import guarded as guarded
-from .ways import own_pools as own_pools
-from .ways import sentinels as sentinels
-from .ways import tls_port as tls_port
+from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
+from django_redislock.engine.runtime import runtime
+from django_redislock.store.aio import LoopConnections
+from redisserver import NoServerError, RedisServer, find_server, redis_server
+from tests.helpers.actors import Actor, Crowd, Ghost, Other
+from tests.helpers.databases import Account, Commits, one_database
+from tests.helpers.postgres import find_programs, postgres_server
+from tests.helpers.processes import Worker
+from tests.helpers.requirements import left_out, require
+from tests.helpers.state import lease_of, leases, listener
+from tests.helpers.ways import certificate as certificate
+from tests.helpers.ways import guarded as guarded
+from tests.helpers.ways import own_pools as own_pools
+from tests.helpers.ways import sentinels as sentinels
+from tests.helpers.ways import tls_port as tls_port
 
 # a shell that runs the tests in the background has these ignored, and so would the programs that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# between two tests pytest captures no log: what a listener logs then, whose server has gone with a test, would be
+# printed by logging's handler of last resort
+logging.getLogger("django_redislock").addHandler(logging.NullHandler())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="run the long tests as well")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """Every test needs a Redis: without one, nothing begins."""
+    try:
+        find_server()
+    except NoServerError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after what all others say
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    line = left_out(report.longrepr[2] for report in skipped)
+    if line:
+        terminalreporter.write_line(line, yellow=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--complete"):
+        long = [item for item in items if item.get_closest_marker("complete")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def server() -> Iterator[RedisServer]:
-    """The session's server. No server is a failure, never a skip."""
+    """The session's server."""
     with redis_server() as running:
         os.environ["REDISLOCK_TEST_URL"] = running.url
         settings.CACHES["default"]["LOCATION"] = running.url
@@ -61,10 +94,8 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 def _let_go() -> Iterator[None]:
     """What a test did not release is held by nobody any more, as if its threads had never been."""
     yield
-    for lease in list(watchdog._leases.values()):
-        watchdog.end(lease)
-    for holding in _holdings.get().values():
-        holding.lease.closed = True
+    for lease in leases():
+        runtime().watchdog.end(lease)
 
 
 @pytest.fixture(autouse=True)
@@ -165,8 +196,8 @@ def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
     """
 
     def listens(lock: Lock) -> None:
-        lease = _holdings.get()[lock].lease
-        ears = get_listener(lease.backend)
+        lease = lease_of(lock)
+        ears = listener(lease.backend.alias)
         eventually(lambda: ears.reader and not lease.urgent and time.monotonic() < lease.due < lease.ends)
 
     return listens
@@ -213,9 +244,12 @@ def retry_for(settings: Any) -> Callable[[float], None]:
     return retry_for
 
 
-@pytest.fixture(params=[Lock, FairLock])
-def kind(request: pytest.FixtureRequest) -> type[Lock]:
-    return request.param  # type: ignore[no-any-return]
+@pytest.fixture(params=[False, True], ids=["threads", "tasks"])
+def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
+    """Makes people who use locks: once threads, and once tasks of an event loop."""
+    made = Crowd(tasks=request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -246,8 +280,8 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[dict[str, Any]]:
-    """The session's PostgreSQL, as DATABASES describes it. No server is a failure, never a skip."""
-    with postgres_server() as options:
+    """The session's PostgreSQL, as DATABASES describes it."""
+    with postgres_server(require(find_programs)) as options:
         yield options
 
 

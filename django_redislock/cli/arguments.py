@@ -7,13 +7,13 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ..conf import seconds
 from ..names import check_name
 from ..pool import LockPool
+from ..times import seconds
 
 
 class SubcommandParser(CommandParser):
-    """``takes_program``: what follows ``--`` is a program with its arguments, which are none of our business."""
+    """``takes_program``: what follows ``--`` is a program with its arguments, and is not parsed."""
 
     takes_program = False
 
@@ -24,7 +24,7 @@ class SubcommandParser(CommandParser):
         parsed: Namespace
         parsed, rest = super().parse_known_args(args[:end], namespace)
         parsed.program = args[end + 1 :]
-        if not parsed.program and not any(word.startswith("-") for word in rest):  # argparse complains of those
+        if not parsed.program and not any(word.startswith("-") for word in rest):  # argparse reports those
             self.error("the program to run must follow --, as in: run nightly -- make report")
         return parsed, rest
 
@@ -55,7 +55,7 @@ def _seconds(text: str, *, zero: bool) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number of seconds") from None
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     try:
         return seconds(number, "it", positive=not zero)
     except ValueError as error:
@@ -64,5 +64,5 @@ def _seconds(text: str, *, zero: bool) -> float:
 
 def exit_status(text: str) -> int:
     if not text.isdecimal() or int(text) > 255:
-        raise ArgumentTypeError(f"an exit status is a number from 0 to 255, not {text!r}")
+        raise ArgumentTypeError(f"an exit status must be a number from 0 to 255, not {text!r}")
     return int(text)

@@ -20,10 +20,10 @@ FROM_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 LOOK_EVERY = 0.05  # seconds, while what a program has left behind comes to its end
 
-# Ends the program when we cannot: killed by -9, say, by the kernel that is out of memory. We keep the write end of its
-# input; when that closes before we have said that the program has ended, we are dead. (What started in the very instant
-# in which we died, it has not heard of. Linux's PR_SET_PDEATHSIG reaches the program only, nothing that it has started,
-# and would have to be set between fork and exec, in Python, of a process that has threads.)
+# Ends the program if we cannot, because we were killed by -9 (by the kernel when memory is short, say). We keep the
+# write end of its input: if that closes before we have said that the program has ended, we are dead. (A program that
+# started in the very moment we died is missed. Linux's PR_SET_PDEATHSIG reaches only the program, nothing that it has
+# started, and would have to be set between fork and exec, in Python, in a process that has threads.)
 GUARD = """
 read -r target || exit 0
 read -r ended && exit 0
@@ -37,7 +37,7 @@ SHELL = "/bin/sh"
 
 
 class Guard:
-    """A little process that ends a program when this one has died."""
+    """A small process that ends a program when this one has died."""
 
     def __init__(self, kill_after: float) -> None:
         try:
@@ -49,7 +49,7 @@ class Guard:
                 start_new_session=True,
             )
         except OSError:
-            self._process = None  # a container without a shell does without
+            self._process = None  # no shell, in some containers: do without
 
     def tell(self, line: str) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -97,18 +97,18 @@ class Program:
         self._news.set()
 
     def look(self) -> None:
-        """Something has happened, the lock was lost, say."""
+        """Wake wait(): something has happened, such as the loss of the lock."""
         self._news.set()
 
     def signal(self, number: int) -> None:
-        """Pass a signal on that we were sent. Called from signal handlers, so it takes no lock."""
+        """Pass on a signal that we were sent. Called from signal handlers, so it takes no lock."""
         if self._shared and number in FROM_KEYBOARD:
             return  # the terminal has sent it to both of us
         self._ending = self._ending or number in ENDING
         self._send(number)
 
     def _send(self, number: int) -> bool:
-        """Whether there is anybody to get it."""
+        """Send a signal; return whether anybody is there to get it."""
         if self._gone or (self._shared and self._ended):
             return False
         try:
@@ -120,9 +120,9 @@ class Program:
         return True
 
     def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
-        """Wait until it has ended, and end it when the lock is lost; answers its exit status as a shell would.
+        """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.
 
-        Once it has been told to end, by us or by a signal, that means all of its process group.
+        Once it was told to end, by us or by a signal, this waits for its whole process group.
         """
         kill_at = math.inf
         told = False
@@ -134,7 +134,7 @@ class Program:
                 told = self._ending = True
                 kill_at = monotonic() + self._kill_after
                 self._send(signal.SIGTERM)
-                self._send(signal.SIGCONT)  # one that is stopped would not notice
+                self._send(signal.SIGCONT)  # a stopped one would not notice
             if monotonic() >= kill_at:
                 kill_at = math.inf
                 self._send(signal.SIGKILL)
@@ -146,8 +146,8 @@ class Program:
 
 
 class Relay:
-    """Passes the signals that this process gets on to a program. While there is none, one that ends, ends us: cleanly,
-    so that a lock is given back. Signals that were ignored when we came (nohup) stay so, for the program as well.
+    """Passes on the signals that this process gets to a program. While there is none, they end this process: cleanly,
+    so that the lock is released. Signals that were ignored at the start (nohup) stay ignored, by the program too.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Relay:
         if self._program is not None:
             self._program.signal(number)
         elif self._starting:
-            self._early.append(number)  # an exception in the midst of it would leave a program that nobody knows
+            self._early.append(number)  # an exception halfway would leave a program that nobody knows
         else:
             sys.exit(128 + number)
 

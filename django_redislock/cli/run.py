@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from django.core.management.base import CommandError
 
-from ..commands import taken
-from ..lock import FairLock, Lock
-from ..texts import printable
+from ..display import printable
+from ..jobs.locked_command import held
+from ..lock import Lock
 from .program import Program, Relay, has_terminal
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # as shells say it
@@ -20,30 +20,29 @@ def run(
     arguments: Sequence[str],
     *,
     ttl: float | None,
-    wait: float,
-    fair: bool,
+    blocking_timeout: float,
     at_least: float,
     kill_after: float,
     busy_status: int,
     using: str | None,
 ) -> int:
-    """Run a program under the lock ``name``; answers its exit status, 128 + n when signal n has ended it.
+    """Run a program under the lock ``name``; return its exit status, 128 + n if signal n ended it.
 
     Raises CommandError, with a ``returncode`` of its own each, when the lock is busy (LockBusy) or was lost, when Redis
     cannot be reached, and when the program cannot be started.
     """
     relay = Relay()
-    lock = (FairLock if fair else Lock)(
+    lock = Lock(
         name,
         ttl=ttl,
-        blocking_timeout=wait,
+        blocking_timeout=blocking_timeout,
         auto_renew=True,
         on_lost=lambda error: relay.look(),
         using=using,
+        # without its arguments, which may hold secrets
+        purpose=f"redislocks run {os.path.basename(arguments[0])}",
     )
-    # not with its arguments, which may hold what is nobody's business
-    lock.purpose = f"redislocks run {os.path.basename(arguments[0])}"
-    with relay, taken(lock, busy_status=busy_status, at_least=at_least):
+    with relay, held(lock, busy_status=busy_status, at_least=at_least):
         environment = {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)}
         shared = has_terminal()
         try:

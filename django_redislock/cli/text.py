@@ -9,9 +9,9 @@ from typing import Any
 
 from django.utils import timezone
 
+from ..display import duration, printable
+from ..inspection import LockInfo, WaiterInfo
 from ..pool import PoolInfo
-from ..registry import LockInfo, WaiterInfo
-from ..texts import duration, printable
 
 
 def as_json(lock: LockInfo) -> dict[str, Any]:
@@ -47,9 +47,7 @@ def pool_as_json(pool: PoolInfo) -> dict[str, Any]:
 
 
 def _queue_as_json(queue: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
-    return [
-        {"owner": waiter.owner, "waited": waiter.waited, "fair": waiter.fair, "note": waiter.note} for waiter in queue
-    ]
+    return [{"owner": waiter.owner, "waited": waiter.waited, "note": waiter.note} for waiter in queue]
 
 
 def table(locks: Sequence[LockInfo]) -> str:
@@ -61,7 +59,7 @@ def table(locks: Sequence[LockInfo]) -> str:
 
 
 def portrait(lock: LockInfo) -> str:
-    """One lock with all that is known of it, and its queue below."""
+    """One lock with everything known about it, and its queue below."""
     since = timezone.localtime(lock.since)
     facts = [
         ("NAME", printable(lock.name)),
@@ -93,10 +91,9 @@ def _queue(queue: Sequence[WaiterInfo], waiters: int) -> list[str]:
     """Those who wait, if any; there may be more of them than ``queue`` has."""
     if not waiters:
         return []
-    rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", "LOCK", "NOTE")]
+    rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", "NOTE")]
     for place, waiter in enumerate(queue, 1):
-        kind = "FairLock" if waiter.fair else "Lock"
-        rows.append((str(place), printable(waiter.owner), duration(waiter.waited), kind, printable(waiter.note)))
+        rows.append((str(place), printable(waiter.owner), duration(waiter.waited), printable(waiter.note)))
     if not any(waiter.note for waiter in queue):
         rows = [row[:-1] for row in rows]
     more = waiters - len(queue)

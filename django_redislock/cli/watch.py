@@ -9,12 +9,12 @@ from datetime import datetime
 
 pause: Callable[[float], None] = time.sleep
 
-# home; lines are cut at the edge, not wrapped; each is cleared behind its text, and the screen below the last one
+# home; cut lines at the edge, or wrap them again; clear the rest of a line; clear the screen below the last one
 _HOME, _CUT, _WRAP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[?7l", "\x1b[?7h", "\x1b[K", "\x1b[J"
 
 
 def watch(show: Callable[[], str], write: Callable[[str], None], every: float, *, terminal: bool, head: bool) -> None:
-    """Write what ``show`` answers every so many seconds, until somebody interrupts."""
+    """Write what ``show`` returns, again every so many seconds, until interrupted."""
     try:
         while True:
             text = show()

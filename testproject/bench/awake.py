@@ -13,15 +13,14 @@ from multiprocessing import get_context, resource_tracker
 
 from .crew import unreached_by_interrupts
 
-POSSIBLE = hasattr(os, "SCHED_IDLE")
+POSSIBLE = hasattr(os, "SCHED_IDLE")  # on Linux
 
 
 @contextmanager
 def cpus_awake() -> Iterator[None]:
     """Inside, a process per CPU does nothing at the lowest priority: whoever has work takes the CPU from it at once."""
     spinners = [
-        get_context("spawn").Process(target=_spin, args=(os.getpid(),), daemon=True)
-        for _ in range((os.cpu_count() or 1) if POSSIBLE else 0)
+        get_context("spawn").Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 1)
     ]
     resource_tracker.ensure_running()  # its start unblocks SIGINT
     try:

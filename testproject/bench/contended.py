@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from statistics import median
 from time import monotonic, process_time
 from typing import NamedTuple
@@ -89,7 +90,7 @@ def clocks(worker: Worker, seconds: float) -> Deed[list[float]]:
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    hire: Callable[..., Crew],
     observer: Observer,
     kinds: Mapping[str, type[Contender]],
     *,
@@ -108,14 +109,18 @@ def measure(
     troubles: dict[str, Counter[str]] = defaultdict(Counter)
     scatters: list[float] = []
     span = seconds / rounds
-    with hire(procs) as crew:
+    with ExitStack() as stack:
+        places = {kind.elsewhere for kind in kinds.values()}
+        crews = {place: stack.enter_context(hire(procs, elsewhere=place)) for place in places}
         for number in range(1, rounds + 1):
             tell(f"round {number} of {rounds}: the clocks")
-            offsets = crew.call(clocks, min(CALIBRATION, span))
+            offsets = next(iter(crews.values())).call(clocks, min(CALIBRATION, span))
             scatters.append(scatter([offset for answer in offsets for offset in answer]))
             for key, kind in kinds.items():
                 tell(f"round {number} of {rounds}: {key}")
-                answers = crew.call(compete, kind, hold_ms / 1000, span, seconds=span, when_ready=observer.reset)
+                answers = crews[kind.elsewhere].call(
+                    compete, kind, hold_ms / 1000, span, seconds=span, when_ready=observer.reset
+                )
                 statistics = observer.read()
                 log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
                 sections[key].append(log)

@@ -38,10 +38,10 @@ class Entrant(ABC):
 
     key: ClassVar[str]
     package: ClassVar[str | None] = None  # that must be importable
-    ours: ClassVar[bool] = False
     coroutines: ClassVar[bool] = False  # for them, not for threads: what its methods return must be awaited
     few: ClassVar[bool] = True  # can be used by one thread or coroutine of a process
     many: ClassVar[bool] = True  # can be used by a crowd of them
+    elsewhere: ClassVar[bool] = False  # of another checkout of this package
     note: ClassVar[str] = ""  # for who reads the figures
 
 
@@ -168,7 +168,6 @@ class OurLock(Contender):
     """Ours, through the cache alias of the worker's settings."""
 
     key = "Lock"
-    ours = True
     commands = ("evalsha",)
     kind: ClassVar[type[Lock]] = Lock
 
@@ -178,10 +177,17 @@ class OurLock(Contender):
         return lock
 
 
-class OurFairLock(OurLock):
-    """The same, first come, first served."""
+class OtherLock(OurLock):
+    """That of another checkout."""
 
-    key = "FairLock"
+    key = "other Lock"
+    elsewhere = True
+
+
+class OtherFairLock(OtherLock):
+    """One that had two kinds."""
+
+    key = "other FairLock"
     kind = FairLock
 
 
@@ -238,8 +244,12 @@ class OurAsyncLock(ForCoroutines, OurLock):
         return held.arelease()
 
 
-class OurAsyncFairLock(OurAsyncLock, OurFairLock):
-    """See OurFairLock."""
+class OtherAsyncLock(OurAsyncLock, OtherLock):
+    """See OtherLock."""
+
+
+class OtherAsyncFairLock(OurAsyncLock, OtherFairLock):
+    """See OtherFairLock."""
 
 
 KINDS: tuple[type[Contender], ...] = (
@@ -248,13 +258,12 @@ KINDS: tuple[type[Contender], ...] = (
     PythonRedisLock,
     RedisFifoLock,
     OurLock,
-    OurFairLock,
     AsyncFloor,
     AsyncRedisPy,
     CrowdedAsyncRedisPy,
     OurAsyncLock,
-    OurAsyncFairLock,
 )
+OTHERS = (OtherLock, OtherFairLock, OtherAsyncLock, OtherAsyncFairLock)
 
 
 E = TypeVar("E", bound=Entrant)

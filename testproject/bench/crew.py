@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,16 +33,29 @@ def unreached_by_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _searched_first(path: str | None) -> Iterator[None]:
+    """As PYTHONPATH would have it; but processes that are spawned take over our own ``sys.path``."""
+    before = sys.path.copy()
+    if path is not None:
+        sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 class Crew:
     """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do.
 
-    ``coroutines``: their jobs are done by coroutines instead of threads.
+    ``coroutines``: their jobs are done by coroutines instead of threads. ``path``: where they look for packages first.
     """
 
-    def __init__(self, url: str, size: int, *, coroutines: bool) -> None:
+    def __init__(self, url: str, size: int, *, coroutines: bool, path: str | None = None) -> None:
         self.url = url
         self.size = size
         self.coroutines = coroutines
+        self.path = path
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
 
@@ -50,7 +64,7 @@ class Crew:
         resource_tracker.ensure_running()  # its start unblocks SIGINT
         inside = context.RawArray("l", 1)
         try:
-            with unreached_by_interrupts():
+            with unreached_by_interrupts(), _searched_first(self.path):
                 for number in range(self.size):
                     pipe, theirs = context.Pipe()
                     args = (number, theirs, inside, self.url, self.coroutines)
@@ -72,7 +86,7 @@ class Crew:
     def call(
         self, job: worker.Job, *args: Any, seconds: float = 0.0, when_ready: Callable[[], object] | None = None
     ) -> list[Any]:
-        """Have all do ``job`` at once; answers what it returned in each. ``seconds``: how long it may well take.
+        """Have all do ``job`` at once; return what it returned in each. ``seconds``: how long it may well take.
 
         ``when_ready`` is called when all are warmed up, just before they start.
         """

@@ -83,7 +83,6 @@ class OurGet(Getter):
     """Ours."""
 
     key = "locked_get_or_set"
-    ours = True
 
     def get(self, key: str, compute: Compute) -> Any:
         return locked_get_or_set(key, compute, timeout=TIMEOUT)

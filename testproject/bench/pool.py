@@ -37,8 +37,6 @@ class Desk(Entrant):
     """Where members of a pool are checked out and in."""
 
     key: ClassVar[str] = "LockPool"
-    ours = True
-    fair: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.pool = LockPool(f"bench-{self.key}")
@@ -47,17 +45,10 @@ class Desk(Entrant):
         return self.pool.assign(f"member-{number}" for number in range(members))
 
     def check_out(self) -> Any:
-        return self.pool.acquire(ttl=TTL, fair=self.fair)
+        return self.pool.acquire(ttl=TTL)
 
     def check_in(self, member: Any) -> Any:
         return member.release()
-
-
-class FairDesk(Desk):
-    """First come, first served."""
-
-    key = "LockPool, fair"
-    fair = True
 
 
 class AsyncDesk(Desk):
@@ -69,17 +60,13 @@ class AsyncDesk(Desk):
         return self.pool.aassign(f"member-{number}" for number in range(members))
 
     def check_out(self) -> Awaitable[Any]:
-        return self.pool.aacquire(ttl=TTL, fair=self.fair)
+        return self.pool.aacquire(ttl=TTL)
 
     def check_in(self, member: Any) -> Awaitable[Any]:
         return member.arelease()  # type: ignore[no-any-return]
 
 
-class AsyncFairDesk(AsyncDesk, FairDesk):
-    """See FairDesk."""
-
-
-KINDS = (Desk, FairDesk, AsyncDesk, AsyncFairDesk)
+KINDS = (Desk, AsyncDesk)
 
 
 class Used(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from redisserver import RedisServer
 
 from . import awake, contended, dogpile, drain, idle, pool, uncontended
-from .contenders import KINDS, Entrant, able, installed
+from .contenders import KINDS, OTHERS, Entrant, able, installed
 from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
 from .machine import describe
@@ -21,7 +21,7 @@ from .serverstats import Observer
 class Mode(NamedTuple):
     """``crowd``: many of a process wait at once. ``options``: their defaults, and where those of coroutines differ.
 
-    ``awake``: the CPUs had better not sleep meanwhile.
+    ``awake``: the CPUs had better not sleep meanwhile. ``others``: another checkout can be measured, too.
     """
 
     measure: Callable[..., dict[str, Figures]]
@@ -31,12 +31,17 @@ class Mode(NamedTuple):
     coroutine_options: Mapping[str, float] = {}
     kinds: tuple[type[Entrant], ...] = KINDS
     awake: bool = False
+    others: bool = False
 
 
 MODES = {
     "uncontended": Mode(uncontended.measure, uncontended.ROWS, False, {"seconds": 10.0}, awake=True),
     "contended": Mode(
-        contended.measure, contended.ROWS, False, {"procs": 8, "hold_ms": 0.0, "seconds": 10.0, "rounds": 3}
+        contended.measure,
+        contended.ROWS,
+        False,
+        {"procs": 8, "hold_ms": 0.0, "seconds": 10.0, "rounds": 3},
+        others=True,
     ),
     "idle": Mode(idle.measure, idle.ROWS, True, {"procs": 4, "waiters": 20, "seconds": 10.0}, {"waiters": 1000}),
     "drain": Mode(drain.measure, drain.ROWS, True, {"waiters": 300, "seconds": 3.0, "rounds": 3}, {"waiters": 10_000}),
@@ -69,14 +74,20 @@ def run(
     *,
     coroutines: bool = False,
     may_sleep: bool = False,
+    other: Path | None = None,
+    other_fair: bool = False,
 ) -> dict[str, Any]:
     """Measure on a private server. ``options`` that are None take the mode's defaults; ``only`` empty: everybody.
 
-    ``coroutines``: they use the locks, not threads. ``may_sleep``: the CPUs, in any mode. Raises BenchError for what
-    cannot be run.
+    ``coroutines``: they use the locks, not threads. ``may_sleep``: the CPUs, in any mode. ``other``: a checkout of this
+    package whose Lock, or (``other_fair``) FairLock, is one more contender. Raises BenchError for what cannot be run.
     """
     chosen = _options(mode, options, coroutines=coroutines)
     kinds, notes = _contenders(mode, only, coroutines=coroutines)
+    if other is not None or other_fair:
+        kind = _other(mode, other, fair=other_fair, coroutines=coroutines)
+        kinds[kind.key] = kind
+        notes.append(f"{kind.key}: of {other}")
     stay_awake = MODES[mode].awake and awake.POSSIBLE and not may_sleep
     server = RedisServer(maxclients=10_000)
     try:
@@ -86,7 +97,12 @@ def run(
             machine = describe(observer)
             if stay_awake:
                 machine["CPUs"] += ", kept awake"
-            hire = partial(Crew, server.url, coroutines=coroutines)
+
+            def hire(size: int, *, elsewhere: bool = False) -> Crew:
+                # a database of its own: what the other one writes may mean something else
+                url, path = (f"{server.url}?db=1", str(other)) if elsewhere else (server.url, None)
+                return Crew(url, size, coroutines=coroutines, path=path)
+
             with awake.cpus_awake() if stay_awake else nullcontext():
                 figures = MODES[mode].measure(hire, observer, kinds, tell=tell, **chosen)
     finally:
@@ -132,6 +148,15 @@ def _contenders(mode: str, only: Sequence[str], *, coroutines: bool) -> tuple[di
     notes = [f"{key}: not installed, left out" for key in missing]
     notes += [f"{key}: {kind.note}" for key, kind in wanted.items() if kind.note]
     return {key: kind for key, kind in wanted.items() if key not in missing}, notes
+
+
+def _other(mode: str, path: Path | None, *, fair: bool, coroutines: bool) -> type[Entrant]:
+    if not MODES[mode].others:
+        raise BenchError(f"--other means nothing to {mode!r}.")
+    if path is None or not (path / "django_redislock" / "__init__.py").is_file():
+        raise BenchError(f"--other must be a folder with a django_redislock in it, not {path}.")
+    kinds = able(OTHERS, coroutines=coroutines, crowd=False)
+    return kinds["other FairLock" if fair else "other Lock"]
 
 
 def _flag(name: str) -> str:

@@ -46,7 +46,7 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, deed: Deed[T]) -> T:
-        """Called from outside; answers the deed's result."""
+        """Called from outside; returns the deed's result."""
 
     @abstractmethod
     def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Generator, MutableSequence
+from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
@@ -13,8 +14,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-from django_redislock import Lock, scripts
-from django_redislock.steps import Steps
+from django_redislock import Lock
 
 from .contenders import Contender
 from .figures import Section
@@ -88,22 +88,27 @@ class Worker:
         return Section(who, asked, got, leaving, clash, ticket, fence)
 
     def note_tickets(self) -> None:
-        """From now on, keep the number that Redis answers first to each acquisition: its place in the server's order.
+        """From now on, keep the number that Redis first returns to each attempt: its place in the server's order.
 
-        Ticket and fence come from one counter, so who gets the lock at once has its fence for a ticket.
+        Ticket and fence come from one counter, so who gets the lock at once has its fence for a ticket. (The token is
+        the attempt's id, as none is given.) Another checkout may have no such module: its order is not known.
         """
         if self._noting_tickets:
             return
         self._noting_tickets = True
-        acquire, tickets = scripts.acquire, self._tickets
+        try:
+            calls = import_module("django_redislock.store.calls")
+        except ModuleNotFoundError:
+            return
+        acquire, tickets = calls.acquire, self._tickets
 
-        def noting(*args: Any, **options: Any) -> Steps[scripts.Taken]:
-            taken = yield from acquire(*args, **options)
+        def noting(wanted: Any, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
+            taken = yield from acquire(wanted, *args, **options)
             if taken.number:
-                tickets.setdefault(args[3], taken.number)
+                tickets.setdefault(wanted.id, taken.number)
             return taken
 
-        scripts.acquire = noting
+        calls.acquire = noting  # type: ignore[attr-defined]
 
     def serve(self) -> None:
         """Do jobs until the parent hangs up."""

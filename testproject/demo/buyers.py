@@ -46,7 +46,7 @@ class Browser:
 
 @dataclass
 class Purchase:
-    """One try to buy a seat, and its answer. Status 0: there was none."""
+    """One try to buy a seat, and the response. Status 0: there was none."""
 
     status: int
     turn: Turn | None = None
@@ -96,11 +96,9 @@ class Buyer(threading.Thread):
         response, body = tabs[0].receive()
         if look:
             self.listing = json.loads(response.headers[LOOK] or '""')
-        turns = [turn for turn in read(response.headers[HEADER]) if turn.name.startswith("seats:")]
         error = "" if response.status in (CREATED, CONFLICT, LOCKED) else f"status {response.status}"
-        self.purchases.append(
-            Purchase(response.status, turns[0] if turns else None, response.headers["Retry-After"], error)
-        )
+        turn = read(response.headers[HEADER])
+        self.purchases.append(Purchase(response.status, turn, response.headers["Retry-After"], error))
         if response.status == CREATED:
             self.pay(tabs, body["order"])
 

@@ -8,7 +8,7 @@ from math import inf
 
 
 def count_inversions(turns: Iterable[tuple[int, int]]) -> int:
-    """How many were served while one that had asked earlier still waited; turns are (asked, fence)."""
+    """How many were served while one that had asked earlier still waited; turns are (asked, served)."""
     count, first_waiting = 0, inf
     for asked, _ in sorted(turns, key=lambda turn: turn[1], reverse=True):
         count += asked > first_waiting
@@ -29,7 +29,7 @@ class Facts:
 
     title: str
     locked: bool
-    fair: bool
+    ours: bool
     seats: int
     remaining: int  # what the shop believes
     requests: int  # to buy a seat
@@ -63,7 +63,7 @@ class Facts:
                 found.append(f"charged {self.charged_twice} orders twice")
             if not self.errors and len(self.waits) != self.sold + self.sold_out:
                 found.append(f"only {len(self.waits)} of {self.sold + self.sold_out} told when they asked for the lock")
-        if self.fair and self.inversions:
+        if self.ours and self.inversions:
             found.append(f"{self.inversions} buyers were served while one that had asked earlier still waited")
         if self.errors:
             found.append(f"{len(self.errors)} requests failed, the first with: {self.errors[0]}")

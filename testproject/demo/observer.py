@@ -1,4 +1,4 @@
-"""Tells, in headers of each response, which locks the request got, and in which order they were asked for."""
+"""Tells, in headers of each response, when the request asked for its lock, and when it was served."""
 
 from __future__ import annotations
 
@@ -6,78 +6,124 @@ import io
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import redis.asyncio.lock
+import redis.lock
 from django.core.management import call_command
 
-from django_redislock import lock_acquired, scripts
+from django_redislock import lock_acquired
+from django_redislock.store import calls
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
     from django_redislock.steps import Steps
 
-HEADER = "X-Demo-Locks"
+HEADER = "X-Demo-Lock"
 LOOK = "X-Demo-Look"  # in a request: what does ``redislocks list`` say while you hold the lock?
 
 ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Turn(NamedTuple):
-    """One acquisition. ``asked`` and ``fence`` come from the same counter in Redis, so they order what happened there.
+    """One acquisition. ``asked`` and ``served`` are times by the clock of Redis, so they order what happened there.
 
-    ``asked`` is the ticket that Redis drew when the request queued; one that found the lock free never queued, it
-    asked and was served in the same call: its fence.
+    ``asked``: when the first request for the lock was in Redis. It found the lock free, and was served in the same
+    moment, or it did not.
     """
 
-    name: str
     asked: int
-    fence: int
+    served: int
     waited: float  # seconds
 
 
 @dataclass
 class Watched:
-    """What a request has done so far."""
+    """What an HTTP request, which takes one lock, has done so far."""
 
     look: bool
-    asked: dict[str, int] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
-    listing: list[str] = field(default_factory=list)
+    asked: int | None = None
+    since: float = 0.0  # monotonic
+    turn: Turn | None = None
+    listing: str | None = None
+
+    def ask(self, number: int, since: float) -> None:
+        if self.asked is None:
+            self.asked, self.since = number, since
+
+    def serve(self, number: int) -> None:
+        self.turn = Turn(number if self.asked is None else self.asked, number, monotonic() - self.since)
 
     def headers(self) -> list[tuple[str, str]]:
-        return [(HEADER, json.dumps(self.turns)), *((LOOK, json.dumps(text)) for text in self.listing)]
+        values = {HEADER: self.turn, LOOK: self.listing}
+        return [(name, json.dumps(value)) for name, value in values.items() if value is not None]
 
 
 _request: ContextVar[Watched | None] = ContextVar("demo.request", default=None)
 
 
 def watch() -> None:
-    """Watch the answers of the acquire script, as tickets are not public, and who is served."""
-    original = scripts.acquire
+    """From now on, note who asks for locks and who is served: ours, redis-py's and redis.asyncio's."""
+    _watch_ours()
+    _watch_others()
 
-    def acquire(backend: Any, keys: Any, name: str, token: str, **options: Any) -> Steps[scripts.Taken]:
-        taken = yield from original(backend, keys, name, token, **options)
+
+def _watch_ours() -> None:
+    """The ticket and the fence, which are times, as a rule."""
+    acquire = calls.acquire
+
+    def watched(*args: Any, **options: Any) -> Steps[calls.Taken]:
+        since = monotonic()
+        taken = yield from acquire(*args, **options)
         request = _request.get()
         if taken.number and request is not None:
-            request.asked.setdefault(name, taken.number)
+            request.ask(taken.number, since)
         return taken
 
-    scripts.acquire = acquire
-    lock_acquired.connect(on_acquired)
+    calls.acquire = watched
+    lock_acquired.connect(_on_acquired)
 
 
-def on_acquired(*, name: str, fence: int, waited: float, **kwargs: Any) -> None:
+def _on_acquired(*, fence: int, **facts: Any) -> None:
     request = _request.get()
     if request is not None:
-        request.turns.append(Turn(name, request.asked.get(name, fence), fence, waited))
+        request.serve(fence)
         if request.look:
-            request.listing.append(listing())
+            request.listing = listing()
+
+
+def _watch_others() -> None:
+    """These know no order: the time is asked in one transaction with each try."""
+
+    def tries(lock: Any, token: str) -> Any:
+        return lock.redis.pipeline(transaction=True).time().set(lock.name, token, nx=True, px=int(lock.timeout * 1000))
+
+    def note(reply: Any, since: float) -> bool:
+        (seconds, us), served = reply
+        request = _request.get()
+        if request is not None:
+            request.ask(seconds * 1_000_000 + us, since)
+            if served:
+                request.serve(seconds * 1_000_000 + us)
+        return bool(served)
+
+    def do_acquire(self: redis.lock.Lock, token: str) -> bool:
+        since = monotonic()
+        return note(tries(self, token).execute(), since)
+
+    async def ado_acquire(self: redis.asyncio.lock.Lock, token: str) -> bool:
+        since = monotonic()
+        return note(await tries(self, token).execute(), since)
+
+    redis.lock.Lock.do_acquire = do_acquire  # type: ignore[method-assign]
+    redis.asyncio.lock.Lock.do_acquire = ado_acquire  # type: ignore[method-assign, assignment]
 
 
 def observed(application: WSGIApplication) -> WSGIApplication:
-    """The WSGI application, with our headers in its answers."""
+    """The WSGI application, with our headers in its responses."""
 
     def observe(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         request = Watched(look=f"HTTP_{LOOK.upper().replace('-', '_')}" in environ)
@@ -116,6 +162,6 @@ def listing() -> str:
     return output.getvalue()
 
 
-def read(header: str | None) -> list[Turn]:
+def read(header: str | None) -> Turn | None:
     """What the header says."""
-    return [Turn(*values) for values in json.loads(header or "[]")]
+    return Turn(*json.loads(header)) if header else None

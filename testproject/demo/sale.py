@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from django.db.models import Count
@@ -29,15 +29,14 @@ class Way:
     buy: str
     buy_now: str
     pay: str
-    locked: bool
-    fair: bool
+    locked: bool = True
+    ours: bool = False
 
 
-WAYS = (
-    Way("no lock", "buy-unlocked", "buy-unlocked", "pay-unlocked", locked=False, fair=False),
-    Way("Lock", "buy", "buy-now", "pay", locked=True, fair=False),
-    Way("FairLock", "buy-fair", "buy-fair-now", "pay", locked=True, fair=True),
-)
+NO_LOCK = Way("no lock", "buy-unlocked", "buy-unlocked", "pay-unlocked", locked=False)
+CACHE_LOCK = Way("cache.lock", "buy-cache-lock", "buy-now-cache-lock", "pay-cache-lock")
+ASYNCIO_LOCK = replace(CACHE_LOCK, title="redis.asyncio")  # django-redis has none for coroutines
+LOCK = Way("Lock", "buy", "buy-now", "pay", ours=True)
 
 
 class Sale:
@@ -63,7 +62,7 @@ class Sale:
             )
             for number in range(buyers)
         ]
-        self.buyers[0].looks = way.locked
+        self.buyers[0].looks = way.ours
 
     @property
     def done(self) -> int:
@@ -96,7 +95,7 @@ class Sale:
         return Facts(
             title=self.way.title,
             locked=self.way.locked,
-            fair=self.way.fair,
+            ours=self.way.ours,
             seats=self.event.seats,
             remaining=self.event.remaining,
             requests=len(purchases),
@@ -105,9 +104,9 @@ class Sale:
             refused=statuses.count(LOCKED),
             charged_twice=orders.annotate(times=Count("payments")).filter(times__gt=1).count(),
             pay_refused=pays.count(LOCKED),
-            queued=sum(turn.asked != turn.fence for turn in turns),
+            queued=sum(turn.asked != turn.served for turn in turns),
             waits=sorted(turn.waited for turn in turns),
-            inversions=count_inversions((turn.asked, turn.fence) for turn in turns) if self.way.locked else None,
+            inversions=count_inversions((turn.asked, turn.served) for turn in turns) if self.way.locked else None,
             errors=errors,
             listing=self.buyers[0].listing,
         )

@@ -29,13 +29,13 @@ class Server(ThreadedWSGIServer):
 
 
 class Handler(WSGIRequestHandler):
-    # an answer in one piece, else Nagle's algorithm and delayed ACKs cost 40 ms
+    # a response in one piece, else Nagle's algorithm and delayed ACKs cost 40 ms
     wbufsize = -1
     disable_nagle_algorithm = True
 
 
 def sabotage() -> None:
-    """Set all seats free by force, again and again, under the buyers' hands."""
+    """Force-release all seats, again and again, under the buyers' hands."""
     from django_redislock import force_release, list_locks
 
     while True:

@@ -17,7 +17,7 @@ from django.test import override_settings
 from redis.exceptions import RedisError
 
 from django_redislock import list_locks
-from django_redislock.connection import get_backend
+from django_redislock.store.backend import get_backend
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def own_keys() -> Iterator[None]:
         try:
             yield
         finally:
-            # locks vanish by themselves; the fence is meant to stay, but nobody will use this prefix again
+            # all else ends by itself; these are meant to stay, but nobody will use this prefix again
             backend = get_backend()
             with suppress(RedisError, OSError):
                 backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.cache import cache as site_cache
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import aget_object_or_404
 from django.views.decorators.http import require_POST
+from redis.asyncio import Redis
 
-from django_redislock import FairLock, LockNotAcquired, lock_name, locked_view
+from django_redislock import locked_view
 
-from .answers import buyer, charge_order, crowded, sell_seat, sold
-from .models import Event
-from .sales import sell
-from .views import PATIENCE, index
+from .responses import charge_order, crowded, sell_seat
+from .views import CACHE_LOCK_SECONDS, PATIENCE, index
 
-__all__ = ["buy", "buy_fair", "buy_fair_now", "buy_now", "buy_unlocked", "index", "pay", "pay_unlocked"]
+__all__ = [
+    "buy",
+    "buy_cache_lock",
+    "buy_now",
+    "buy_now_cache_lock",
+    "buy_unlocked",
+    "index",
+    "pay",
+    "pay_cache_lock",
+    "pay_unlocked",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,9 +48,7 @@ async def to_the_end(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
         raise
 
 
-@require_POST
-async def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
-    return await to_the_end(sell_seat, request, pk)
+# -- with our lock ----------------------------------------------------------------------------------------------------
 
 
 @require_POST
@@ -55,19 +64,16 @@ async def buy_now(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 @require_POST
-async def buy_fair(request: HttpRequest, pk: int) -> HttpResponse:
-    event = await aget_object_or_404(Event, pk=pk)
-    try:
-        async with FairLock(lock_name("seats", pk), blocking_timeout=PATIENCE):
-            order = await to_the_end(sell, event, buyer(request))
-    except LockNotAcquired:
-        return crowded(request)
-    return sold(request, order)
+@locked_view("order:{pk}")
+async def pay(request: HttpRequest, pk: int) -> HttpResponse:
+    return await to_the_end(charge_order, request, pk)
+
+
+# -- without a lock ---------------------------------------------------------------------------------------------------
 
 
 @require_POST
-@locked_view("seats:{pk}", fair=True)
-async def buy_fair_now(request: HttpRequest, pk: int) -> HttpResponse:
+async def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
     return await to_the_end(sell_seat, request, pk)
 
 
@@ -76,7 +82,37 @@ async def pay_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
     return await to_the_end(charge_order, request, pk)
 
 
+# -- with redis.asyncio's lock: django-redis has none for coroutines --------------------------------------------------
+
+
 @require_POST
-@locked_view("order:{pk}")
-async def pay(request: HttpRequest, pk: int) -> HttpResponse:
-    return await to_the_end(charge_order, request, pk)
+async def buy_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    return await under_redis_lock(f"seats:{pk}", PATIENCE, sell_seat, request, pk)
+
+
+@require_POST
+async def buy_now_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    return await under_redis_lock(f"seats:{pk}", 0, sell_seat, request, pk)
+
+
+@require_POST
+async def pay_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    return await under_redis_lock(f"order:{pk}", 0, charge_order, request, pk)
+
+
+async def under_redis_lock(
+    name: str, patience: float, view: Callable[[HttpRequest, int], HttpResponse], request: HttpRequest, pk: int
+) -> HttpResponse:
+    lock = redis().lock(site_cache.make_key(name), timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
+    if not await lock.acquire():
+        return crowded(request)
+    try:
+        return await to_the_end(view, request, pk)
+    finally:
+        await lock.release()
+
+
+@cache
+def redis() -> Redis:
+    """The connections of this process, which has one event loop."""
+    return Redis.from_url(settings.CACHES["default"]["LOCATION"])

@@ -72,6 +72,6 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler"}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    # 409 and 423 are answers, no news for the log
+    # 409 and 423 are responses, no news for the log
     "loggers": {"django.request": {"level": "ERROR"}, "django.server": {"level": "ERROR"}},
 }

@@ -1,18 +1,22 @@
-"""Selling and charging, without a lock and with each way of locking. The locks end after COMMIT: they are outside."""
+"""Selling and charging: without a lock, with the one of django-redis, and with ours. All end after COMMIT."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
+from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
-from django_redislock import FairLock, LockNotAcquired, list_locks, lock_name, locked_view
+from django_redislock import list_locks, locked_view
 
-from .answers import buyer, charge_order, crowded, sell_seat, sold
 from .models import Event, Order
-from .sales import sell
+from .responses import charge_order, crowded, sell_seat
 
 PATIENCE = 5  # seconds for which a buyer waits for a turn
+CACHE_LOCK_SECONDS = 60  # after which django-redis's lock ends: nobody renews it
 
 
 @require_safe
@@ -26,42 +30,36 @@ def index(request: HttpRequest) -> HttpResponse:
     return render(request, "shop/index.html", context)
 
 
-@require_POST
-def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
-    """Oversells."""
-    return sell_seat(request, pk)
+# -- with our lock ----------------------------------------------------------------------------------------------------
 
 
 @require_POST
 @locked_view("seats:{pk}", blocking_timeout=PATIENCE)
 def buy(request: HttpRequest, pk: int) -> HttpResponse:
-    """Waits for its turn, with a Lock; 423 when it took too long."""
+    """Waits for its turn: first come, first served. 423 when it took too long."""
     return sell_seat(request, pk)
 
 
 @require_POST
 @locked_view("seats:{pk}")
 def buy_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Does not wait: 423 when somebody else is at it."""
+    """Does not wait: 423 when somebody else is at it, or waits."""
     return sell_seat(request, pk)
 
 
 @require_POST
-def buy_fair(request: HttpRequest, pk: int) -> HttpResponse:
-    """First come, first served. The lock is held for no longer than it must be: not while the answer is made."""
-    event = get_object_or_404(Event, pk=pk)
-    try:
-        with FairLock(lock_name("seats", pk), blocking_timeout=PATIENCE):
-            order = sell(event, buyer(request))
-    except LockNotAcquired:
-        return crowded(request)
-    return sold(request, order)
+@locked_view("order:{pk}")
+def pay(request: HttpRequest, pk: int) -> HttpResponse:
+    """A double click: the second one gets 423."""
+    return charge_order(request, pk)
+
+
+# -- without a lock ---------------------------------------------------------------------------------------------------
 
 
 @require_POST
-@locked_view("seats:{pk}", fair=True)
-def buy_fair_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Never overtakes those who wait: 423 when somebody does."""
+def buy_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
+    """Oversells."""
     return sell_seat(request, pk)
 
 
@@ -71,8 +69,33 @@ def pay_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
     return charge_order(request, pk)
 
 
+# -- with the lock of django-redis, which needs a Redis ---------------------------------------------------------------
+
+
 @require_POST
-@locked_view("order:{pk}")
-def pay(request: HttpRequest, pk: int) -> HttpResponse:
-    """A double click: the second one gets 423."""
-    return charge_order(request, pk)
+def buy_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    """Waits for its turn, in no order: who waits tries ten times a second."""
+    return under_cache_lock(f"seats:{pk}", PATIENCE, sell_seat, request, pk)
+
+
+@require_POST
+def buy_now_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    return under_cache_lock(f"seats:{pk}", 0, sell_seat, request, pk)
+
+
+@require_POST
+def pay_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
+    return under_cache_lock(f"order:{pk}", 0, charge_order, request, pk)
+
+
+def under_cache_lock(
+    name: str, patience: float, view: Callable[[HttpRequest, int], HttpResponse], request: HttpRequest, pk: int
+) -> HttpResponse:
+    """What sites write."""
+    lock = cast("Any", cache).lock(name, timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
+    if not lock.acquire():
+        return crowded(request)
+    try:
+        return view(request, pk)
+    finally:
+        lock.release()

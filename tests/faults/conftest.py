@@ -6,18 +6,18 @@ import pytest
 
 from redisserver import RedisServer, redis_server
 
-from .arena import Nursery
+from .trial import Launcher
 
 
 @pytest.fixture(scope="package")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
     yield made
     made.close()
 
 
 @pytest.fixture
-def ground() -> Iterator[RedisServer]:
+def bare_server() -> Iterator[RedisServer]:
     """A server for the workers alone: this process listens at the session's."""
     with redis_server() as running:
         yield running

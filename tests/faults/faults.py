@@ -1,4 +1,4 @@
-"""What can go wrong between the locks and Redis, done to an arena: by real means where there are any, else by a proxy.
+"""What can go wrong between the locks and Redis, done to a trial: by real means where there are any, else by a proxy.
 
 Each fault is one row of README's table "What happens when".
 """
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from django_redis.cache import RedisCache
 
 from redisserver import RedisServer, redis_server
+from tests.helpers.ways import Sentinels
 
-from ..ways import Sentinels
-from .arena import AFTER, TTL, Arena, eventually
 from .clock import Clock, server_with_clock
+from .trial import AFTER, TTL, Trial, eventually
 
 LONG = TTL + 0.3  # seconds: longer than any lease
 
@@ -33,7 +33,7 @@ class Fault(NamedTuple):
     """
 
     title: str
-    strike: Callable[[Arena], None]
+    strike: Callable[[Trial], None]
     holder: str
     waiters: str
     two: str = "no"
@@ -44,13 +44,13 @@ class Fault(NamedTuple):
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def kill_process(run: Arena) -> None:
-    victim = run.any(mortal=True)
+def kill_process(run: Trial) -> None:
+    victim = run.any(killable=True)
     run.kill(victim)
     run.add(proxied=victim.label in run.proxies)
 
 
-def stop_process(run: Arena) -> None:
+def stop_process(run: Trial) -> None:
     victim = run.any()
     with run.trouble(victim):
         victim.signal(signal.SIGSTOP)
@@ -61,21 +61,21 @@ def stop_process(run: Arena) -> None:
 # -- connections and the network ---------------------------------------------------------------------------------------
 
 
-def kill_connections(run: Arena) -> None:
+def kill_connections(run: Trial) -> None:
     with run.trouble():  # who wants to wait for some milliseconds alone may not come to a third try
         for _ in range(20):
             run.redis("CLIENT", "KILL", "TYPE", "normal")
             run.last(0.05)
 
 
-def kill_subscriptions(run: Arena) -> None:
+def kill_subscriptions(run: Trial) -> None:
     with run.trouble():
         for _ in range(10):
             run.redis("CLIENT", "KILL", "TYPE", "pubsub")
             run.last(0.1)
 
 
-def delay_answers(run: Arena) -> None:
+def delay_answers(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].delay_answer("EVALSHA", 0.3, times=10**9, every=10)
@@ -83,7 +83,7 @@ def delay_answers(run: Arena) -> None:
         trouble.end()
 
 
-def lose_answers(run: Arena) -> None:
+def lose_answers(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].lose_answer("EVALSHA", times=10**9, every=10)
@@ -91,7 +91,7 @@ def lose_answers(run: Arena) -> None:
         trouble.end()
 
 
-def tear_answers(run: Arena) -> None:
+def tear_answers(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim):
         trouble = run.proxies[victim.label].tear_answer("EVALSHA", times=10**9, every=10)
@@ -99,7 +99,7 @@ def tear_answers(run: Arena) -> None:
         trouble.end()
 
 
-def partition(run: Arena) -> None:
+def partition(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=5):  # what was on its way waits for its own timeout
         run.proxies[victim.label].partition()
@@ -107,7 +107,7 @@ def partition(run: Arena) -> None:
         run.proxies[victim.label].heal()
 
 
-def swallow_wakes(run: Arena) -> None:
+def swallow_wakes(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is found out when its lease ends
         trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
@@ -118,19 +118,19 @@ def swallow_wakes(run: Arena) -> None:
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def restart_empty(run: Arena) -> None:
+def restart_empty(run: Trial) -> None:
     with run.trouble(forgets=True):
         run.server.stop()
         run.server.start()
 
 
-def restart(run: Arena) -> None:
+def restart(run: Trial) -> None:
     with run.trouble():
         run.server.stop()
         run.server.start()
 
 
-def restart_slowly(run: Arena) -> None:
+def restart_slowly(run: Trial) -> None:
     with run.trouble():
         # it looks up from its work every two megabytes, and only newer ones can be told to do so oftener
         run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 400000)) end", 0)
@@ -144,7 +144,7 @@ def restart_slowly(run: Arena) -> None:
         clear_pages(run)
 
 
-def stop_server(run: Arena) -> None:
+def stop_server(run: Trial) -> None:
     assert run.server.process is not None
     with run.trouble():
         run.server.process.send_signal(signal.SIGSTOP)
@@ -152,68 +152,69 @@ def stop_server(run: Arena) -> None:
         run.server.process.send_signal(signal.SIGCONT)
 
 
-def pause_clients(run: Arena) -> None:
+def pause_clients(run: Trial) -> None:
     with run.trouble():
         run.redis("CLIENT", "PAUSE", "1000", "ALL")
         run.last(1)
 
 
-def flush(run: Arena) -> None:
+def flush(run: Trial) -> None:
     for _ in range(5):
         with run.trouble(forgets=True):
             run.redis("FLUSHALL")
         run.last(0.2)
 
 
-def clear_cache(run: Arena) -> None:
+def clear_cache(run: Trial) -> None:
     for _ in range(5):
         with run.trouble(forgets=True):
             RedisCache(run.server.url, {}).clear()
         run.last(0.2)
 
 
-def flush_scripts(run: Arena) -> None:
+def flush_scripts(run: Trial) -> None:
     for _ in range(50):
         run.redis("SCRIPT", "FLUSH")
         run.last(0.02)
 
 
-def evict(run: Arena) -> None:
+def evict(run: Trial) -> None:
+    run.evicted = True
     with run.trouble(forgets=True):
         used = int(run.client.info("memory")["used_memory"])
         run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         run.redis("CONFIG", "SET", "maxmemory", used + 1_000_000)
         for _ in range(10):
             run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e4)) end",
-                      0, run.dice.random())  # fmt: skip
+                      0, run.random.random())  # fmt: skip
             run.last(0.1)
         run.redis("CONFIG", "SET", "maxmemory", 0)
         run.redis("CONFIG", "SET", "maxmemory-policy", "noeviction")
         clear_pages(run)
 
 
-def clear_pages(run: Arena) -> None:
+def clear_pages(run: Trial) -> None:
     run.redis("EVAL", "for _, page in ipairs(redis.call('KEYS', 'page:*')) do redis.call('UNLINK', page) end", 0)
 
 
 # -- what the server answers -------------------------------------------------------------------------------------------
 
 
-def read_only(run: Arena) -> None:
+def read_only(run: Trial) -> None:
     with run.trouble():
         run.redis("REPLICAOF", "127.0.0.1", "1")
         run.last(1)
         run.redis("REPLICAOF", "NO", "ONE")
 
 
-def out_of_memory(run: Arena) -> None:
+def out_of_memory(run: Trial) -> None:
     with run.trouble():
         run.redis("CONFIG", "SET", "maxmemory", "1")
         run.last(1)
         run.redis("CONFIG", "SET", "maxmemory", "0")
 
 
-def cannot_save(run: Arena) -> None:
+def cannot_save(run: Trial) -> None:
     in_the_way = Path(run.server.options["dir"]) / "dump.rdb"
     in_the_way.unlink(missing_ok=True)
     in_the_way.mkdir()
@@ -226,7 +227,7 @@ def cannot_save(run: Arena) -> None:
     in_the_way.rmdir()
 
 
-def new_password(run: Arena) -> None:
+def new_password(run: Trial) -> None:
     # a connection of its own, which stays: a new one would not be let in, and the password would stay
     with run.trouble(), run.client.client() as inside:
         inside.config_set("requirepass", "another")
@@ -236,14 +237,14 @@ def new_password(run: Arena) -> None:
         inside.config_set("requirepass", "")
 
 
-def no_rights(run: Arena) -> None:
+def no_rights(run: Trial) -> None:
     with run.trouble():
         run.redis("ACL", "SETUSER", "default", "-eval", "-evalsha")
         run.last(1)
         run.redis("ACL", "SETUSER", "default", "+@all")
 
 
-def no_channels(run: Arena) -> None:
+def no_channels(run: Trial) -> None:
     with run.trouble():
         run.redis("ACL", "SETUSER", "default", "resetchannels")
         run.last(1)
@@ -268,7 +269,7 @@ def watched() -> Iterator[RedisServer]:
         yield Watched(Sentinels(stack, eventually))
 
 
-def promote(run: Arena) -> None:
+def promote(run: Trial) -> None:
     """The master dies, and its replica had not heard the last it did for half a second."""
     assert isinstance(run.server, Watched)
     sentinels = run.server.sentinels
@@ -288,14 +289,14 @@ def promote(run: Arena) -> None:
 # -- clocks ------------------------------------------------------------------------------------------------------------
 
 
-def jump_ahead(run: Arena) -> None:
+def jump_ahead(run: Trial) -> None:
     assert isinstance(run.server, Clock)
     with run.trouble(forgets=True):
         run.server.jump(3600)
         run.obtained()
 
 
-def jump_back(run: Arena) -> None:
+def jump_back(run: Trial) -> None:
     assert isinstance(run.server, Clock)
     with run.trouble():
         run.server.jump(-3600)
@@ -362,21 +363,21 @@ LANES = [
 ANEW = [restart_empty, restart_slowly, flush, clear_cache, flush_scripts, evict]  # the server's memory begins anew
 
 
-def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
+def strike_at_random(run: Trial, rounds: int, *, rest: int) -> None:
     """So many faults, one after the other, with ``rest`` sections in between, while processes are
     killed and stopped all the time."""
     over = threading.Event()
-    dice = random.Random(run.dice.random())
+    chance = random.Random(run.random.random())
 
     def strike_processes() -> None:
-        while not over.wait(dice.random() * 2):
-            dice.choice(PROCESSES)(run)
+        while not over.wait(chance.random() * 2):
+            chance.choice(PROCESSES)(run)
 
     other = threading.Thread(target=strike_processes)
     other.start()
     try:
         for _ in range(rounds):
-            fault = run.dice.choice(AT_ANY_TIME)
+            fault = run.random.choice(AT_ANY_TIME)
             print(f"{monotonic():.3f} {fault.strike.__name__}", flush=True)
             fault.strike(run)
             run.entered(rest)
@@ -386,19 +387,19 @@ def strike_at_random(run: Arena, rounds: int, *, rest: int) -> None:
     run.obtained(3)
 
 
-def strike_every_second(run: Arena, seconds: float, *, spare: Collection[Callable[[Arena], None]] = ()) -> int:
+def strike_every_second(run: Trial, seconds: float, *, spare: Collection[Callable[[Trial], None]] = ()) -> int:
     """A fault each second at the mean, for so long: those of different lanes side by side. How many there were."""
     end = monotonic() + seconds
 
-    def strike(lane: list[Callable[[Arena], None]], dice: random.Random) -> int:
+    def strike(lane: list[Callable[[Trial], None]], chance: random.Random) -> int:
         due, struck = monotonic(), 0
-        while (due := due + dice.random() * 2 * len(LANES)) < end:
+        while (due := due + chance.random() * 2 * len(LANES)) < end:
             sleep(max(0.0, due - monotonic()))
-            fault = dice.choice([fault for fault in lane if fault not in spare])
+            fault = chance.choice([fault for fault in lane if fault not in spare])
             print(f"{monotonic():.3f} {fault.__name__}", flush=True)
             fault(run)
             struck += 1
         return struck
 
     with ThreadPoolExecutor() as threads:
-        return sum(threads.map(strike, LANES, [random.Random(run.dice.random()) for _ in LANES]))
+        return sum(threads.map(strike, LANES, [random.Random(run.random.random()) for _ in LANES]))

@@ -98,7 +98,7 @@ def of_process(pid: int) -> Sample:
     sizes = re.findall(r"(\w+): +(\d+) kB", (proc / "smaps_rollup").read_text())
     memory = {name: int(size) / 1024 for name, size in sizes}
     return {
-        # not what is private: pages of the nursery become that as others who share them end
+        # not what is private: pages of the launcher become that as others who share them end
         "own memory, MB": memory["Anonymous"],
         "resident memory, MB": memory["Rss"],
         "threads": len(list((proc / "task").iterdir())),

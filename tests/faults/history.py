@@ -18,16 +18,19 @@ from typing import NamedTuple
 ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
 
 
+LEFT_FOR = 5.0  # seconds after which nothing is left of what had to be given back in the background
+
+
 @dataclass(slots=True)
 class Section:
     """One use of a lock by one thread or task: asked for, and what became of it."""
 
     process: str
     number: int
-    fair: bool
     name: str
     asked: float
     timeout: float | None  # seconds; None: it waits without end
+    token: str = "None"  # given to it; "None": none was
     got: float | None = None
     fence: int = 0
     ticket: int | None = None  # None: it never queued; 0: its request was repeated, and may have queued unseen
@@ -36,13 +39,14 @@ class Section:
     told: float | None = None  # when it was told that the lock is lost
     finished: float | None = None
     # released, presumed (the release was repeated and found nothing: its first try may have done it), lost,
-    # unavailable, timeout, refused; else an error
+    # unavailable, timeout, refused, interrupted (an exception from outside, at any moment); else an error
     outcome: str = ""
 
     def __str__(self) -> str:
         return (
-            f"{self.process}/{self.number} {self.name} asked={self.asked:.3f} timeout={self.timeout} "
-            f"got={self.got} fence={self.fence} ticket={self.ticket} {self.finished} {self.outcome}"
+            f"{self.process}/{self.number} {self.name} token={self.token} asked={self.asked:.3f} "
+            f"timeout={self.timeout} got={self.got} fence={self.fence} ticket={self.ticket} "
+            f"{self.finished} {self.outcome}"
         )
 
     @property
@@ -53,7 +57,7 @@ class Section:
     @property
     def warned(self) -> bool:
         """Whether the holder was told, or could not know, before it called its work done."""
-        return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "")
+        return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "interrupted", "")
 
 
 class Trouble(NamedTuple):
@@ -106,10 +110,12 @@ class History:
                 continue
             number = int(words[0])
             if event == "ask":
-                timeout = None if words[3] == "None" else float(words[3])
-                found[number] = Section(process, number, words[1] == "FairLock", intern(words[2]), now, timeout)
+                timeout = None if words[2] == "None" else float(words[2])
+                found[number] = Section(process, number, intern(words[1]), now, timeout, intern(words[3]))
                 continue
-            section = found[number]
+            section = found.get(number)
+            if section is None:
+                continue  # it was interrupted before it could ask
             if event == "got":
                 section.got, section.fence = now, int(words[1])
                 section.ticket = None if words[2] == "None" else int(words[2])
@@ -188,6 +194,24 @@ class History:
     def forgot(self, begin: float, end: float) -> bool:
         return any(trouble.forgets and trouble.meets(begin, end) for trouble in self.troubles)
 
+    def adopted(self, first: Section, second: Section) -> bool:
+        """Whether the second may have gone on with what the first left behind, or seemed to: a lock, or its turn."""
+        same = first.name == second.name and first.token == second.token != "None"
+        left = first.outcome in ("interrupted", "unavailable", "refused", "presumed")
+        return same and (left or self.troubled(first.asked, _got(second), first.process))
+
+    def adoptions(self) -> Iterator[tuple[Section, Section]]:
+        """All (first, second) that may be one."""
+        with_token = (section for section in self.sections if section.token != "None")
+        for sections in self.by_name(with_token):
+            earlier: dict[str, list[Section]] = defaultdict(list)
+            for section in sorted(sections, key=lambda one: one.asked):
+                former = earlier[section.token]
+                if section.got is not None:
+                    former[:] = [one for one in former if (one.finished or section.asked) > section.asked - LEFT_FOR]
+                    yield from ((one, section) for one in former if self.adopted(one, section))
+                former.append(section)
+
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
         return any(
@@ -207,10 +231,11 @@ def _held(section: Section) -> float:
 
 
 def _overlaps(history: History) -> Iterator[Violation]:
-    """No two hold at once, unless Redis forgot the first; then it is told."""
+    """No two hold at once, unless Redis forgot the first, or it seemed dead to one with its token; then it is told."""
     for first, second, seconds in history.overlaps():
-        excused = history.forgot(first.asked, _got(second)) and (first.warned or first.process in history.dead)
-        if not excused or first.fence == second.fence:
+        forgotten = history.forgot(first.asked, _got(second)) or history.adopted(first, second)
+        told = first.warned or first.process in history.dead
+        if not (forgotten and told) or first.fence == second.fence:
             yield Violation("overlap", f"{first} and {second} for {seconds * 1000:.3f} ms")
 
 
@@ -230,12 +255,11 @@ def _fences(history: History) -> Iterator[Violation]:
 
 
 def _order(history: History) -> Iterator[Violation]:
-    """Who asked first got the lock first, where all used FairLock."""
-    for sections in history.by_name(history.sections):
-        if not all(section.fair for section in sections):
-            continue
+    """Who asked first got the lock first, but for those who went on with a lock that somebody had left behind."""
+    adopters = {id(second) for _, second in history.adoptions()}
+    for sections in history.by_name(section for section in history.obtained if id(section) not in adopters):
         last: Section | None = None
-        known = [section for section in sections if section.got is not None and section.ticket != 0]
+        known = [section for section in sections if section.ticket != 0]
         for section in sorted(known, key=lambda one: one.fence):
             if last is not None and section.place < last.place:
                 if not history.troubled(section.asked, _got(section), section.process):
@@ -258,13 +282,16 @@ def _ends(history: History) -> Iterator[Violation]:
         elif section.outcome == "presumed":
             if not history.troubled(section.held or section.asked, section.finished or section.asked, section.process):
                 yield Violation("presumed", str(section))
-        elif section.outcome not in ("", "released", "lost"):
+        elif section.outcome not in ("", "released", "lost", "interrupted"):
             yield Violation("error", str(section))
 
 
 def _robbed(history: History) -> Iterator[Violation]:
-    """Nobody loses a lock within the lease, unless Redis forgot it."""
+    """Nobody loses a lock within the lease, unless Redis forgot it, or it seemed dead to one with its token."""
+    adopted = {id(first) for first, _ in history.adoptions()}
     for section in history.obtained:
+        if id(section) in adopted:
+            continue
         lost = section.told or (section.finished if section.outcome == "lost" else None)
         # who was never sure of its lock had it granted at the end of its lease
         if lost is None or section.held is None or lost >= section.held + section.left:

@@ -2,73 +2,68 @@
 
 from __future__ import annotations
 
-from hashlib import sha1
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
-from django_redislock import scripts
+from django_redislock.engine import acquisition
+from django_redislock.store import scripts
+from django_redislock.store.calls import Wanted
 
 
 class Mutant(NamedTuple):
-    """``changes``: what stands in the scripts, and what is put there. ``found``: what shows, at least one of it.
+    """``changes``: what stands in the Lua files, and what is put there. ``found``: what shows, at least one of it.
 
-    ``ttl``: seconds, where it needs another than the runs have. ``sections``: of each worker, within which it shows.
+    ``ttl``: seconds, where it needs another than the trials have. ``sections``: of each worker, within which it shows.
+    ``tokens_as_ids``: an attempt with a token has that as its id.
     """
 
     changes: dict[str, str]
     found: set[str]
     ttl: float | None = None
     sections: int = 100
+    tokens_as_ids: bool = False
 
 
+FENCE = "local fence = math.max(tonumber(ARGV.known), us - 1) + 1"
 MUTANTS = {
     "a held lock is taken": Mutant(
-        {"if call('EXISTS', lock, queue, gone) == 0 then": "if call('EXISTS', gone) == 0 then"}, {"overlap"}
+        {"'EXISTS', KEYS.lock, KEYS.queue, KEYS.waiters, KEYS.gone) == 0": "'EXISTS', KEYS.gone) == 0"},
+        {"overlap"},
     ),
-    "release compares no token": Mutant(
-        {"if string.sub(held, 1, #mine) == mine then": "if true then"}, {"overlap", "robbed"}
+    "release compares no id": Mutant(
+        {"local held = value and string.sub(value, 1, #mine) == mine": "local held = value"}, {"overlap", "robbed"}
     ),
-    "no fence": Mutant(
-        {
-            "local fence = math.max(tonumber(ARGV[4]), us - 1) + 1": "local fence = 1",
-            "if last >= fence then": "if false then",
-        },
-        {"fence"},
+    "a token is the id of every attempt": Mutant(
+        {}, {"overlap", "robbed", "asleep", "fence"}, sections=1000, tokens_as_ids=True
     ),
+    "no fence": Mutant({FENCE: "local fence = 1", "if last and last < fence then": "if true then"}, {"fence"}),
     "the fence is only the time in seconds": Mutant(
-        {
-            "local fence = math.max(tonumber(ARGV[4]), us - 1) + 1": "local fence = math.floor(us / 1000000)",
-            "if last >= fence then": "if false then",
-        },
-        {"fence"},
+        {FENCE: "local fence = math.floor(us / 1000000)", "if last and last < fence then": "if true then"}, {"fence"}
     ),
     "the last in the queue is the first": Mutant(
-        {"call('ZRANGE', queue, 0, batch - 1, 'WITHSCORES')": "call('ZREVRANGE', queue, 0, batch - 1, 'WITHSCORES')"},
+        {"redis.call('ZRANGE', queue, reserved, reserved + batch - 1)":
+         "redis.call('ZREVRANGE', queue, reserved, reserved + batch - 1)"},
         {"order"},
     ),
-    "who asks skips the queue": Mutant(
-        {"if token == me then verdict = 'take' break end": "if me then verdict = 'take' break end",
-         "elseif patient then": "elseif false then"},
-        {"order"},
-        sections=500,  # only where two ask at once
-    ),
+    "whoever asks skips the queue": Mutant({"if id == me then": "if me then"}, {"order"}, sections=500),
     "release passes nothing on": Mutant(
-        {"return {was_held, hand_on(alive)}": "return {was_held, 0}"}, {"asleep"}, ttl=3.0
+        {"return {held and 1 or 0, hand_on()}": "return {held and 1 or 0, 0}"}, {"asleep"}, ttl=3.0
     ),  # by R5 somebody looks when the lease would have ended: with the TTL of the others, too early to tell for sure
     "a handoff is told and not granted": Mutant(
-        {"local fence, since = grant(token, channel, 'h', lease, owner)": "local fence, since = next_fence()"},
+        {"local fence, since = grant(id, channel, 'h', lease, token, owner)": "local fence, since = next_fence()"},
         {"overlap"},
     ),
     "a handoff is granted and not told": Mutant(
-        {"redis.pcall('PUBLISH', channel, message)": "local _ = message"}, {"asleep"}
+        {"tell(channel, 'g ' .. id": "tell('-', 'g ' .. id"}, {"asleep"}
     ),
-    "who asks is told that it holds the lock": Mutant(
-        {"if string.sub(held, 1, #token + 1) == token .. ' ' then": "if true then"}, {"overlap"}
+    "whoever asks is told that it holds the lock": Mutant(
+        {"if id == ARGV.id then return {ALREADY": "if id then return {ALREADY"}, {"overlap"}
     ),
     "the queue knows no order": Mutant(
-        {"call('ZADD', queue, ticket, token)": "call('ZADD', queue, 0, token)"}, {"order"}
+        {"redis.call('ZADD', queue, ticket, ARGV.id)": "redis.call('ZADD', queue, 0, ARGV.id)"}, {"order"}
     ),
     "release leaves the index as it is": Mutant(
-        {"call('ZREM', KEYS[4], name)\n  if trace then": "if trace then"}, {"left"}
+        {"  redis.call('ZREM', KEYS.index, ARGV.name)\n  if flag ~= 'c'": "  if flag ~= 'c'"}, {"left"}
     ),
 }  # fmt: skip
 
@@ -77,11 +72,36 @@ def mutate(name: str | None) -> None:
     """From now on, this process runs the scripts of the mutant (None: those that there are)."""
     if name is None:
         return
-    for snippet, instead in MUTANTS[name].changes.items():
-        found = [script for script in list(scripts._BY_SHA.values()) if snippet in script.source]
-        assert found, f"{snippet!r} stands in no script"
-        for script in found:
-            del scripts._BY_SHA[script.sha]
-            script.source = script.source.replace(snippet, instead)
-            script.sha = sha1(script.source.encode()).hexdigest()
-            scripts._BY_SHA[script.sha] = script
+    mutant = MUTANTS[name]
+    for snippet, instead in mutant.changes.items():
+        change_scripts(snippet, instead)
+    if mutant.tokens_as_ids:
+        setattr(acquisition, "Wanted", _with_token_as_id)  # noqa: B010
+
+
+def change_scripts(snippet: str, instead: str) -> None:
+    """Replace a part of the scripts, wherever it stands."""
+    before = list(scripts._by_sha.values())
+    patterns = [_as_loaded(script, snippet) for script in before]
+    found = [(script, pattern) for script, pattern in zip(before, patterns, strict=True) if pattern in script.source]
+    assert found, f"{snippet!r} stands in no script"
+    for script, pattern in found:
+        del scripts._by_sha[script.sha]
+        script.source = script.source.replace(pattern, _as_loaded(script, instead))
+        script.register()
+
+
+def _as_loaded(script: scripts.Script, text: str) -> str:
+    """``text`` with indices for the names of keys and arguments, as the script has it."""
+
+    def index(found: re.Match[str]) -> str:
+        array, word = found.groups()
+        names = script.keys if array == "KEYS" else script.args
+        return f"{array}[{names.index(word) + 1}]" if word in names else found[0]
+
+    return re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, text)
+
+
+def _with_token_as_id(*args: Any, **kwargs: Any) -> Wanted:
+    wanted = Wanted(*args, **kwargs)
+    return wanted if wanted.token is None else wanted._replace(id=wanted.token, token=None)

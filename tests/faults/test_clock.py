@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from django_redislock import FairLock, listener
+from django_redislock import Lock
+from django_redislock.engine import listener
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.state import NAME, queued
 
-from ..actors import GENEROUS, NAME, Other, queued
 from .clock import Clock, server_with_clock
 
 
@@ -23,9 +25,9 @@ def test_a_handoff_is_heard_when_the_clock_has_jumped_back(
     with server_with_clock() as server, server.client() as client:
         assert isinstance(server, Clock)
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": server.url}}
-        lock = FairLock(NAME, ttl=36_000)
+        lock = Lock(NAME, ttl=36_000)
         lock.acquire()
-        waiting = other().start(FairLock(NAME, ttl=36_000).acquire)
+        waiting = other().start(Lock(NAME, ttl=36_000).acquire)
         eventually(lambda: queued(client))
         server.jump(-3600)
         lock.release()

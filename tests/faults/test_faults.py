@@ -10,8 +10,10 @@ import pytest
 
 from redisserver import RedisServer, redis_server
 
-from .arena import Nursery, arena
 from .faults import FAULTS, Fault, strike_at_random
+from .trial import Launcher, trial
+
+pytestmark = pytest.mark.complete
 
 # in the long form: so many faults at random, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
@@ -19,10 +21,10 @@ SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.strike.__name__)
-def test_a_fault_alone(fault: Fault, nursery: Nursery, ground: RedisServer) -> None:
+def test_a_fault_alone(fault: Fault, launcher: Launcher, bare_server: RedisServer) -> None:
     with (
-        fault.server() if fault.server else nullcontext(ground) as struck,
-        arena(nursery, struck, proxied=[0] if fault.network else []) as run,
+        fault.server() if fault.server else nullcontext(bare_server) as struck,
+        trial(launcher, struck, proxied=[0] if fault.network else []) as run,
     ):
         fault.strike(run)
         run.obtained(3)
@@ -31,10 +33,10 @@ def test_a_fault_alone(fault: Fault, nursery: Nursery, ground: RedisServer) -> N
             assert run.history.longest_overlap() == 0.0
 
 
-def test_faults_at_random(nursery: Nursery) -> None:
+def test_faults_at_random(launcher: Launcher) -> None:
     """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many of them."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
-    with redis_server() as server, arena(nursery, server, workers=3, proxied=[0, 1], seed=SEED) as run:
+    with redis_server() as server, trial(launcher, server, workers=3, proxied=[0, 1], seed=SEED) as run:
         strike_at_random(run, ROUNDS, rest=10)
         assert run.finish() == []
         print(f"{len(run.history.obtained)} sections, {run.history.count('lost')} lost")

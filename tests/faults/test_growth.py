@@ -6,17 +6,18 @@ import pytest
 
 from redisserver import RedisServer
 
-from .arena import Nursery, arena
 from .growth import BOUNDS, Watch, growth, watching
+from .trial import Launcher, trial
 
 MEMORY = ["own memory, MB", "resident memory, MB"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("leak", "found"), [(0, []), (40_000, MEMORY)])
 def test_workers_that_keep_something_of_each_section_are_found(
-    leak: int, found: list[str], nursery: Nursery, ground: RedisServer
+    leak: int, found: list[str], launcher: Launcher, bare_server: RedisServer
 ) -> None:
-    with arena(nursery, ground, spared=[0], leak=leak) as run:
+    with trial(launcher, bare_server, spared=[0], leak=leak) as run:
         with watching(run.look_at_spared, every=0.05) as clients, watching(run.look_at_server, every=0.05) as server:
             run.entered(1000)
         assert [one.what for one in clients.growth() + server.growth() if one.leaks] == found

@@ -9,8 +9,8 @@ import pytest
 from .history import History, Trouble
 
 # p1 holds from 1.0 to 2.0 with a lease to 11, p2 asks meanwhile, and holds from 2.1 on
-FIRST = ["0.9 ask 1 FairLock seat None", "1.0 got 1 100 None", "2.0 holds 1 9.0", "2.01 end 1 released"]
-SECOND = ["1.5 ask 1 FairLock seat None", "2.1 got 1 200 150", "3.0 holds 1 9.0", "3.1 end 1 released"]
+FIRST = ["0.9 ask 1 seat None None", "1.0 got 1 100 None", "2.0 holds 1 9.0", "2.01 end 1 released"]
+SECOND = ["1.5 ask 1 seat None None", "2.1 got 1 200 150", "3.0 holds 1 9.0", "3.1 end 1 released"]
 
 
 def history(*troubles: Trouble, **processes: list[str]) -> History:
@@ -86,7 +86,7 @@ def test_an_overlap_is_not_excused_by_trouble_that_makes_redis_forget_nothing() 
 
 
 def test_a_lock_granted_before_a_flush_and_entered_after_it_is_told_to_be_lost() -> None:
-    late = ["0.9 ask 1 FairLock seat None", "2.3 got 1 100 None", "2.5 holds 1 9.0", "2.6 end 1 lost"]
+    late = ["0.9 ask 1 seat None None", "2.3 got 1 100 None", "2.5 holds 1 9.0", "2.6 end 1 lost"]
     assert kinds(FLUSH, p1=late, p2=SECOND) == []
     assert kinds(p1=late, p2=SECOND) == ["overlap", "fence", "robbed"]
 
@@ -107,7 +107,7 @@ def test_a_fence_given_twice_is_found_under_whatever_name() -> None:
     assert kinds(p1=FIRST, p2=other) == ["fence"]
 
 
-THIRD = ["1.4 ask 1 FairLock seat None", "3.2 got 1 300 140", "3.3 holds 1 9.0", "3.4 end 1 released"]
+THIRD = ["1.4 ask 1 seat None None", "3.2 got 1 300 140", "3.3 holds 1 9.0", "3.4 end 1 released"]
 
 
 def test_who_came_first_and_is_served_later_was_overtaken() -> None:
@@ -122,11 +122,6 @@ def test_who_may_have_queued_unseen_did_not_overtake() -> None:
     assert kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 200 0"), p3=THIRD) == []
 
 
-def test_plain_locks_know_no_order() -> None:
-    plain = [line.replace("FairLock", "Lock") for line in SECOND]
-    assert kinds(p1=FIRST, p2=plain, p3=THIRD) == []
-
-
 def test_whose_own_process_was_in_trouble_may_be_overtaken() -> None:
     assert kinds(Trouble(1.5, 1.6, "p3"), p1=FIRST, p2=SECOND, p3=THIRD) == []
     assert kinds(Trouble(1.5, 1.6, "p2"), p1=FIRST, p2=SECOND, p3=THIRD) == ["order"]
@@ -137,7 +132,7 @@ def test_a_process_that_did_not_run_for_a_while_was_in_trouble() -> None:
     assert kinds(p1=FIRST, p2=SECOND, p3=[*THIRD, "1.9 stall 1.45", "3.5 bye"]) == []
 
 
-WAITS = ["1.5 ask 1 FairLock seat None"]
+WAITS = ["1.5 ask 1 seat None None"]
 
 
 def test_a_waiter_that_hears_nothing_is_forgotten() -> None:
@@ -153,16 +148,16 @@ def test_the_dead_are_not_forgotten() -> None:
 
 
 def test_who_gives_up_in_time_is_well() -> None:
-    assert kinds(p1=["1.0 ask 1 Lock seat 0.5", "1.5 end 1 timeout"]) == []
+    assert kinds(p1=["1.0 ask 1 seat 0.5 None", "1.5 end 1 timeout"]) == []
 
 
 @pytest.mark.parametrize("timeout", ["None", "0.6"])
 def test_who_is_refused_before_its_time_is_found(timeout: str) -> None:
-    assert kinds(p1=[f"1.0 ask 1 Lock seat {timeout}", "1.5 end 1 timeout"]) == ["early"]
+    assert kinds(p1=[f"1.0 ask 1 seat {timeout} None", "1.5 end 1 timeout"]) == ["early"]
 
 
 def test_redis_out_of_reach_needs_a_reason() -> None:
-    refused = ["1.0 ask 1 Lock seat None", "1.5 end 1 refused"]
+    refused = ["1.0 ask 1 seat None None", "1.5 end 1 refused"]
     assert kinds(p1=refused) == ["refused"]
     assert kinds(Trouble(1.2, 1.3), p1=refused) == []
     assert kinds(Trouble(1.2, 1.3, "p2"), p1=refused) == ["refused"]
@@ -196,12 +191,12 @@ def test_what_the_locks_log_as_an_error_is_one() -> None:
 
 
 def test_a_lock_that_lies_free_before_a_waiter_is_found() -> None:
-    late = ["1.5 ask 1 FairLock seat None", "4.1 got 1 200 150", "4.2 holds 1 9.0", "4.3 end 1 released"]
+    late = ["1.5 ask 1 seat None None", "4.1 got 1 200 150", "4.2 holds 1 9.0", "4.3 end 1 released"]
     assert kinds(p1=FIRST, p2=late) == ["asleep"]
     assert history(p1=FIRST, p2=late).longest_gap() == pytest.approx(2.1)
     assert kinds(Trouble(3.0, 3.1, "p9"), p1=FIRST, p2=late) == []
 
 
 def test_a_free_lock_that_nobody_wants_is_well() -> None:
-    late = ["4.0 ask 1 FairLock seat None", "4.1 got 1 200 None", "4.2 holds 1 9.0", "4.3 end 1 released"]
+    late = ["4.0 ask 1 seat None None", "4.1 got 1 200 None", "4.2 holds 1 9.0", "4.3 end 1 released"]
     assert kinds(p1=FIRST, p2=late) == []

@@ -6,20 +6,21 @@ import pytest
 
 from redisserver import RedisServer
 
-from .arena import Nursery, arena
 from .mutants import MUTANTS
+from .trial import Launcher, trial
 
 
-def test_workers_that_nobody_disturbs_do_nothing_wrong(nursery: Nursery, ground: RedisServer) -> None:
-    with arena(nursery, ground) as run:
+def test_workers_that_nobody_disturbs_do_nothing_wrong(launcher: Launcher, bare_server: RedisServer) -> None:
+    with trial(launcher, bare_server) as run:
         run.obtained(100)
         assert run.finish() == []
         assert run.history.count("released") > 200
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_in_the_scripts_is_found(name: str, nursery: Nursery, ground: RedisServer) -> None:
+def test_a_fault_in_the_scripts_is_found(name: str, launcher: Launcher, bare_server: RedisServer) -> None:
     mutant = MUTANTS[name]
-    with arena(nursery, ground, mutant=name, ttl=mutant.ttl) as run:
+    with trial(launcher, bare_server, mutant=name, ttl=mutant.ttl) as run:
         run.until(lambda: run.shows(mutant.found) or run.enough(mutant.sections))
         assert run.shows(mutant.found) or {wrong.kind for wrong in run.finish()} & mutant.found

@@ -1,12 +1,15 @@
 """A process that uses locks as hard as it can, and writes down what it sees.
 
-Workers are forked from a nursery, so that a new one runs at once. SIGTERM tells one to come to its end: who waits then
-still waits for its lock.
+Workers are forked from a launcher, so that a new one runs at once. SIGTERM tells one to come to its end: whoever waits
+then still waits for its lock.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import encodings.idna  # noqa: F401 (Python forgets it for good when its import is interrupted)
+import faulthandler
 import itertools
 import json
 import logging
@@ -16,25 +19,30 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import Any
 
 from django.test import override_settings
 
-from django_redislock import FairLock, Lock, LockLost, LockUnavailable, scripts
-from django_redislock import lock as lock_module
-from django_redislock.attempt import Attempt
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
+from django_redislock.engine import acquisition
+from django_redislock.engine.attempt import Attempt
 from django_redislock.steps import Call, Pause, Steps, arun, run
+from django_redislock.store import calls
 
 from .mutants import mutate
 
-FEW = 5  # locks that a player uses, of many: else all of them wait for the first that stands still
+FEW = 5  # locks that one user uses, of many: else all of them wait for the first that stands still
 BEAT, STALL = 0.02, 0.3  # seconds: a process that did not run for so long says so
+SWALLOWED_AFTER = 2.0  # seconds: an interruption that met a finalizer is ignored by Python, and does not arrive
+TOKENS = [None] * 6 + ["own", "own", "shared"]  # how a section comes by its token
+POLLS = [None] * 19 + [True]
 
-# of tests.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so the
-# number of one that has ended is nobody else's while the nursery lives
-NURSERY = """
+# of tests.helpers.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so
+# the number of one that has ended is nobody else's while the launcher lives
+LAUNCHER = """
 from tests.faults import worker
 say("ready")
 while order := hear():
@@ -47,8 +55,12 @@ while order := hear():
 
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
 _presumed: ContextVar[bool] = ContextVar("presumed", default=False)
-_release = scripts.release
+_release = calls.release
 _stopping = False
+
+
+class Interrupted(BaseException):
+    """Raised in a thread from outside, wherever it happens to be: as a time limit for a job is."""
 
 
 class NotedAttempt(Attempt):
@@ -64,7 +76,7 @@ class NotedAttempt(Attempt):
 def noted_release(*args: Any, **kwargs: Any) -> Steps[tuple[int, bool]]:
     """Leaves to the thread or task that releases whether that was only presumed, from a call that was repeated."""
     answer = yield from _release(*args, **kwargs)
-    _presumed.set(answer == (0, True))
+    _presumed.set(answer == (calls.NOT_HELD, True))
     return answer
 
 
@@ -83,57 +95,101 @@ class Log:
         os.write(self._file, f"{time:.6f} {event}{''.join(f' {word}' for word in words)}\n".encode())
 
 
-class Player:
-    """A thread or task that uses locks until it is told to stop."""
+class User:
+    """A thread or task that uses locks until it is told to stop. Now and then it is interrupted, and tries again."""
 
-    def __init__(self, log: Log, order: dict[str, Any], seed: str, *, awaits: bool) -> None:
+    def __init__(self, log: Log, order: dict[str, Any], label: str, *, awaits: bool) -> None:
         self.log = log
-        self.dice = random.Random(seed)
-        places = order["places"]
-        self.places = [
-            (FairLock if fair else Lock, name) for name, fair in self.dice.sample(places, min(FEW, len(places)))
-        ]
+        self.random = random.Random(f"{order['seed']} {label}")
+        names = order["names"]
+        self.names = self.random.sample(names, min(FEW, len(names)))
         self.ttl = order["ttl"]
         self.holds = order["holds"]
         self.timeouts = order["timeouts"]
         self.leak = order["leak"]
         self.kept: list[bytearray] = []
         self.awaits = awaits
+        job = f"job-of-{label.replace(' ', '-')}".ljust(22, "-")
+        self.own_token = f"{job}{os.getpid()}"
+        self.shared_token = job  # with its twins in the other processes
+        self.again: tuple[str, str | None] | None = None  # name and token of a section that was interrupted
+        self.number = 0  # of the section that is open; 0: none
+        self.entered = False  # it holds its lock
+        self.interruptions = 0  # that have been sent
+        self.interrupted = 0  # that have arrived
+        self.interrupted_at = 0.0  # when the last one was sent
+        self.interrupt: Callable[[], object] | None = None  # how to do so
 
-    def play(self) -> Steps[None]:
-        while not _stopping:
-            yield from self.section()
+    def use_locks(self) -> Steps[None]:
+        while True:
+            # whoever interrupts waits until that has arrived: none comes while one is being handled
+            try:
+                while not _stopping:
+                    yield from self.section()
+                end = monotonic() + SWALLOWED_AFTER
+                while self.interrupted < self.interruptions and monotonic() < end:
+                    yield Pause(BEAT)  # one that is on its way
+                return
+            except (Interrupted, asyncio.CancelledError):
+                if self.number:
+                    self.close("interrupted")
+                self.interrupted += 1
+
+    def close(self, outcome: str) -> None:
+        self.log.note("end", self.number, outcome)
+        self.number = 0
 
     def section(self) -> Steps[None]:
-        kind, name = self.dice.choice(self.places)
-        timeout = self.dice.choice(self.timeouts)
-        number = self.log.number()
-        note = self.log.note
         if self.leak:
             self.kept.append(bytearray(self.leak))
-        lock = kind(name, ttl=self.ttl, on_lost=lambda error: note("told", number))
-        acquire = lock.aacquire if self.awaits else lock.acquire
-        note("ask", number, kind.__name__, name, timeout)
+        name, token = self.choose()
+        timeout = self.random.choice(self.timeouts)
+        poll = self.random.choice(POLLS)
+        seconds = self.random.choice(self.holds)
+        self.again = name, token
+        self.entered = False
+        self.number = number = self.log.number()
+        self.log.note("ask", number, name, timeout, token)
+        lock = Lock(
+            name, ttl=self.ttl, token=token, poll=poll, blocking_timeout=timeout,
+            on_lost=lambda error: self.log.note("told", number),
+        )  # fmt: skip
         try:
-            try:
-                got = yield Call(acquire, (), {"blocking_timeout": timeout})
-            except LockUnavailable:
-                note("end", number, "refused")
-                yield Pause(0.05)
-                return
-            if not got:
-                note("end", number, "timeout")
-                yield Pause(self.dice.random() * 0.01)
-                return
-            note("got", number, lock.fence, _ticket.get())
-            yield from self.hold(lock, number, self.dice.choice(self.holds))
-            yield from self.end(lock, number)
+            yield Call(self.ause if self.awaits else self.use, (lock, number, seconds), {})
+        except LockNotAcquired:
+            self.close("timeout")
+            yield Pause(self.random.random() * 0.01)
+        except LockLost:
+            self.close("lost")
+        except LockUnavailable:
+            self.close("unavailable" if self.entered else "refused")
+            yield Pause(0.05)
         except Exception as error:
             traceback.print_exc()
-            note("end", number, repr(error))
+            self.close(repr(error))
+        else:
+            self.close("presumed" if _presumed.get() else "released")
+        self.again = None
+
+    def choose(self) -> tuple[str, str | None]:
+        """What to lock, and with which token."""
+        if self.again is not None and self.random.random() < 0.7:
+            return self.again  # as a job does that is started again
+        token = {None: None, "own": self.own_token, "shared": self.shared_token}[self.random.choice(TOKENS)]
+        return self.random.choice(self.names), token
+
+    def use(self, lock: Lock, number: int, seconds: float) -> None:
+        with lock:
+            run(self.hold(lock, number, seconds))
+
+    async def ause(self, lock: Lock, number: int, seconds: float) -> None:
+        async with lock:
+            await arun(self.hold(lock, number, seconds))
 
     def hold(self, lock: Lock, number: int, seconds: float) -> Steps[None]:
         """Be in the section for so long, or until the lock is lost."""
+        self.entered = True
+        self.log.note("got", number, lock.fence, _ticket.get())
         until = monotonic() + seconds
         while True:
             now = monotonic()
@@ -145,49 +201,79 @@ class Player:
                 return
             yield Pause(min(0.02, until - now))
 
-    def end(self, lock: Lock, number: int) -> Steps[None]:
-        """What the end of a ``with`` does."""
-        try:
-            yield from lock._exit(None)
-        except LockLost:
-            self.log.note("end", number, "lost")
-        except LockUnavailable:
-            self.log.note("end", number, "unavailable")
-        else:
-            self.log.note("end", number, "presumed" if _presumed.get() else "released")
+
+class Interrupter(threading.Thread):
+    """Interrupts users at random moments, so many times a second each."""
+
+    def __init__(self, users: list[User], order: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._users = users
+        self._random = random.Random(f"{order['seed']} interrupter")
+        self._pause = 1 / order["interrupts"] / len(users)
+
+    def run(self) -> None:
+        while not _stopping:
+            sleep(self._random.random() * 2 * self._pause)
+            user = self._random.choice(self._users)
+            now = monotonic()
+            arrived = user.interrupted == user.interruptions or now - user.interrupted_at > SWALLOWED_AFTER
+            if user.interrupt is not None and arrived and not _stopping:
+                user.interruptions, user.interrupted_at = user.interrupted + 1, now
+                user.interrupt()
+
+
+_starting = threading.Lock()
+_start = threading.Thread.start
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Until a new thread runs, Python takes it for the one that starts it, and that one would wait for it for ever."""
+    with _starting:
+        _start(thread)
+
+
+def interrupt_thread(thread: threading.Thread) -> None:
+    assert thread.ident is not None
+    with _starting:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
 
 
 def work(line: str) -> None:
-    """Play by the order, until SIGTERM comes and all have ended."""
+    """Use locks as ordered, until SIGTERM comes and all have ended."""
     order = json.loads(line)
-    # the end of the process is the arena's matter, not that of a test's Ctrl-C
+    # the end of the process is the trial's matter, not that of a test's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     mutate(order["mutant"])
-    setattr(lock_module, "Attempt", NotedAttempt)  # noqa: B010
-    setattr(scripts, "release", noted_release)  # noqa: B010
+    setattr(acquisition, "Attempt", NotedAttempt)  # noqa: B010
+    setattr(calls, "release", noted_release)  # noqa: B010
+    setattr(threading.Thread, "start", start_thread)  # noqa: B010
     log = Log(order["log"])
+    stacks = open(f"{order['log']}.stacks", "w")  # noqa: SIM115 (as long as the process lives)
+    faulthandler.register(signal.SIGUSR1, stacks)
     _watch_for_failures(log)
     with override_settings(CACHES={"default": order["cache"]}):
         if order["sweep"]:
-            for name, _ in order["places"]:
-                with FairLock(name, ttl=order["ttl"], blocking_timeout=60):
+            for name in order["names"]:
+                with Lock(name, ttl=order["ttl"], blocking_timeout=60):
                     pass
             log.note("bye")
             sys.exit()
-        threads = [
-            threading.Thread(target=run, args=(Player(log, order, f"{order['seed']} {index}", awaits=False).play(),))
-            for index in range(order["threads"])
-        ]
+        users = [User(log, order, f"thread {index}", awaits=False) for index in range(order["threads"])]
+        threads = [threading.Thread(target=_use_alone, args=(user,)) for user in users]
         if order["tasks"]:
-            threads.append(threading.Thread(target=asyncio.run, args=(_play_together(log, order),)))
+            tasks = [User(log, order, f"task {index}", awaits=True) for index in range(order["tasks"])]
+            threads.append(threading.Thread(target=asyncio.run, args=(_use_together(tasks),)))
+            users += tasks
         for thread in threads:
             thread.start()
+        if order["interrupts"]:
+            Interrupter(users, order).start()
         last = monotonic()
-        nursery = os.getppid()
+        launcher = os.getppid()
         while any(thread.is_alive() for thread in threads):
             sleep(BEAT)
-            if os.getppid() != nursery:
+            if os.getppid() != launcher:
                 os._exit(1)  # the tests were killed
             now = monotonic()
             if now - last > STALL:
@@ -210,9 +296,21 @@ def _watch_for_failures(log: Log) -> None:
     logger.addHandler(Handler(logging.ERROR))
 
 
-async def _play_together(log: Log, order: dict[str, Any]) -> None:
-    players = [Player(log, order, f"{order['seed']} task {index}", awaits=True) for index in range(order["tasks"])]
-    await asyncio.gather(*(arun(player.play()) for player in players))
+def _use_alone(user: User) -> None:
+    thread = threading.current_thread()
+    user.interrupt = lambda: interrupt_thread(thread)
+    run(user.use_locks())
+
+
+async def _use_together(users: list[User]) -> None:
+    await asyncio.gather(*map(_use, users))
+
+
+async def _use(user: User) -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    user.interrupt = lambda: loop.call_soon_threadsafe(task.cancel)
+    await arun(user.use_locks())
 
 
 def _stop(number: int, frame: object) -> None:

@@ -1,24 +1,24 @@
 """The protocol of docs/protocol.rst as a small exhaustive model: every order in which things can happen is tried.
 
 * ``world.py``: what a state consists of.
-* ``scripts.py``: the Lua scripts; read it beside ``django_redislock/scripts/``.
+* ``scripts.py``: the Lua scripts; read it beside ``django_redislock/store/lua/``.
 * ``processes.py``: attempts, listeners and the watchdog, and what befalls them; each action is named and described.
 * ``search.py``: breadth-first search through all states, so that a violation is shown by a shortest way to it.
 
-Run it by hand, from the root of the repository, with the modes and the processes of the clients, how many faults there
-may be, and a rule to leave out (R1, R6, R7, R9)::
+Run it by hand, from the root of the repository, with the processes of the attempts, their tokens, how many faults there
+may be, and a rule to leave out (R1, R6, R7, R9, R16)::
 
-    python -m tests.model FFF 001 1
-    python -m tests.model LLF 012 2
-    python -m tests.model FFF 001 1 R6
+    python -m tests.model 001 abc 1
+    python -m tests.model 012 aab 2
+    python -m tests.model 001 abc 1 R6
 
-In the suite (``tests/test_model.py``) a scene has one fault at most. ``REDISLOCK_TEST_FAULTS=2`` walks through all
-scenes with two: a million states and two minutes for each of the fair ones, several times that for the others.
+In the suite (``tests/model/test_model.py``) a scene has one fault at most. ``REDISLOCK_TEST_FAULTS=2`` walks through
+all scenes with two: a million states and minutes for each.
 
 **What is promised**: no two holders that believe their lease at the same time; who enters has a higher fence than all
-before; nobody is granted the lock before one who was first, but by the one rule that allows it; nobody who finds the
-lock free is refused when nobody else may have it; and when nothing goes on any more, the next look of each process
-brings all its waiters back into the queue, and does not leave the lock free, or with one who has left.
+before, or has adopted the lock of an attempt with the same token; nobody is granted the lock before one who was first;
+nobody who finds the lock free is refused when nobody stands before it; and when nothing goes on any more, the next look
+of each process brings all its waiters back into the queue, and does not leave the lock free, or with one who has left.
 
 **What is left out, and why that hides nothing**
 
@@ -27,10 +27,11 @@ brings all its waiters back into the queue, and does not leave the lock free, or
   clock's look too. Renewal is the deadline's not coming.
 * *Slowness.* A process that runs reads messages and answers before a deadline passes; one that is slower is one that is
   stopped at that point and goes on later. A request that is on its way may take for ever.
-* *Second attempts.* Each client tries once, with a token of its own; a second attempt is a further client.
+* *Two attempts of one job at once.* An attempt with the token of another one begins when that has left, or died. What
+  it left behind (a release or a withdrawal that is still to be sent) may come at any time.
 * *Numbers.* Fences and tickets are only compared among themselves, so that a state has their ranks. That they grow
   across FLUSHALL is not modelled, nor are evictions and failovers: no rule promises exclusion there.
-* *Lost answers, gone:\\* (R8), adoption (R13), release by force.* tests/test_machine.py has those, on a real server.
-* *Polled waiters (R3), batches of 5,000, NOSCRIPT.* They have tests of their own.
-* *Symmetry.* Clients that are alike begin in a fixed order.
+* *Lost answers, gone:\\* (R8), release by force.* tests/protocol has those, on a real server.
+* *Polled waiters (R3), batches, NOSCRIPT.* They have tests of their own.
+* *Symmetry.* Attempts that are alike begin in a fixed order.
 """

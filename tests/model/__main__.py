@@ -3,5 +3,5 @@ import sys
 from .search import search
 from .world import Scene
 
-modes, homes, faults, *rule = sys.argv[1:]
-print(search(Scene(modes, tuple(map(int, homes)), int(faults), *rule)))
+homes, tokens, faults, *rule = sys.argv[1:]
+print(search(Scene(tuple(map(int, homes)), tokens, int(faults), *rule)))

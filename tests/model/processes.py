@@ -1,7 +1,7 @@
-"""Clients and listeners, as ``attempt.py``, ``listener.py`` and ``watchdog.py`` have them, and what may befall them.
+"""Attempts and processes, as ``engine/`` has them, and what may befall them.
 
-Each function of the lists at the end is an action: it changes the world and answers True, or finds that it is not
-possible now and answers False.
+Each function of the lists at the end is an action: it changes the world and returns True, or finds that it is not
+possible now and returns False.
 """
 
 from __future__ import annotations
@@ -9,161 +9,160 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import scripts
-from .world import Client, Grant, Token, Violation, World
+from .world import Attempt, Client, Grant, Id, Violation, World
 
 # -- an attempt ---------------------------------------------------------------------------------------------------
 
 
-def begin(world: World, token: Token) -> bool:
-    """acquire() is called; ones that are alike begin in a fixed order, which merges symmetric states"""
-    homes, modes = world.scene.homes, world.scene.modes
-    if world.clients[token].at != "new" or world.home(token).state != "up":
+def begin(world: World, attempt: Attempt) -> bool:
+    """acquire() is called; an attempt of the same job has left before"""
+    scene = world.scene
+    if world.clients[attempt].at != "new" or world.home(attempt).state != "up":
         return False
-    for other in range(token):
-        alike = modes[other] == modes[token] and (
-            homes[other] == homes[token] or _crew(world, homes[other]) == _crew(world, homes[token])
-        )
-        if alike and world.clients[other].at == "new":
+    for other in range(len(world.clients)):
+        if other == attempt:
+            continue
+        same = scene.tokens[other] == scene.tokens[attempt]
+        if same and world.clients[other].at not in ("new", "gone"):
             return False
-    _ask(world, token, unasked=False)
+        # ones that are alike begin in a fixed order, which merges symmetric states
+        alike = same or (
+            (scene.homes[other] == scene.homes[attempt] or _crew(world, other) == _crew(world, attempt))
+            and {scene.tokens.count(scene.tokens[one]) for one in (other, attempt)} == {1}
+        )
+        if other < attempt and alike and world.clients[other].at == "new":
+            return False
+    _ask(world, attempt, unasked=False)
     return True
 
 
-def _crew(world: World, process: int) -> str:
-    return "".join(mode for mode, home in zip(world.scene.modes, world.scene.homes, strict=True) if home == process)
+def _crew(world: World, attempt: Attempt) -> int:
+    return world.scene.homes.count(world.scene.homes[attempt])
 
 
-def _ask(world: World, token: Token, *, unasked: bool) -> None:
-    home = world.scene.homes[token]
+def _ask(world: World, attempt: Attempt, *, unasked: bool) -> None:
+    home = world.scene.homes[attempt]
     ready = _ready(world, home)
-    if ready and token not in world.processes[home].waiters:
-        world.process(home, waiters=(*world.processes[home].waiters, token))
-    world.client(token, at="asks", queues=ready, older=False, unasked=unasked, look=False)
+    if ready and attempt not in world.processes[home].waiters:
+        world.process(home, waiters=(*world.processes[home].waiters, attempt))
+    world.client(attempt, at="asks", queues=ready, older=False, unasked=unasked, look=False)
 
 
 def _ready(world: World, process: int) -> bool:
     return world.processes[process].subscribed != "off"  # cut and mute: it does not know
 
 
-def serve(world: World, token: Token) -> bool:
+def serve(world: World, attempt: Attempt) -> bool:
     """Redis runs the request, whatever has become of its sender"""
-    if world.clients[token].at != "asks":
+    if world.clients[attempt].at != "asks":
         return False
-    world.client(token, at="answered", answer=scripts.acquire(world, token))
-    read(world, token)
+    world.client(attempt, at="answered", answer=scripts.acquire(world, attempt))
+    read(world, attempt)
     return True
 
 
-def read(world: World, token: Token) -> bool:
+def read(world: World, attempt: Attempt) -> bool:
     """the answer arrives, at once where the process runs: Attempt.obtain()"""
-    client, home = world.clients[token], world.scene.homes[token]
+    client, home = world.clients[attempt], world.scene.homes[attempt]
     process = world.processes[home]
     if client.at != "answered" or process.state != "up":
         return False
     assert client.answer
     state, grant = client.answer
-    world.client(token, answer=())
+    world.client(attempt, answer=())
     if grant:
         if grant.over and not world.without("R1"):
-            _ask(world, token, unasked=client.unasked)
+            _ask(world, attempt, unasked=client.unasked)
             return True
-        lost = not any(message.token == token for message in process.inbox) and not client.grant
-        if state == "already" and client.unasked and lost and process.subscribed != "off":
+        id = world.scene.id(attempt)
+        unheard = not any(message.id == id for message in process.inbox) and not client.grant
+        if state == "already" and not grant.adopted and client.unasked and unheard and process.subscribed != "off":
             world.process(home, subscribed="off", inbox=())  # the wake has not come: Listener.reconnect()
-        _enter(world, token, grant)
+        _enter(world, attempt, grant)
         return True
-    if token not in process.waiters:
-        process = process._replace(waiters=(*process.waiters, token))
+    if attempt not in process.waiters:
+        process = process._replace(waiters=(*process.waiters, attempt))
         world.process(home, waiters=process.waiters)
     ready = _ready(world, home)
     if ready and not (client.queues and not client.older) and not world.without("R6"):
-        _ask(world, token, unasked=client.unasked)
+        _ask(world, attempt, unasked=client.unasked)
         return True
-    world.client(token, at="waits", queues=False, older=False, unasked=False)
+    world.client(attempt, at="waits", queues=False, older=False, unasked=False)
     if client.look:
-        _ask(world, token, unasked=False)
+        _ask(world, attempt, unasked=False)
     if state == "requeued" and client.unasked:
         _tell_all(world, home)
     return True
 
 
-def wake(world: World, token: Token) -> bool:
+def wake(world: World, attempt: Attempt) -> bool:
     """the waiter takes what it was told: Attempt._wait()"""
-    client = world.clients[token]
-    if client.at != "waits" or not client.grant or world.home(token).state != "up":
+    client = world.clients[attempt]
+    if client.at != "waits" or not client.grant or world.home(attempt).state != "up":
         return False
     if client.grant.over and not world.without("R1"):
-        world.client(token, grant=())
-        _tell_all(world, world.scene.homes[token])
-        _ask(world, token, unasked=False)
+        world.client(attempt, grant=())
+        _tell_all(world, world.scene.homes[attempt])
+        _ask(world, attempt, unasked=False)
     else:
-        _enter(world, token, client.grant)
+        _enter(world, attempt, client.grant)
     return True
 
 
-def look(world: World, token: Token) -> bool:
+def look(world: World, attempt: Attempt) -> bool:
     """the clock says that it is time: the oldest waiter of a process looks"""
-    client, process = world.clients[token], world.home(token)
-    if client.at != "waits" or process.state != "up" or client.grant or process.waiters[0] != token:
+    client, process = world.clients[attempt], world.home(attempt)
+    if client.at != "waits" or process.state != "up" or client.grant or process.waiters[0] != attempt:
         return False
-    _ask(world, token, unasked=True)
+    _ask(world, attempt, unasked=True)
     return True
 
 
-def _enter(world: World, token: Token, grant: Grant) -> None:
-    """The client believes its lease from now on."""
+def _enter(world: World, attempt: Attempt, grant: Grant) -> None:
+    """It believes its lease from now on."""
     for other, client in enumerate(world.clients):
         if client.at == "holds":
-            raise Violation(f"two holders: {token} enters while {other} believes its lease")
-    if grant.fence <= world.entered:
-        raise Violation(f"fences: {token} enters with one that is not above those before")
+            raise Violation(f"two holders: {attempt} enters while {other} believes its lease")
+    if grant.fence < world.entered or (grant.fence == world.entered and not grant.adopted):
+        raise Violation(f"fences: {attempt} enters with one that is not above those before")
     world.entered = grant.fence
-    _unregister(world, token)
-    world.clients[token] = Client("holds", fence=grant.fence)
+    _unregister(world, attempt)
+    world.clients[attempt] = Client("holds", fence=grant.fence)
 
 
-def _unregister(world: World, token: Token) -> None:
-    home = world.scene.homes[token]
+def _unregister(world: World, attempt: Attempt) -> None:
+    home = world.scene.homes[attempt]
     waiters = world.processes[home].waiters
-    if token in waiters:
-        world.process(home, waiters=tuple(waiter for waiter in waiters if waiter != token))
+    if attempt in waiters:
+        world.process(home, waiters=tuple(waiter for waiter in waiters if waiter != attempt))
 
 
-def leave(world: World, token: Token) -> bool:
+def leave(world: World, attempt: Attempt) -> bool:
     """the holder releases, whether or not it has lost the lock; or a waiter gives up, and withdraws"""
-    if world.clients[token].at not in ("waits", "holds", "lost") or world.home(token).state != "up":
+    if world.clients[attempt].at not in ("waits", "holds", "lost") or world.home(attempt).state != "up":
         return False
-    _forget(world, token)
-    scripts.release(world, token)
+    _forget(world, attempt)
+    scripts.release(world, world.scene.id(attempt), world.scene.homes[attempt])
     return True
 
 
-def leave_unheard(world: World, token: Token) -> bool:
-    """a waiter gives up, and its withdraw is lost: the watchdog says it later (R7)"""
-    if world.clients[token].at != "waits" or world.home(token).state != "up" or not _fault(world):
+def leave_unheard(world: World, attempt: Attempt) -> bool:
+    """the same, but Redis does not hear it: the watchdog sends it later (R7)"""
+    if world.clients[attempt].at not in ("waits", "holds") or world.home(attempt).state != "up" or not _fault(world):
         return False
-    _forget(world, token)
-    _send_farewell(world, world.scene.homes[token], token)
+    _forget(world, attempt)
+    _release_later(world, world.scene.homes[attempt], world.scene.id(attempt))
     return True
 
 
-def _forget(world: World, token: Token) -> None:
-    _unregister(world, token)
-    world.client(token, at="gone", fence=0, look=False, grant=())
+def _forget(world: World, attempt: Attempt) -> None:
+    _unregister(world, attempt)
+    world.client(attempt, at="gone", fence=0, look=False, grant=())
 
 
-def confirm(world: World, token: Token) -> bool:
+def confirm(world: World, attempt: Attempt) -> bool:
     """the watchdog confirms a handoff (R10); other renewals only keep the deadline from passing"""
-    return world.clients[token].at == "holds" and scripts.confirm(world, token)
-
-
-def age(world: World, token: Token) -> bool:
-    """the oldest ticket that was younger is 100 ms old now (only where Lock waiters are among them)"""
-    young = [waiter for waiter in world.queue if not world.clients[waiter].aged]
-    if "L" not in world.scene.modes or young[:1] != [token]:
-        return False
-    world.client(token, aged=True)
-    return True
+    return world.clients[attempt].at == "holds" and scripts.confirm(world, attempt)
 
 
 # -- a process ----------------------------------------------------------------------------------------------------
@@ -174,49 +173,48 @@ def hear(world: World, home: int) -> bool:
     process = world.processes[home]
     if process.state != "up" or not process.inbox:
         return False
-    token, grant = process.inbox[0]
+    id, grant = process.inbox[0]
     world.process(home, inbox=process.inbox[1:])
-    if grant and grant.over:
+    if grant.over:
         _tell_all(world, home)
-    at = world.clients[token].at
-    if token in process.waiters:
-        if grant:
-            world.client(token, grant=grant)
-        else:
-            _tell(world, token)
-    elif at not in ("holds", "lost"):
-        _send_farewell(world, home, token)
+    mine = [attempt for attempt in world.attempts(id) if world.scene.homes[attempt] == home]
+    for attempt in mine:
+        if attempt in process.waiters:
+            world.client(attempt, grant=grant)
+            return True
+    if not any(world.clients[attempt].at in ("holds", "lost") for attempt in mine):
+        _release_later(world, home, id)
     return True
 
 
-def say_farewell(world: World, home: int) -> bool:
-    """a release or withdraw that was left to the watchdog"""
+def send_pending(world: World, home: int) -> bool:
+    """a release or withdrawal that was left to the watchdog"""
     process = world.processes[home]
-    if not process.farewells:
+    if not process.pending:
         return False
-    world.process(home, farewells=process.farewells[1:])
-    scripts.release(world, process.farewells[0])
+    world.process(home, pending=process.pending[1:])
+    scripts.release(world, process.pending[0], home)
     return True
 
 
-def _send_farewell(world: World, home: int, token: Token) -> None:
-    farewells = world.processes[home].farewells
-    if not world.without("R7") and token not in farewells:
-        world.process(home, farewells=(*farewells, token))
+def _release_later(world: World, home: int, id: Id) -> None:
+    pending = world.processes[home].pending
+    if not world.without("R7") and id not in pending:
+        world.process(home, pending=(*pending, id))
 
 
 def _tell_all(world: World, home: int) -> None:
-    for token in world.processes[home].waiters:
-        _tell(world, token)
+    for attempt in world.processes[home].waiters:
+        _tell(world, attempt)
 
 
-def _tell(world: World, token: Token) -> None:
+def _tell(world: World, attempt: Attempt) -> None:
     """To look: at once, or when the answer that it waits for has come."""
-    client = world.clients[token]
+    client = world.clients[attempt]
     if client.at == "waits" and not client.grant:
-        _ask(world, token, unasked=False)
+        _ask(world, attempt, unasked=False)
     else:
-        world.client(token, look=True)
+        world.client(attempt, look=True)
 
 
 def notice(world: World, home: int) -> bool:
@@ -234,9 +232,9 @@ def subscribe(world: World, home: int) -> bool:
     if process.state != "up" or process.subscribed != "off":
         return False
     world.process(home, subscribed="on")
-    for token, client in enumerate(world.clients):
-        if world.scene.homes[token] == home and client.at in ("asks", "answered"):
-            world.client(token, older=True)
+    for attempt, client in enumerate(world.clients):
+        if world.scene.homes[attempt] == home and client.at in ("asks", "answered"):
+            world.client(attempt, older=True)
     if not world.without("R6"):
         _tell_all(world, home)
     elif process.waiters:
@@ -287,8 +285,8 @@ def mute(world: World, home: int) -> bool:
 def _busy(world: World, home: int) -> bool:
     """A fault where nobody acts yet, or any more, makes no difference."""
     return world.processes[home].state == "up" and any(
-        world.scene.homes[token] == home and client.at not in ("new", "gone")
-        for token, client in enumerate(world.clients)
+        world.scene.homes[attempt] == home and client.at not in ("new", "gone")
+        for attempt, client in enumerate(world.clients)
     )
 
 
@@ -308,11 +306,11 @@ def deadline(world: World, _: int) -> bool:
         return False
     fence = world.lock.fence
     world.lock = world.lock._replace(fresh=False)
-    for token, client in enumerate(world.clients):
+    for attempt, client in enumerate(world.clients):
         if client.at == "holds" and client.fence == fence:
-            world.client(token, at="lost", fence=0)
+            world.client(attempt, at="lost", fence=0)
     known = fence if world.without("R1") else 0  # else it makes no difference any more
-    world.change_grants(lambda grant: Grant(known, over=True) if grant.fence == fence else grant)
+    world.change_grants(lambda grant: Grant(known, over=True, adopted=grant.adopted) if grant.fence == fence else grant)
     return True
 
 
@@ -320,7 +318,7 @@ def _busy_hearing(world: World) -> bool:
     """A process that runs reads its messages long before a lease ends; one that is slower has stood still."""
     running = [process.state == "up" for process in world.processes]
     return any(process.inbox for process in world.processes if process.state == "up") or any(
-        client.grant for token, client in enumerate(world.clients) if running[world.scene.homes[token]]
+        client.grant for attempt, client in enumerate(world.clients) if running[world.scene.homes[attempt]]
     )
 
 
@@ -336,8 +334,8 @@ Action = Callable[[World, int], bool]
 
 # what goes on by itself and at once
 CLIENT_STEPS: list[Action] = [serve, read, wake]
-PROCESS_STEPS: list[Action] = [hear, say_farewell, subscribe]
+PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 # what may happen or not
-CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, age]
+CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm]
 PROCESS_EVENTS: list[Action] = [notice, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]

@@ -1,4 +1,4 @@
-"""The Lua scripts, line by line where it matters. Compare with ``django_redislock/scripts/``.
+"""The Lua scripts, line by line where it matters. Compare with ``django_redislock/store/lua/``.
 
 A channel is a process's number. ``PUBSUB NUMSUB`` and ``PUBLISH`` see a process that is subscribed at the server,
 whether it runs or stands still.
@@ -8,136 +8,151 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .world import Answer, Grant, Lock, Message, Token, Violation, World
-
-NOBODY = -1  # the '-' of the field '!'
+from .world import NOBODY, Answer, Attempt, Grant, Id, Lock, Message, Violation, World
 
 
-def acquire(world: World, token: Token) -> Answer:
+def acquire(world: World, attempt: Attempt) -> Answer:
     """acquire.lua"""
-    client, channel = world.clients[token], world.scene.homes[token]
-    mode = world.scene.modes[token]
+    client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
     if not world.lock and not world.queue:
-        return Answer("granted", _grant(world, token, "c"))
-    if world.lock:
-        if world.lock.token == token:
-            world.lock = world.lock._replace(fresh=True)  # the end that follows from this answer is a later one
-            return Answer("already", Grant(world.lock.fence))
-    elif pass_on(world, channel, None if world.without("R9") else token, mode) == "take":
-        _drop(world, [token])
-        return Answer("granted", _grant(world, token, "c"))
+        return Answer("granted", _grant(world, attempt, "c"))
+    held = world.lock
+    if held and held.id == id:
+        adopted = held.attempt != attempt  # only where an id is a token
+        # the end that follows from this answer is a later one
+        world.lock = held._replace(fresh=True, attempt=attempt)
+        return Answer("already", Grant(held.fence, adopted=adopted))
+    if held and _may_adopt(world, attempt, held):
+        if held.flag == "h":
+            world.mark = NOBODY
+        # its holder seems dead: should it live, its fence is an old one from now on
+        fence = _next_fence(world)
+        world.lock = Lock(id, attempt, fence, "a")
+        _drop(world, [id])
+        return Answer("already", Grant(fence, adopted=True))
+    if not held and pass_on(world, channel, None if world.without("R9") else id) == "take":
+        _drop(world, [id])
+        return Answer("granted", _grant(world, attempt, "c"))
 
     state = "busy"
     if client.queues:
-        new = token not in world.queue
-        if new and client.ticket:
+        if id not in world.queue and client.ticket:
             state = "requeued"
         if not client.ticket:
-            world.client(token, ticket=1 + max(other.ticket for other in world.clients))
-        if new:
-            world.queue = tuple(sorted((*world.queue, token), key=lambda waiter: world.clients[waiter].ticket))
-        if channel in world.marks:
-            at = world.marks.index(channel)
-            world.marks = (*world.marks[:at], *((NOBODY,) if at == 0 else ()), *world.marks[at + 1 :])
-    if (not world.lock or world.lock.token == token) and not set(world.queue) - {token}:
+            world.client(attempt, ticket=1 + max(other.ticket for other in world.clients))
+        if id not in world.queue:
+            world.queue = tuple(sorted((*world.queue, id), key=lambda waiter: _ticket(world, waiter)))
+        if world.mark == channel:
+            world.mark = NOBODY
+        world.suspects = tuple(suspect for suspect in world.suspects if suspect != channel)
+    if (not world.lock or world.lock.id == id) and not set(world.queue) - {id}:
         raise Violation("refused: nobody else has the lock or stands before, and the answer says busy")
     return Answer(state)
 
 
-def release(world: World, token: Token) -> None:
+def _ticket(world: World, id: Id) -> int:
+    return max(world.clients[attempt].ticket for attempt in world.attempts(id))
+
+
+def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
+    """The token is the same, and nobody is at work with it."""
+    if world.scene.tokens[held.attempt] != world.scene.tokens[attempt]:
+        return False
+    channel = world.scene.homes[held.attempt]
+    if channel == world.scene.homes[attempt]:
+        return world.clients[held.attempt].at == "gone"
+    return not _counts(world, channel)
+
+
+def release(world: World, id: Id, channel: int) -> None:
     """release.lua: give it back, or leave the queue"""
-    channel = world.scene.homes[token]
-    held, trace = world.lock, False
-    if held and held.token == token:
-        trace = held.flag == "h"
+    held = world.lock
+    given_up = ""
+    if held and held.id == id:
+        given_up = held.flag
         world.lock = ()
     else:
-        _drop(world, [token])
+        _drop(world, [id])
         if held:
             return
     if not world.queue:
-        if trace:
-            world.marks = ()
+        if given_up != "c":
+            world.mark, world.suspects = NOBODY, ()
         return
-    pass_on(world, channel)
+    pass_on(world, channel, given_up=given_up)
 
 
-def confirm(world: World, token: Token) -> bool:
-    """renew.lua; answers whether it has changed anything"""
-    channel = world.scene.homes[token]
-    if not world.lock or world.lock.token != token or world.lock.flag == "c":
+def confirm(world: World, attempt: Attempt) -> bool:
+    """renew.lua; returns whether it has changed anything"""
+    if not world.lock or world.lock.attempt != attempt or world.lock.flag == "c":
         return False
-    if world.marks == (channel,):
-        world.marks = ()
-    elif world.marks:
-        world.marks = (NOBODY, *world.marks[1:])
+    world.mark = NOBODY
     world.lock = world.lock._replace(flag="c")
     return True
 
 
-def pass_on(world: World, asker: int, me: Token | None = None, my_mode: str = "") -> str:
-    """pass_on.lua. ``asker``: the channel of whoever calls; it lives."""
-    suspects = {channel for channel in world.marks if channel not in (asker, NOBODY)}
-    before = world.marks or (NOBODY,)
-
-    def mark(current: int) -> None:
-        new = (current, *(channel for channel in before if channel in suspects))
-        if new != before:
-            world.marks = new
-
-    drop: list[Token] = []
+def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") -> str:
+    """pass_on.lua. ``asker``: the channel of whoever calls; it lives. ``given_up``: flag of the lock that was."""
+    suspects = world.suspects
+    marked = world.mark
+    if marked != NOBODY and not given_up and marked != asker and marked not in suspects:
+        suspects = world.suspects = (*suspects, marked)
+    drop: list[Id] = []
     verdict = ""
-    for token in world.queue:
-        if token == me:
+    for id in world.queue:
+        if id == me:
             verdict = "take"
             break
-        channel = world.scene.homes[token]
-        patient = world.scene.modes[token] == "F" or world.clients[token].aged
-        if my_mode == "L" and not patient:
-            verdict = "take"
-            break
-        if channel in suspects or not _counts(world, channel):
-            drop.append(token)
-        elif patient:
-            _drop(world, [token])
-            mark(channel)
-            grant = _grant(world, token, "h", drop)
-            _publish(world, channel, Message(token, grant))
-            verdict = "passed"
-            break
+        attempt = _waiter(world, id)
+        channel = world.scene.homes[attempt]
+        if (channel in suspects and channel != asker) or not _counts(world, channel):
+            drop.append(id)
         else:
-            mark(NOBODY)
-            _publish(world, channel, Message(token))
+            _drop(world, [id])
+            grant = _grant(world, attempt, "h", drop)
+            world.mark = channel
+            _publish(world, channel, Message(id, grant))
             verdict = "passed"
             break
     _drop(world, drop)
+    if verdict != "passed":
+        world.mark = NOBODY
     if not verdict:
-        world.marks = ()
+        world.suspects = ()
         return "take"
     return verdict
 
 
-def _grant(world: World, token: Token, flag: str, dropped: Sequence[Token] = ()) -> Grant:
+def _waiter(world: World, id: Id) -> Attempt:
+    """Who waits by this id: the latest, where several have had it."""
+    return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)
+
+
+def _grant(world: World, attempt: Attempt, flag: str, dropped: Sequence[Id] = ()) -> Grant:
     """grant.lua"""
-    _check_turn(world, token, dropped)
-    fences = [grant.fence for grant in world.grants()] + [client.fence for client in world.clients]
-    fence = 1 + max([world.entered, *fences])
-    world.lock = Lock(token, fence, flag)
+    _check_turn(world, attempt, dropped)
+    fence = _next_fence(world)
+    world.lock = Lock(world.scene.id(attempt), attempt, fence, flag)
     return Grant(fence)
 
 
-def _check_turn(world: World, token: Token, dropped: Sequence[Token]) -> None:
-    """A Lock may overtake those behind a Lock, in their first 100 ms; nobody else may overtake."""
-    mine, modes = world.clients[token].ticket, world.scene.modes
-    for other in world.queue:
-        before = other not in (token, *dropped) and (not mine or world.clients[other].ticket < mine)
-        if before and (modes[token] == "F" or modes[world.queue[0]] == "F" or world.clients[other].aged):
-            raise Violation(f"out of turn: {token} is granted the lock before {other}")
+def _next_fence(world: World) -> int:
+    """fence.lua"""
+    fences = [grant.fence for grant in world.grants()] + [client.fence for client in world.clients]
+    return 1 + max([world.entered, *fences])
 
 
-def _drop(world: World, tokens: list[Token]) -> None:
-    if tokens:
-        world.queue = tuple(token for token in world.queue if token not in tokens)
+def _check_turn(world: World, attempt: Attempt, dropped: Sequence[Id]) -> None:
+    """Nobody overtakes."""
+    mine, ticket = world.scene.id(attempt), world.clients[attempt].ticket
+    for id in world.queue:
+        if id not in (mine, *dropped) and (not ticket or _ticket(world, id) < ticket):
+            raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
+
+
+def _drop(world: World, ids: list[Id]) -> None:
+    if ids:
+        world.queue = tuple(id for id in world.queue if id not in ids)
 
 
 def _counts(world: World, channel: int) -> bool:

@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 def search(scene: Scene) -> Found:
     """Walk through all states of ``scene``; ends at the first violation."""
-    clients, processes = range(len(scene.modes)), range(max(scene.homes) + 1)
+    clients, processes = range(len(scene.homes)), range(max(scene.homes) + 1)
     actions: list[tuple[Action, int]] = [(action, 0) for action in TIME]
     actions += [(action, one) for action in (*CLIENT_STEPS, *CLIENT_EVENTS) for one in clients]
     actions += [(action, one) for action in (*PROCESS_STEPS, *PROCESS_EVENTS) for one in processes]
@@ -63,41 +63,42 @@ def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
     world = World(scene, state)
     if not _waiting(world) or not _quiet(world):
         return
-    if world.lock and world.clients[world.lock.token].at == "gone" and world.home(world.lock.token).state == "up":
-        raise Violation(f"orphan: {world.lock.token} has left, and holds the lock for nobody")
-    for token in world.queue:
-        world.client(token, aged=True)  # it is more than 100 ms to the next look
+    if world.lock and world.clients[world.lock.attempt].at == "gone" and world.home(world.lock.attempt).state == "up":
+        raise Violation(f"orphan: {world.lock.attempt} has left, and holds the lock for nobody")
     oldest = [process.waiters[0] for process in world.processes if process.state == "up" and process.waiters]
-    for token in oldest:
-        look(world, token)
+    for attempt in oldest:
+        look(world, attempt)
         _go_on_until_quiet(world)
-    for token in _waiting(world):
-        if token not in world.queue and not (world.lock and world.lock.token == token):
-            raise Violation(f"forgotten: {token} waits and is not queued, after the next look of its process")
+    for attempt in _waiting(world):
+        id = scene.id(attempt)
+        if id not in world.queue and not (world.lock and world.lock.id == id):
+            raise Violation(f"forgotten: {attempt} waits and is not queued, after the next look of its process")
     if _waiting(world) and not world.lock:
         raise Violation("forgotten: the lock is free, and the next looks of all processes have left it so")
 
 
 def _waiting(world: World) -> list[int]:
     return [
-        token for token, client in enumerate(world.clients) if client.at == "waits" and world.home(token).state == "up"
+        attempt
+        for attempt, client in enumerate(world.clients)
+        if client.at == "waits" and world.home(attempt).state == "up"
     ]
 
 
 def _quiet(world: World) -> bool:
     """Whether nothing is on its way in the processes that run, and all of them hear what Redis publishes."""
-    for token, client in enumerate(world.clients):
-        if world.home(token).state == "up" and (client.at in ("asks", "answered") or client.grant):
+    for attempt, client in enumerate(world.clients):
+        if world.home(attempt).state == "up" and (client.at in ("asks", "answered") or client.grant):
             return False
     return all(
-        process.subscribed == "on" and not process.inbox and not process.farewells
+        process.subscribed == "on" and not process.inbox and not process.pending
         for process in world.processes
         if process.state == "up"
     )
 
 
 def _go_on_until_quiet(world: World) -> None:
-    clients = [token for token in range(len(world.clients)) if world.home(token).state == "up"]
+    clients = [attempt for attempt in range(len(world.clients)) if world.home(attempt).state == "up"]
     processes = [number for number, process in enumerate(world.processes) if process.state == "up"]
     while any(step(world, one) for step in PROCESS_STEPS for one in processes) or any(
         step(world, one) for step in CLIENT_STEPS for one in clients
@@ -114,6 +115,6 @@ def _trace(came_from: dict[State, tuple[State, Action, int] | None], state: Stat
 
 
 def _words(action: Action, one: int) -> str:
-    kind = "client" if action in (*CLIENT_STEPS, *CLIENT_EVENTS) else "process"
+    kind = "attempt" if action in (*CLIENT_STEPS, *CLIENT_EVENTS) else "process"
     who = "" if action in TIME else f"{kind} {one}"
     return f"{who:9} {action.__name__:13} {(action.__doc__ or '').splitlines()[0]}"

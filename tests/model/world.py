@@ -1,44 +1,50 @@
-"""What there is in the model: Redis, processes, clients. States are tuples; a World is one, unpacked to be changed."""
+"""What there is in the model: Redis, processes, attempts. States are tuples; a World is one, unpacked to be changed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-Token = int  # a client's number; each tries once, so it has one token
+Attempt = int  # its number
+Id = int  # by which Redis knows an attempt: its number, or (without R16) the first one with its token
 Number = int  # a fence or a ticket: only their order matters
 
 
 class Scene(NamedTuple):
     """Who takes part, and what goes wrong."""
 
-    modes: str  # of each client: F(airLock) or L(ock)
-    homes: tuple[int, ...]  # the process of each client
+    homes: tuple[int, ...]  # the process of each attempt
+    tokens: str  # the token of each attempt, a letter
     faults: int = 1  # how many stops, deaths, broken connections and lost requests there may be
     without: str = ""  # the rule that is left out
+
+    def id(self, attempt: Attempt) -> Id:
+        return self.tokens.index(self.tokens[attempt]) if self.without == "R16" else attempt
 
 
 class Lock(NamedTuple):
     """The key ``lock:<name>``."""
 
-    token: Token
+    id: Id
+    attempt: Attempt  # whose it is, which tells its token and its channel
     fence: Number
     flag: str  # c(onfirmed) or h(anded over)
     fresh: bool = True  # no local clock has seen this lease end yet
 
 
 class Grant(NamedTuple):
-    """What a wake or an answer says of a lease, on its way to its client."""
+    """What a wake or an answer says of a lease, on its way to its attempt."""
 
     fence: Number
     over: bool = False  # the local deadline that can be computed from it has passed
+    adopted: bool = False  # it is the lease of another attempt with the same token
 
 
 class Message(NamedTuple):
-    """A wake: ``g token ...`` (granted) or ``w token`` (look)."""
+    """A wake: the lock was handed over."""
 
-    token: Token
-    grant: Grant | tuple[()] = ()
+    id: Id
+    grant: Grant
 
 
 class Answer(NamedTuple):
@@ -53,7 +59,6 @@ class Client(NamedTuple):
     # holds (believes its lease); lost (knows that it has ended); gone
     at: str = "new"
     ticket: Number = 0
-    aged: bool = False  # 100 ms old, which matters for Lock waiters only
     queues: bool = False  # the request was sent by a subscribed process
     older: bool = False  # the process has subscribed anew since the request was sent
     unasked: bool = False  # this look was made by the clock alone
@@ -69,13 +74,23 @@ class Process(NamedTuple):
     # sends does not arrive
     subscribed: str = "on"
     inbox: tuple[Message, ...] = ()
-    waiters: tuple[Token, ...] = ()  # registered with the listener, oldest first
-    farewells: tuple[Token, ...] = ()  # releases that are sent in the background
+    waiters: tuple[Attempt, ...] = ()  # registered with the listener, oldest first
+    pending: tuple[Id, ...] = ()  # releases that are sent in the background
 
 
+# lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left
 State = tuple[
-    Lock | tuple[()], tuple[Token, ...], tuple[int, ...], tuple[Client, ...], tuple[Process, ...], Number, int
+    Lock | tuple[()],
+    tuple[Id, ...],
+    int,
+    tuple[int, ...],
+    tuple[Client, ...],
+    tuple[Process, ...],
+    Number,
+    int,
 ]
+
+NOBODY = -1
 
 
 class Violation(Exception):
@@ -83,44 +98,55 @@ class Violation(Exception):
 
 
 class World:
-    """One state, to be changed. ``queue``: the tokens by their tickets; ``marks``: the field ``!``, as processes."""
+    """One state, to be changed. ``mark``, ``suspects``: processes, as R4 notes them."""
 
-    __slots__ = ("clients", "entered", "faults", "lock", "marks", "processes", "queue", "scene")
+    __slots__ = ("clients", "entered", "faults", "lock", "mark", "processes", "queue", "scene", "suspects")
 
     def __init__(self, scene: Scene, state: State | None = None) -> None:
         self.scene = scene
         if state is None:
-            clients = (Client(),) * len(scene.modes)
-            state = (), (), (), clients, (Process(),) * (max(scene.homes) + 1), 0, scene.faults
-        self.lock, self.queue, self.marks, clients, processes, self.entered, self.faults = state
+            clients = (Client(),) * len(scene.homes)
+            state = (), (), NOBODY, (), clients, (Process(),) * (max(scene.homes) + 1), 0, scene.faults
+        self.lock, self.queue, self.mark, self.suspects, clients, processes, self.entered, self.faults = state
         self.clients = list(clients)
         self.processes = list(processes)
 
     def without(self, rule: str) -> bool:
         return self.scene.without == rule
 
-    def client(self, token: Token, **changes: object) -> None:
-        self.clients[token] = self.clients[token]._replace(**changes)  # type: ignore[arg-type]
+    def client(self, attempt: Attempt, **changes: object) -> None:
+        self.clients[attempt] = self.clients[attempt]._replace(**changes)  # type: ignore[arg-type]
 
     def process(self, number: int, **changes: object) -> None:
         self.processes[number] = self.processes[number]._replace(**changes)  # type: ignore[arg-type]
 
-    def home(self, token: Token) -> Process:
-        return self.processes[self.scene.homes[token]]
+    def home(self, attempt: Attempt) -> Process:
+        return self.processes[self.scene.homes[attempt]]
+
+    def attempts(self, id: Id) -> list[Attempt]:
+        """Those that Redis knows by this id: one, unless R16 is left out."""
+        return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
     def freeze(self) -> State:
         """The state, without what makes no difference any more; numbers become ranks, as only their order counts."""
-        for token, client in enumerate(self.clients):
-            if client.at == "gone" or (client.at != "asks" and self.home(token).state == "dead"):
-                ticket = client.ticket if token in self.queue else 0
-                self.clients[token] = Client("gone", ticket, client.aged and ticket > 0)
+        for attempt, client in enumerate(self.clients):
+            if client.at == "gone" or (client.at != "asks" and self.home(attempt).state == "dead"):
+                ticket = client.ticket if self.scene.id(attempt) in self.queue else 0
+                self.clients[attempt] = Client("gone", ticket)
         if self.lock and self.lock.fresh and not self._known(self.lock.fence):
             self.lock = self.lock._replace(fresh=False)
         self._rank_tickets()
         self._rank_fences()
         return (
-            self.lock, self.queue, self.marks, tuple(self.clients), tuple(self.processes), self.entered, self.faults
-        )  # fmt: skip
+            self.lock,
+            self.queue,
+            self.mark,
+            self.suspects,
+            tuple(self.clients),
+            tuple(self.processes),
+            self.entered,
+            self.faults,
+        )
 
     def grants(self) -> list[Grant]:
         """All that are on their way."""
@@ -138,9 +164,9 @@ class World:
     def _rank_tickets(self) -> None:
         tickets = sorted({client.ticket for client in self.clients} | {0})
         if tickets[-1] >= len(tickets):
-            for token, client in enumerate(self.clients):
+            for attempt, client in enumerate(self.clients):
                 if client.ticket:
-                    self.client(token, ticket=tickets.index(client.ticket))
+                    self.client(attempt, ticket=tickets.index(client.ticket))
 
     def _rank_fences(self) -> None:
         known = {0, self.entered, *(client.fence for client in self.clients)}
@@ -153,22 +179,19 @@ class World:
         self.entered = fences.index(self.entered)
         if self.lock:
             self.lock = self.lock._replace(fence=fences.index(self.lock.fence))
-        for token, client in enumerate(self.clients):
+        for attempt, client in enumerate(self.clients):
             if client.fence:
-                self.client(token, fence=fences.index(client.fence))
+                self.client(attempt, fence=fences.index(client.fence))
         self.change_grants(lambda grant: grant._replace(fence=fences.index(grant.fence)))
 
     def change_grants(self, change: Callable[[Grant], Grant]) -> None:
         """Wherever a grant is on its way."""
-        for token, client in enumerate(self.clients):
+        for attempt, client in enumerate(self.clients):
             if client.grant:
-                self.client(token, grant=change(client.grant))
+                self.client(attempt, grant=change(client.grant))
             if client.answer and client.answer.grant:
-                self.client(token, answer=client.answer._replace(grant=change(client.answer.grant)))
+                self.client(attempt, answer=client.answer._replace(grant=change(client.answer.grant)))
         for number, process in enumerate(self.processes):
-            if any(message.grant for message in process.inbox):
-                inbox = tuple(
-                    message._replace(grant=change(message.grant)) if message.grant else message
-                    for message in process.inbox
-                )
+            if process.inbox:
+                inbox = tuple(message._replace(grant=change(message.grant)) for message in process.inbox)
                 self.process(number, inbox=inbox)

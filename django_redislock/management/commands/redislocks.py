@@ -1,4 +1,4 @@
-"""``manage.py redislocks``: see who holds which lock, set locks free, and run programs under a lock."""
+"""``manage.py redislocks``: see who holds which lock, force-release locks, and run programs under a lock."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from django_redislock.cli.arguments import (
 from django_redislock.cli.run import run
 from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, portrait, table, with_queue
 from django_redislock.cli.watch import watch
-from django_redislock.commands import BUSY, LOST, UNAVAILABLE, quiet_when_busy
-from django_redislock.connection import get_backend
-from django_redislock.names import make_keys
-from django_redislock.texts import duration, printable
+from django_redislock.display import duration, printable
+from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
+from django_redislock.store.backend import get_backend
+from django_redislock.store.keys import make_keys
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {
-    "list": "Show the locks that are held: by whom, since when, for how long still, and how many wait.",
-    "show": "Show one lock: its holder, and its queue in order. Exits 1 when nobody holds it.",
-    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 when it has none.",
-    "clear": "Set locks free, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
-    "run": "Run a program under a lock and exit as it does. The lock is renewed while the program runs.",
+    "list": "List the held locks: who holds them, for how long, how much lease is left, and how many wait.",
+    "show": "Show one lock: its holder, and its queue in order. Exits 1 if nobody holds it.",
+    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members.",
+    "clear": "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
+    "run": "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
 }
 STATUSES = (
-    f"Exit status: the program's own; 128 + n when signal n has ended it; {BUSY} when somebody else holds the lock; "
-    f"{LOST} when the lock was lost before the program had ended, which is ended then; {UNAVAILABLE} when Redis cannot "
-    f"be reached; 127 when there is no such program, 126 when it cannot be executed; 2 when the arguments are wrong."
+    f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
+    f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
+    f"there is no such program, 126 if it cannot be executed; 2 if the arguments are wrong."
 )
 
 
 class Command(BaseCommand):
-    help = "Shows the locks that are held, sets locks free, and runs programs under a lock."
+    help = "Shows the locks that are held, force-releases locks, and runs programs under a lock."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -68,8 +68,8 @@ class Command(BaseCommand):
             backend = get_backend(options["using"])
             if backend.memory:
                 self.stderr.write(
-                    f"The cache alias {backend.alias!r} is no Redis: its locks live in the memory of each process, and "
-                    f"this one sees and guards its own only."
+                    f"The cache alias {backend.alias!r} is not Redis: its locks live in the memory of each process, "
+                    f"and this one sees and guards only its own."
                 )
             getattr(self, f"handle_{subcommand}")(**options)
         except LockUnavailable as error:
@@ -83,14 +83,14 @@ class Command(BaseCommand):
         parser.add_argument(
             "pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'."
         )
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
         parser.add_argument(
             "--watch",
             metavar="SECONDS",
             nargs="?",
             type=positive,
             const=2.0,
-            help="Again and again, every so many seconds (2), until interrupted. JSON: one line each time.",
+            help="Repeat every SECONDS (default 2) until interrupted. JSON: one line each time.",
         )
 
     def handle_list(self, *, pattern: str, format: str, watch: float | None, using: str | None, **options: Any) -> None:
@@ -106,7 +106,7 @@ class Command(BaseCommand):
             except LockUnavailable as error:
                 if format == "json":
                     raise
-                return str(error)  # whoever watches wants to see how it ends
+                return str(error)  # keep watching: it may come back
 
         table = format == "table"
         watch(show, self.say, every, terminal=table and self.stdout.isatty(), head=table)
@@ -115,7 +115,7 @@ class Command(BaseCommand):
 
     def add_show_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to show.")
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
 
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         lock = get_lock(name, using=using)
@@ -127,7 +127,7 @@ class Command(BaseCommand):
 
     def add_pool_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", type=name_of_pool, help="The pool to show.")
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or for programs.")
+        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
 
     def handle_pool(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         pool = LockPool(name, using=using).info()
@@ -138,12 +138,12 @@ class Command(BaseCommand):
     # -- clear ------------------------------------------------------------------------------------------------------
 
     def add_clear_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", metavar="NAME", nargs="*", type=name_of_lock, help="A lock to set free.")
+        parser.add_argument("names", metavar="NAME", nargs="*", type=name_of_lock, help="A lock to force-release.")
         parser.add_argument("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
         parser.add_argument("--all", action="store_true", help="All held locks.")
-        parser.add_argument("--dry-run", action="store_true", help="Only say what would be cleared.")
+        parser.add_argument("--dry-run", action="store_true", help="Only show what would be force-released.")
         parser.add_argument(
-            "--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask before clearing."
+            "--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation."
         )
 
     def handle_clear(
@@ -157,7 +157,7 @@ class Command(BaseCommand):
         **options: Any,
     ) -> None:
         if bool(names) + (match is not None) + options["all"] != 1:
-            raise CommandError("Say what to clear: either names, or --match PATTERN, or --all.")
+            raise CommandError("Give either names, or --match PATTERN, or --all.")
         if names:
             found = {name: get_lock(name, using=using) for name in names}
             locks = [lock for lock in found.values() if lock]
@@ -167,7 +167,7 @@ class Command(BaseCommand):
         changed: list[str] = []
 
         if locks and dry_run:
-            self.say(f"Would be cleared:\n{table(locks)}")
+            self.say(f"Would force-release:\n{table(locks)}")
         elif locks:
             if interactive:
                 self.confirm(locks)
@@ -175,34 +175,35 @@ class Command(BaseCommand):
             changed = [name for name in left if get_lock(name, using=using)]
             missing += [name for name in left if name not in changed]
         elif not missing:
-            self.say("No locks are held." if match is None else f"No lock is held that matches {printable(match)}.")
-        lines = [f"Left alone, as the holder has changed: {', '.join(map(printable, changed))}"] if changed else []
+            self.say("No locks are held." if match is None else f"No held lock matches {printable(match)}.")
+        lines = [f"Left alone, since the holder has changed: {', '.join(map(printable, changed))}"] if changed else []
         lines += not_held(missing, using) if names else []
         if lines:
             raise CommandError("\n".join(lines))
 
     def confirm(self, locks: Sequence[LockInfo]) -> None:
-        """Go on only if somebody says yes."""
+        """Go on only if the user says yes."""
         self.say(
-            f"{table(locks)}\n\nTheir holders will be told, but go on until they look: make sure they are harmless."
+            f"{table(locks)}\n\nThe holders are told, but go on until they look: make sure that they are dead or "
+            f"harmless."
         )
-        self.stdout.write(f"Clear {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
+        self.stdout.write(f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
         self.stdout.flush()
         try:
             answer = input()
         except EOFError:
-            raise CommandError("Nobody is there to ask, nothing was cleared. Give --noinput to clear anyway.") from None
+            raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
         except KeyboardInterrupt:
-            raise CommandError("Nothing was cleared.") from None
+            raise CommandError("Nothing was force-released.") from None
         if answer.strip().lower() not in ("y", "yes"):
-            raise CommandError("Nothing was cleared.")
+            raise CommandError("Nothing was force-released.")
 
     def clear(self, seen: LockInfo, using: str | None) -> bool:
-        """Whether it was ours to clear: whoever has acquired the lock since it was ``seen`` is spared."""
+        """Force-release the lock, unless it was acquired anew since it was ``seen``; return whether."""
         lock = force_release(seen.name, using=using, by="manage.py redislocks clear", fence=seen.fence)
         if lock is not None:
             held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-            self.say(f"Cleared {printable(lock.name)}, {held}, {lock.waiters} waiting.")
+            self.say(f"Force-released {printable(lock.name)}, {held}, {lock.waiters} waiting.")
         return lock is not None
 
     # -- run --------------------------------------------------------------------------------------------------------
@@ -212,44 +213,52 @@ class Command(BaseCommand):
         parser.takes_program = True
         parser.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
         parser.epilog = STATUSES
-        parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to take.")
+        parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to acquire.")
         parser.add_argument(
-            "--ttl", metavar="SECONDS", type=positive, help="Until the lock ends when this process is killed by -9."
+            "--ttl", metavar="SECONDS", type=positive, help="Until the lock ends if this process is killed by -9."
         )
         parser.add_argument(
-            "--wait", metavar="SECONDS", type=not_negative, default=0.0, help="Wait so long for a busy lock (0)."
+            "--blocking-timeout",
+            metavar="SECONDS",
+            type=not_negative,
+            default=0.0,
+            help="Wait at most this long for a busy lock (default 0).",
         )
-        parser.add_argument("--fair", action="store_true", help="Never overtake: a FairLock.")
         parser.add_argument(
             "--at-least",
             metavar="SECONDS",
             type=not_negative,
             default=0.0,
-            help="Keep the lock so long from its start, even when the program ends before: more than the clocks of the "
-            "machines differ that start it at the same minute.",
+            help="Hold the lock at least this long, even if the program ends sooner: longer than the clocks differ of "
+            "the machines that start it at the same minute.",
         )
         parser.add_argument(
             "--kill-after",
             metavar="SECONDS",
             type=not_negative,
             default=10.0,
-            help="From SIGTERM to SIGKILL for a program whose lock is lost (10).",
+            help="From SIGTERM to SIGKILL for a program whose lock is lost (default 10).",
         )
         parser.add_argument(
-            "-E", "--conflict-exit-code", metavar="STATUS", type=exit_status, default=BUSY, help=f"When busy ({BUSY})."
+            "-E",
+            "--conflict-exit-code",
+            metavar="STATUS",
+            type=exit_status,
+            default=BUSY,
+            help=f"Exit status if the lock is busy (default {BUSY}).",
         )
 
     def handle_run(
         self, *, name: str, program: Sequence[str], conflict_exit_code: int, verbosity: int, **options: Any
     ) -> None:
-        known = ("ttl", "wait", "fair", "at_least", "kill_after", "using")
+        known = ("ttl", "blocking_timeout", "at_least", "kill_after", "using")
         with quiet_when_busy(self, verbosity):
             status = run(name, program, busy_status=conflict_exit_code, **{option: options[option] for option in known})
         if status:
             sys.exit(status)
 
     def say(self, text: str) -> None:
-        """Print ``text``; what the terminal's encoding lacks stands there escaped."""
+        """Print ``text``; characters that the terminal's encoding lacks are escaped."""
         encoding = getattr(self.stdout, "encoding", None) or "utf-8"
         try:
             self.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -257,13 +266,13 @@ class Command(BaseCommand):
         except BrokenPipeError:
             if not getattr(self, "_called_from_command_line", False):
                 raise
-            # "| head" has seen enough
+            # whoever read us, head say, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it exits
             sys.exit(128 + signal.SIGPIPE)
 
 
 def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
-    """Django's own options, which it knows only before a subcommand, behind it as well."""
+    """Accept Django's own options after the subcommand too, not only before it."""
     for action in actions:
         if action.dest != "help":
             again = copy(action)
@@ -272,13 +281,14 @@ def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
 
 
 def not_held(names: Sequence[str], using: str | None) -> list[str]:
-    """What to say of locks that none of ours holds: nobody does, or somebody else has written the key."""
+    """What to say of locks that are not held by one of us: nobody holds them, or somebody else wrote the key."""
     backend = get_backend(using)
     foreign = [name for name in names if Lock(name, using=using).locked()]
     free = [printable(name) for name in names if name not in foreign]
-    return [f"Not held: {', '.join(free)}"] * bool(free) + [
-        f"Not one of our locks: {printable(name)}. Somebody else has written the key "
-        f"{make_keys(backend.prefix, name).lock!r}; delete it to set it free."
+    lines = [f"Not held: {', '.join(free)}"] if free else []
+    return lines + [
+        f"Not a lock of this app: {printable(name)}. Somebody else has written the key "
+        f"{make_keys(backend.prefix, name).lock!r}; delete it to free the name."
         for name in foreign
     ]
 
@@ -290,4 +300,4 @@ def listing(pattern: str, format: str, using: str | None, indent: int | None = N
         return json.dumps([as_json(lock) for lock in locks], indent=indent)
     if locks:
         return table(locks)
-    return "No locks are held." if pattern == "*" else f"No lock is held that matches {printable(pattern)}."
+    return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."

@@ -74,7 +74,7 @@
             }
         });
         if (body.contains(focused)) {
-            focused.focus({preventScroll: true}); // a row that moves loses it
+            focused.focus({preventScroll: true}); // a row that is moved loses the focus
         }
         const counter = document.querySelector(".action-counter");
         if (counter && body.rows.length && Number(counter.dataset.actionsIcnt) !== body.rows.length) {
@@ -83,7 +83,7 @@
         }
     }
 
-    /* Answers whether Redis could be asked. */
+    /* Returns whether Redis could be asked. */
     function updateMessages(fresh) {
         document.querySelectorAll(".messagelist .redislock-down").forEach((item) => item.remove());
         document.querySelectorAll(".messagelist:empty").forEach((list) => list.remove());
@@ -97,7 +97,7 @@
     function update(fresh, sound) {
         document.querySelector("#result_list, #heldlock_form")?.classList.toggle("redislock-stale", !sound);
         if (!sound) {
-            return; // what we showed last is better than nothing
+            return; // what was shown last is better than nothing
         }
         const [body, freshBody] = [document, fresh].map((page) => page.querySelector("#result_list tbody"));
         const [form, freshForm] = [document, fresh].map((page) => page.getElementById("heldlock_form"));
@@ -136,7 +136,7 @@
             if (!fresh.querySelector("#changelist, #heldlock_form")) {
                 return false; // logged out. (While Redis is away, the page of a lock leads to the list.)
             }
-            const sound = updateMessages(fresh); // they are told once only
+            const sound = updateMessages(fresh); // messages are shown only once
             if (mayRefresh()) {
                 update(fresh, sound);
             }
@@ -156,7 +156,7 @@
         try {
             window.localStorage.setItem("redislock.refresh", on ? "on" : "off");
         } catch {
-            // for this page only, then
+            // then it holds for this page only
         }
     }
 

@@ -1,4 +1,4 @@
-"""``manage.py demo``: what happens to a ticket shop without locks, and with them."""
+"""``manage.py demo``: what happens to a ticket shop without a lock, with the one of django-redis, and with ours."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ except ImportError:
 
 from demo import report
 from demo.facts import Facts
-from demo.sale import WAYS, Sale
+from demo.sale import ASYNCIO_LOCK, CACHE_LOCK, LOCK, NO_LOCK, Sale, Way
 from demo.servers import ServerError, Servers
 from demo.stage import database, interruptible, own_keys
 from django_redislock import LockUnavailable, list_locks
 from shop.models import Event
 
 PROCESSES = 3  # with a real Redis
-INTERRUPTED = 130  # what shells answer for Ctrl-C
+INTERRUPTED = 130  # what shells return for Ctrl-C
 
 
 class Command(BaseCommand):
     help = (
-        "Sells seats over HTTP to many buyers at once: without a lock, with Lock and with FairLock. Exits with 0 when "
-        "the locked sales oversold nothing and FairLock kept the order, else with 1. Needs no Redis; with REDIS_URL "
-        "in the environment it uses that one, and several server processes. With --asgi the views are coroutines."
+        "Sells seats over HTTP to many buyers at once: without a lock, with cache.lock of django-redis, and with Lock. "
+        "Exits with 0 when the locked sales oversold nothing and Lock kept the order, else with 1. Needs no Redis, but "
+        "then there is no cache.lock; with REDIS_URL in the environment it uses that one, and several server "
+        "processes. With --asgi the views are coroutines, and redis.asyncio's lock stands for cache.lock."
     )
 
     requires_system_checks = []  # a wrong REDIS_URL is told by ourselves
@@ -51,7 +52,7 @@ class Command(BaseCommand):
         parser.add_argument("--asgi", action="store_true", help="async views on uvicorn instead of threads")
         parser.add_argument("--serve", action="store_true", help="leave the shop running afterwards, until Ctrl-C")
         parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file, too")
-        parser.add_argument("--sabotage", action="store_true", help="clear the seats' locks by force all the time")
+        parser.add_argument("--sabotage", action="store_true", help="force-release the seats' locks all the time")
 
     def handle(self, *, buyers: int, seats: int, asgi: bool, serve: bool, sabotage: bool, **options: Any) -> None:
         if asgi:
@@ -63,11 +64,15 @@ class Command(BaseCommand):
                 redis = bool(os.environ.get("REDIS_URL"))
                 servers = _open_shop(stack, redis=redis, asgi=asgi, sabotage=sabotage)
                 console.print(_welcome(servers, buyers, seats, redis=redis, asgi=asgi), highlight=False)
-                sales = _sell(console, servers, buyers, seats)
+                other = ASYNCIO_LOCK if asgi else CACHE_LOCK
+                ways = [NO_LOCK, other, LOCK] if redis else [NO_LOCK, LOCK]
+                left_out = [] if redis else [other.title]
+                sales = _sell(console, servers, ways, buyers, seats)
                 problems = [problem for facts in sales for problem in facts.problems()]
-                report.show(console, sales, problems)
+                report.show(console, sales, left_out, problems)
                 if options["json"]:
-                    options["json"].write_text(json.dumps(report.as_json(sales, problems), indent=2) + "\n")
+                    figures = report.as_json(sales, left_out, problems)
+                    options["json"].write_text(json.dumps(figures, indent=2) + "\n")
                 if any(facts.errors for facts in sales) and servers.said():
                     self.stderr.write(f"The servers said at last:\n{servers.said()}")
                 if serve:
@@ -113,12 +118,12 @@ def _welcome(servers: Servers, buyers: int, seats: int, *, redis: bool, asgi: bo
     return f"{seats} seats, {buyers} buyers, every fourth of them impatient; {count} {what}{how}, {where}"
 
 
-def _sell(console: Console, servers: Servers, buyers: int, seats: int) -> list[Facts]:
+def _sell(console: Console, servers: Servers, ways: list[Way], buyers: int, seats: int) -> list[Facts]:
     """One sale after the other, under a progress bar."""
-    columns = (TextColumn("{task.description:9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:13}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     sales = []
     with Progress(*columns, console=console) as progress:
-        for way in WAYS:
+        for way in ways:
             sale = Sale(way, servers, buyers=buyers, seats=seats)
             task = progress.add_task(way.title, total=sale.total)
             sales.append(sale.run(partial(_advance, progress, task)))

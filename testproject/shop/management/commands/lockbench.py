@@ -1,10 +1,11 @@
-"""``manage.py lockbench``: our locks against others, on a private redis-server."""
+"""``manage.py lockbench``: our lock against others, on a private redis-server."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import IO, Any, cast
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -21,7 +22,7 @@ OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "members", "rounds")
 
 class Command(BaseCommand):
     help = (
-        "Measures our locks against redis-py's, python-redis-lock and a bare floor, interleaved in one run, on a "
+        "Measures our lock against redis-py's, python-redis-lock and a bare floor, interleaved in one run, on a "
         "private redis-server that it starts itself."
     )
     requires_system_checks = []
@@ -47,6 +48,13 @@ class Command(BaseCommand):
             "--let-cpus-sleep", action="store_true", help="uncontended: do not keep the CPUs awake meanwhile."
         )
         parser.add_argument("--only", default="", metavar="NAME,...", help="The contenders; without it: all.")
+        parser.add_argument(
+            "--other",
+            type=Path,
+            metavar="PATH",
+            help="contended: measure the Lock of another checkout, too; PATH is the folder with its django_redislock.",
+        )
+        parser.add_argument("--other-fair", action="store_true", help="Of that one, measure FairLock.")
         parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -63,6 +71,8 @@ class Command(BaseCommand):
                     lambda text: status.update(f"lockbench {options['mode']}: {text}"),
                     coroutines=options["asyncio"],
                     may_sleep=options["let_cpus_sleep"],
+                    other=options["other"] and options["other"].resolve(),
+                    other_fair=options["other_fair"],
                 )
         except (BenchError, NoServerError) as error:
             raise CommandError(str(error)) from error

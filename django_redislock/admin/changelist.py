@@ -1,0 +1,59 @@
+"""The admin's list of locks: Django's own, with rows from Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.http import HttpRequest
+
+from ..exceptions import LockUnavailable
+from ..inspection.listing import Page, read_page
+from ..models import HeldLock
+
+
+class LockChangeList(ChangeList):
+    """Sorted, searched and cut by :func:`read_page`. A page that no longer exists shows the last one."""
+
+    model_admin: Any  # a LockAdmin
+
+    def get_results(self, request: HttpRequest) -> None:
+        if self.get_filters_params():
+            raise IncorrectLookupParameters
+        try:
+            page = read_page(
+                cut=lambda count: self._cut(request, count), words=self.words, order=self._order(request), errors=True
+            )
+        except LockUnavailable as error:
+            if "action" not in request.POST:  # an action redirects to this list, which says it then
+                self.model_admin.tell_unavailable(request, error)
+            page = Page([], 0, 0)
+            self._cut(request, 0)
+        self.result_list: Any = [HeldLock.of(lock) for lock in page.locks]
+        self.full_result_count = page.total
+        self.show_full_result_count = True
+        self.show_admin_actions = page.total > 0
+
+    @property
+    def words(self) -> list[str]:
+        return self.query.split()
+
+    def _order(self, request: HttpRequest) -> list[str]:
+        order = []
+        for field in map(str, self.get_ordering(request, self.root_queryset)):
+            sign, column = field[: field.startswith("-")], field.removeprefix("-")
+            order.append(sign + ("name" if column in ("key", "pk") else column))
+        return order
+
+    def _cut(self, request: HttpRequest, count: int) -> slice:
+        """Which of the ``count`` matching locks this page shows. Sets what Django's templates need for the pages."""
+        self.result_count = count
+        self.can_show_all = count <= self.list_max_show_all
+        self.multi_page = count > self.list_per_page
+        rows: Any = range(count)
+        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
+        self.page_num = max(1, min(self.page_num, self.paginator.num_pages))
+        if not self.multi_page or (self.show_all and self.can_show_all):
+            return slice(count)
+        return slice((self.page_num - 1) * self.list_per_page, self.page_num * self.list_per_page)

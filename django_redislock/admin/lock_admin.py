@@ -1,0 +1,382 @@
+"""Redis locks in the admin: a list, a page for each lock with its queue, and force-release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.forms import Script
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import linebreaksbr
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.formats import date_format, time_format
+from django.utils.html import format_html, format_html_join
+from django.utils.timezone import localtime
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from ..display import duration, printable
+from ..exceptions import LockUnavailable
+from ..inspection import LockInfo, LockStatus, WaiterInfo, force_release
+from ..inspection.listing import read_lock, read_page
+from ..models import HeldLock
+from ..names import is_name, split_member
+from ..store.reading import batches
+from .changelist import LockChangeList
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[HeldLock]
+else:
+    ModelAdmin = admin.ModelAdmin
+
+REFRESH = 5  # seconds
+SHOWN = 100  # names on a confirmation page
+
+
+@admin.register(HeldLock)
+class LockAdmin(ModelAdmin):
+    """Needs no table: everything comes from Redis, at the moment of the request.
+
+    ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
+    """
+
+    list_display = ("shown_name", "shown_owner", "shown_held_for", "shown_lease_left", "fence", "shown_waiters")
+    search_fields = ("key", "owner")
+    search_help_text = _("All words must appear in the name or the owner.")
+    ordering = ("key",)
+    list_per_page = 100
+    actions = ("delete_selected",)
+
+    class Media:
+        css = {"all": ["django_redislock/admin.css"]}
+        js = [
+            "admin/js/actions.js",  # ours comes after it
+            Script(
+                "django_redislock/admin.js",
+                **{
+                    "data-seconds": REFRESH,
+                    "data-refresh": _("Refresh automatically"),
+                    "data-kept": _("No longer on this page. Kept because it is selected."),
+                    "data-stopped": _("This page no longer refreshes. Please reload it."),
+                },
+            ),
+        ]
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    @admin.display(description=_("name"), ordering="key")
+    def shown_name(self, lock: HeldLock) -> str:
+        return str(lock)
+
+    @admin.display(description=_("owner"), ordering="owner")
+    def shown_owner(self, lock: HeldLock) -> str:
+        return printable(lock.owner)
+
+    @admin.display(description=_("held for"), ordering="held_for")
+    def shown_held_for(self, lock: HeldLock) -> str:
+        return duration(lock.held_for, gettext)
+
+    @admin.display(description=_("lease left"), ordering="lease_left")
+    def shown_lease_left(self, lock: HeldLock) -> str:
+        return duration(lock.lease_left, gettext)
+
+    @admin.display(description=_("waiters"), ordering="waiters")
+    def shown_waiters(self, lock: HeldLock) -> str:
+        of_pool = _info(lock).pool_waiters
+        if not of_pool:
+            return str(lock.waiters)
+        return gettext("%(own)d, and %(any)d for any member of the pool") % {"own": lock.waiters, "any": of_pool}
+
+    # -- the page of a lock ------------------------------------------------------------------------------------------
+
+    def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
+        if obj is None or obj.info is None:
+            return [(None, {"fields": ("shown_name", "state")})]
+        state = ("state",) if obj.info.status is LockStatus.ERROR else ()
+        note = ("note",) if obj.info.note else ()
+        known = ("shown_owner", *note, "held_since", "expires", "fence", "token_hint") if obj.fence else ()
+        sections: list[tuple[Any, Any]] = [
+            (None, {"fields": ("shown_name", *state, *known)}),
+            (_("Queue"), {"fields": ("waiters", "queue")}),
+        ]
+        if split_member(obj.name) is not None:
+            sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
+        return sections
+
+    def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
+        return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
+
+    @admin.display(description=_("state"))
+    def state(self, lock: HeldLock) -> str:
+        if lock.info is None:
+            return gettext("Nobody holds this lock now.")
+        return gettext(
+            "Not a lock of this app: somebody else has written it or removed its expiry. It stays until force-released."
+        )
+
+    @admin.display(description=_("note"))
+    def note(self, lock: HeldLock) -> str:
+        return _lines(_info(lock).note)
+
+    @admin.display(description=_("held for"))
+    def held_since(self, lock: HeldLock) -> str:
+        return gettext("%(duration)s, since %(time)s") % {
+            "duration": duration(lock.held_for, gettext),
+            "time": _time(_info(lock).since),
+        }
+
+    @admin.display(description=_("lease left"))
+    def expires(self, lock: HeldLock) -> str:
+        if _info(lock).status is LockStatus.ERROR:
+            return self.shown_lease_left(lock)
+        return gettext("%(duration)s, until %(time)s unless it is renewed") % {
+            "duration": duration(lock.lease_left, gettext),
+            "time": _time(_info(lock).expires),
+        }
+
+    @admin.display(description=_("token"))
+    def token_hint(self, lock: HeldLock) -> str:
+        return printable(_info(lock).token_hint)
+
+    @admin.display(description=_("in order"))
+    def queue(self, lock: HeldLock) -> str:
+        return self._table(_info(lock).queue, _info(lock).waiters)
+
+    @admin.display(description=_("waiters"))
+    def pool_waiters(self, lock: HeldLock) -> int:
+        return _info(lock).pool_waiters
+
+    @admin.display(description=_("in order"))
+    def pool_queue(self, lock: HeldLock) -> str:
+        return self._table(_info(lock).pool_queue, _info(lock).pool_waiters)
+
+    def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
+        if not waiters:
+            return gettext("Nobody is waiting.")
+        table: list[tuple[object, ...]] = [
+            (
+                place,
+                printable(waiter.owner),
+                duration(waiter.waited, gettext),
+                linebreaksbr(_lines(waiter.note), autoescape=True),
+            )
+            for place, waiter in enumerate(waiters, 1)
+        ]
+        titles = ["#", _("Owner"), _("Waited"), _("Note")]
+        if not any(waiter.note for waiter in waiters):
+            titles, table = titles[:-1], [row[:-1] for row in table]
+        head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
+        cells = "<td>{}</td>" * len(titles)
+        rows = format_html_join("", f"<tr>{cells}</tr>", table)
+        rest = _more(count - len(waiters))
+        return format_html(
+            '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
+        )
+
+    # -- permissions -------------------------------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: HeldLock | None = None) -> bool:
+        return False
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return LockChangeList
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
+        """A lock that nobody holds has a page and a history too. None for what cannot be a name."""
+        name = HeldLock(key=object_id).name
+        if not is_name(name):
+            return None
+        info = read_lock(name)
+        return HeldLock.named(name) if info is None else HeldLock.of(info)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        return super().changelist_view(request, {"title": gettext("Held locks"), **(extra_context or {})})
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"title": gettext("Lock"), **(extra_context or {})}
+        view = super().change_view
+        return self._guard(request, self.has_view_permission, lambda: view(request, object_id, form_url, context))
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        view = super().history_view
+        return self._guard(request, self.has_view_permission, lambda: view(request, object_id, extra_context))
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"title": gettext("Force-release the lock"), **(extra_context or {})}
+        view = super().delete_view
+        return self._guard(request, self.has_delete_permission, lambda: view(request, object_id, context))
+
+    def _guard(
+        self, request: HttpRequest, allowed: Callable[[HttpRequest], bool], view: Callable[[], HttpResponse]
+    ) -> HttpResponse:
+        """Ask Redis only for users with the permission; if it cannot be reached, the list says so."""
+        if not allowed(request):
+            raise PermissionDenied
+        try:
+            return view()
+        except LockUnavailable as error:
+            if not self.has_view_permission(request):
+                self.tell_unavailable(request, error)
+            return self._back(request)
+
+    def _back(self, request: HttpRequest) -> HttpResponse:
+        page = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
+        page = page if self.has_view_permission(request) else "index"
+        return HttpResponseRedirect(reverse(f"admin:{page}", current_app=self.admin_site.name))
+
+    def tell_unavailable(self, request: HttpRequest, error: LockUnavailable) -> None:
+        text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
+        self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
+
+    # -- force-release -----------------------------------------------------------------------------------------------
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        """What the confirmation shows. Nothing depends on a lock but its waiters."""
+        return [self.describe(lock) for lock in objs], {self.opts.verbose_name_plural: len(objs)}, set(), []
+
+    def describe(self, lock: HeldLock) -> str:
+        return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
+            "name": lock,
+            "duration": duration(lock.held_for or 0, gettext),
+            "owner": printable(lock.owner),
+            "waiters": 0 if lock.info is None else lock.info.waiters + lock.info.pool_waiters,
+        }
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> list[LogEntry]:
+        """Nothing yet: Django calls this before it deletes. :meth:`release` logs what was really released."""
+        return []
+
+    def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
+        self.release(request, [obj.name], _number(request.POST.get("fence"), obj.fence or 0))
+
+    def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
+        return self._back(request)
+
+    @admin.action(permissions=["delete"], description=_("Force-release selected locks"))
+    def delete_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask first. ``queryset`` knows nothing of Redis: the names are in the request."""
+        keys = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
+        across = request.POST.get("select_across") == "1"
+        words = request.GET.get("q", "").split() if across else []
+        names = None if across else {HeldLock(key=key).name for key in keys}
+        try:
+            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names, errors=True).locks]
+        except LockUnavailable:
+            return None  # the list says so
+        if not all(self.has_delete_permission(request, lock) for lock in locks):
+            raise PermissionDenied
+        highest = max((lock.fence for lock in locks), default=0)
+        if request.POST.get("post"):
+            gone = 0 if names is None else len(names) - len(locks)
+            self.release(request, [lock.name for lock in locks], _number(request.POST.get("fence"), highest), gone)
+            return None
+        if not locks:
+            self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
+            return None
+        context = {
+            **self.admin_site.each_context(request),
+            "title": gettext("Force-release locks"),
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "locks": [self.describe(lock) for lock in locks[:SHOWN]],
+            "more": _more(len(locks) - SHOWN),
+            "total": len(locks),
+            "fence": highest,
+            "across": across,
+            "keys": keys[:1] if across else [lock.key for lock in locks],
+            "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+        }
+        request.current_app = self.admin_site.name
+        ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
+        return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
+
+    def release(self, request: HttpRequest, names: Collection[str], fence: int, gone: int = 0) -> None:
+        """Force-release these locks, log it in their histories, and tell the user.
+
+        A lock that was acquired after the user saw the confirmation is spared: ``fence`` was the highest one then.
+        ``gone`` locks were free already.
+        """
+        count, by = 0, f"{printable(request.user.get_username())} in the admin"
+        try:
+            for batch in batches(list(names)):
+                released: list[LockInfo] = []
+                try:
+                    for name in batch:
+                        lock = force_release(name, by=by, fence=fence)
+                        if lock is not None:
+                            released.append(lock)
+                finally:
+                    count += len(released)
+                    self.log_releases(request, released)
+            gone += len(names) - count
+        except LockUnavailable as error:
+            left = len(names) - count
+            text = ngettext(
+                "Redis stopped responding, %(count)d lock was not force-released: %(error)s",
+                "Redis stopped responding, %(count)d locks were not force-released: %(error)s",
+                left,
+            )
+            self.message_user(request, text % {"count": left, "error": error}, messages.ERROR)
+        if count:
+            text = ngettext("%(count)d lock was force-released.", "%(count)d locks were force-released.", count)
+            self.message_user(request, text % {"count": count}, messages.SUCCESS)
+        if gone:
+            text = ngettext(
+                "%(count)d lock was left alone: its holder had changed or was gone.",
+                "%(count)d locks were left alone: their holders had changed or were gone.",
+                gone,
+            )
+            self.message_user(request, text % {"count": gone}, messages.WARNING)
+
+    def log_releases(self, request: HttpRequest, locks: Iterable[LockInfo]) -> None:
+        with transaction.atomic(using=router.db_for_write(LogEntry)):
+            for lock in locks:
+                facts = {
+                    "owner": printable(lock.owner),
+                    "fence": lock.fence,
+                    "duration": duration(lock.held_for, gettext),
+                }
+                text = gettext("Force-released. It was held by %(owner)s for %(duration)s, fence %(fence)d.") % facts
+                LogEntry.objects.log_actions(request.user.pk, [HeldLock.of(lock)], DELETION, text)
+
+
+def _info(lock: HeldLock) -> LockInfo:
+    assert lock.info is not None
+    return lock.info
+
+
+def _more(count: int) -> str:
+    return ngettext("and %(count)d more", "and %(count)d more", count) % {"count": count} if count > 0 else ""
+
+
+def _lines(note: str) -> str:
+    return "\n".join(map(printable, note.splitlines()))
+
+
+def _time(time: datetime) -> str:
+    local = localtime(time)
+    return f"{date_format(local, 'DATE_FORMAT')} {time_format(local, 'H:i:s')}"
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 20 else default

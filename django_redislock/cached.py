@@ -1,0 +1,313 @@
+"""``locked_get_or_set``: a cached value that one process computes, while all others wait for it and read it.
+
+Of the threads and coroutines of one process that miss the same value, one asks for the lock, for all of them. So the
+Redis server used for locks sees as many requests as there are processes, and no chain of releases from one waiter to
+the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent import futures
+from logging import ERROR, WARNING
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.core.cache import caches
+from django.core.cache.backends.base import DEFAULT_TIMEOUT
+
+from .conf import conf
+from .engine import Acquisition, Owner, current_owner
+from .engine.owner import launching_task
+from .exceptions import LockLost, LockNotAcquired, LockUnavailable
+from .log import log_event
+from .names import fit_name, quote
+from .options import Options, check_timeout
+from .per_process import PerProcess
+from .steps import Call, CallOut, Steps, arun, run_blocking
+from .store.backend import get_backend
+from .times import Deadline, Seconds
+
+MISSING = object()
+LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
+
+
+def locked_get_or_set(
+    key: str,
+    default: Any,
+    *,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    blocking_timeout: Seconds | None = None,
+    using: str = "default",
+) -> Any:
+    """``cache.get_or_set()`` whose ``default`` is called once, by one process, while all others wait for the value.
+
+    ``default`` is a callable, or a value (which needs no lock). ``timeout``, in seconds, and ``version`` are those of
+    Django's ``get_or_set()``, and so is the treatment of None: a value like any other. ``using`` is the alias in
+    ``CACHES`` of the values, with any backend; the lock is on the alias in ``REDISLOCK["CACHE"]``, or on the same one
+    where that has our cache backend.
+
+    ``blocking_timeout``: how many seconds to wait at most while somebody else computes; then LockNotAcquired. 0: not at
+    all; None: from the setting ``BLOCKING_TIMEOUT`` (by default without end). The computing itself may take as long as
+    it needs: the lock is renewed meanwhile.
+
+    A value that is there costs one ``get``. What ``default`` raises propagates to its caller, and the next one who
+    waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by one after the other.
+    Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
+    itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
+    for each other: give a ``blocking_timeout``.
+
+    Raises LockUnavailable when the value is missing and the Redis server used for locks cannot be reached: then
+    everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
+    compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
+    """
+    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
+    return get_or_set(caches[using], using, key, default, **options)
+
+
+async def alocked_get_or_set(
+    key: str,
+    default: Any,
+    *,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    version: int | None = None,
+    blocking_timeout: Seconds | None = None,
+    using: str = "default",
+) -> Any:
+    """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
+    options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
+    return await aget_or_set(caches[using], using, key, default, **options)
+
+
+def get_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
+    """The same for the backend ``cache`` that belongs to ``alias``."""
+    if iscoroutinefunction(default):
+        raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
+    wanted = _Wanted(cache, alias, key, default, **options)
+    return run_blocking(wanted.get(current_owner()), "Await alocked_get_or_set() instead")
+
+
+async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
+    """See get_or_set()."""
+    wanted = _Wanted(cache, alias, key, default, **options)
+    return await arun(wanted.get(current_owner()))
+
+
+class Cached:
+    """A request of steps: call a method of a cache, or its async twin."""
+
+    __slots__ = ("args", "cache", "kwargs", "verb")
+
+    def __init__(self, cache: Any, verb: str, *args: Any, **kwargs: Any) -> None:
+        self.cache = cache
+        self.verb = verb
+        self.args = args
+        self.kwargs = kwargs
+
+    def run(self) -> Any:
+        return getattr(self.cache, self.verb)(*self.args, **self.kwargs)
+
+    async def arun(self) -> Any:
+        return await getattr(self.cache, f"a{self.verb}")(*self.args, **self.kwargs)
+
+
+class Computation:
+    """One caller that asks for the lock and computes, while the others of this process wait for it to end.
+
+    It carries no value: each reads its own from the cache, since no two should share a mutable object.
+    """
+
+    def __init__(self, leader: Owner) -> None:
+        self.leader = leader
+        self.section: Acquisition | None = None  # once it asks for the lock
+        self.ended: futures.Future[LockUnavailable | None] = futures.Future()
+        self.ended.set_running_or_notify_cancel()  # so that cancelling one waiter does not cancel it for the others
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it may still come to its end, so that nobody else should compute."""
+        lease = None if self.section is None else self.section.lease
+        return self.leader.alive() and not (lease is not None and lease.lost)
+
+
+class Join:
+    """A request of steps: wait for a computation, at most ``seconds``; sends back whether it has ended.
+
+    It may be yielded again and again. Call :meth:`end` at last.
+    """
+
+    __slots__ = ("_waiter", "computation", "seconds")
+
+    def __init__(self, computation: Computation) -> None:
+        self.computation = computation
+        self.seconds = LOOK_EVERY
+        self._waiter: asyncio.Future[Any] | None = None
+
+    def run(self) -> bool:
+        return bool(futures.wait([self.computation.ended], self.seconds).done)
+
+    async def arun(self) -> bool:
+        if self._waiter is None:
+            self._waiter = asyncio.wrap_future(self.computation.ended)
+        return bool((await asyncio.wait([self._waiter], timeout=self.seconds))[0])
+
+    def end(self) -> None:
+        if self._waiter is not None and not self._waiter.get_loop().is_closed():
+            self._waiter.cancel()  # else Python 3.10 would notify it even after its loop has ended
+
+
+class _Computations:
+    """Those that are under way in this process, by alias and name of their locks."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
+        self._under_way: dict[tuple[str | None, str], Computation] = {}
+
+    def join(self, key: tuple[str | None, str], leader: Owner) -> tuple[Computation, bool]:
+        """The computation of this value, and whether the caller has to do it."""
+        with self._mutex:
+            known = self._under_way.get(key)
+            # a finalizer may want the value for which its own thread is about to ask
+            if known is not None and known.goes_on and known.leader is not leader:
+                return known, False
+            self._under_way[key] = made = Computation(leader)
+            return made, True
+
+    def end(self, key: tuple[str | None, str], computation: Computation, trouble: LockUnavailable | None) -> None:
+        with self._mutex:
+            if self._under_way.get(key) is computation:
+                del self._under_way[key]
+            computation.ended.set_result(trouble)
+
+
+_computations = PerProcess(_Computations)
+
+
+class _Wanted:
+    """One value that somebody wants."""
+
+    def __init__(
+        self,
+        cache: Any,
+        alias: str,
+        key: str,
+        default: Any,
+        *,
+        timeout: float | None,
+        version: int | None,
+        blocking_timeout: Seconds | None,
+    ) -> None:
+        self.cache = cache
+        self.key = key
+        self.default = default
+        self.timeout = timeout
+        self.version = version
+        self.blocking_timeout = check_timeout(blocking_timeout)
+        # our own backend knows its alias, and has its locks there too
+        self.lock_alias: str | None = getattr(cache, "lock_alias", None)
+        self.alias = self.lock_alias or alias
+
+    def get(self, owner: Owner) -> Steps[Any]:
+        value = yield self._look()
+        if value is not MISSING:
+            return value
+        if not callable(self.default):
+            return (yield from self._keep(self.default))
+        name = fit_name(f"get_or_set:{quote(self.alias)}:{self.cache.make_key(self.key, version=self.version)}")
+        patience = conf().BLOCKING_TIMEOUT if self.blocking_timeout is None else self.blocking_timeout
+        deadline = Deadline.after(patience)
+        options = Options(auto_renew=True, using=self.lock_alias)
+        # a default that asks for its own value does not wait for itself: the lock raises the error
+        computation: Computation | None = None
+        while owner.lease_on(get_backend(self.lock_alias), name) is None:
+            computation, leads = _computations.get().join((self.lock_alias, name), owner)
+            if leads:
+                break
+            ended = yield from self._wait_for(computation, deadline)
+            if not ended and deadline.passed:
+                raise self._not_in_time(name)
+            value = yield self._look()
+            if value is not MISSING:
+                return value
+            if not ended:
+                if computation.goes_on:
+                    return (yield from self._compute())
+                continue  # whoever computed is gone
+            if (trouble := computation.ended.result()) is not None:
+                raise LockUnavailable(str(trouble), name) from trouble
+        section = Acquisition(owner, lambda lease: self, name, options)
+        if computation is not None:
+            computation.section = section
+        trouble = None
+        try:
+            if (yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())) is not None:
+                raise self._not_in_time(name)
+            value = yield self._look()
+            if value is MISSING:
+                value = yield from self._compute()
+            yield from self._give_back(section)
+            return value
+        except BaseException as error:
+            if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
+                trouble = error
+            yield from section.fail(error)
+            raise
+        finally:
+            if computation is not None:
+                _computations.get().end((self.lock_alias, name), computation, trouble)
+
+    def _wait_for(self, computation: Computation, deadline: Deadline) -> Steps[bool]:
+        """Whether the computation has ended in time. Also False if it never will, or may be waiting for us."""
+        join, needed = Join(computation), False
+        try:
+            while True:
+                needed = needed or _may_be_needed_by(computation.leader)
+                join.seconds = min(deadline.left(), LOOK_EVERY)
+                if (yield join):
+                    return True
+                if deadline.passed or not computation.goes_on:
+                    return False
+                if needed:
+                    log_event(WARNING, "computed-twice", key=self.key)
+                    return False
+        finally:
+            join.end()
+
+    def _look(self) -> Cached:
+        return Cached(self.cache, "get", self.key, MISSING, version=self.version)
+
+    def _keep(self, value: Any) -> Steps[Any]:
+        """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
+        if (yield Cached(self.cache, "add", self.key, value, timeout=self.timeout, version=self.version)):
+            return value
+        return (yield Cached(self.cache, "get", self.key, value, version=self.version))
+
+    def _compute(self) -> Steps[Any]:
+        blocks = asyncio._get_running_loop() is not None and not iscoroutinefunction(self.default)
+        value = yield CallOut(self.default) if blocks else Call(self.default, (), {})
+        return (yield from self._keep(value))
+
+    def _give_back(self, section: Acquisition) -> Steps[None]:
+        """Release the lock. What goes wrong is only logged, since the value is there."""
+        lease = section.held
+        try:
+            yield from section.give_back()
+        except LockLost:
+            pass  # which was reported already
+        except LockUnavailable as error:
+            log_event(ERROR, "not-released", name=lease.name, error=error, stands_for=error.stands_for)
+            section.undo()
+
+    def _not_in_time(self, name: str) -> LockNotAcquired:
+        return LockNotAcquired(
+            f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere.", name
+        )
+
+
+def _may_be_needed_by(leader: Owner) -> bool:
+    """Whether this thread runs sync code for the event loop of ``leader``, which may need the thread itself."""
+    task = leader.task
+    launcher = None if asyncio._get_running_loop() is not None else launching_task(leader)
+    return task is not None and launcher is not None and launcher.get_loop() is task.get_loop()

@@ -1,0 +1,164 @@
+"""Checks of the settings: a mistake shows when the site starts, not at the first lock. None of these connects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.checks import CheckMessage, Error, Info, Warning
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from ..conf import Conf, conf, read
+from ..store.aliases import database
+from ..store.backend import get_backend
+
+SHORT = 1.0  # seconds
+
+
+def check_settings(**kwargs: Any) -> list[CheckMessage]:
+    """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
+    raw = getattr(settings, "REDISLOCK", {})
+    found = _braces(raw) + _wrong(raw)
+    if found:
+        return found
+    known = conf()
+    return _view(known) + _times(known) + _alias(known)
+
+
+def _braces(raw: object) -> list[CheckMessage]:
+    prefix = raw.get("KEY_PREFIX") if isinstance(raw, Mapping) else None
+    if not isinstance(prefix, str) or not re.search("[{}]", prefix):
+        return []
+    return [_braces_in(f"REDISLOCK['KEY_PREFIX'] ({prefix!r})")]
+
+
+def _braces_in(what: str) -> CheckMessage:
+    return Error(
+        f"{what} contains braces: they decide the hash slot, and all keys of a lock must share one.",
+        hint="Take a prefix without braces; the locks bring their own hash tag.",
+        id="django_redislock.E004",
+    )
+
+
+def _wrong(raw: object) -> list[CheckMessage]:
+    """One error for each wrong or unknown setting."""
+    parts: list[object]
+    if isinstance(raw, Mapping):
+        parts = [{key: value} for key, value in raw.items() if not (key == "KEY_PREFIX" and _braces(raw))]
+    else:
+        parts = [raw]
+    found: list[CheckMessage] = []
+    for part in parts:
+        try:
+            read(part)
+        except ImproperlyConfigured as error:
+            found.append(Error(str(error), hint="See the table of settings in the README.", id="django_redislock.E001"))
+    return found
+
+
+def _view(known: Conf) -> list[CheckMessage]:
+    path = known.VIEW_ON_CONFLICT
+    if path is None:
+        return []
+    try:
+        trouble = "" if callable(import_string(path)) else "it is not callable."
+    except ImportError as error:
+        trouble = str(error)
+    if not trouble:
+        return []
+    return [
+        Error(
+            f"Cannot use REDISLOCK['VIEW_ON_CONFLICT'] = {path!r}: {trouble}",
+            hint="Give the dotted path of a function that takes (request, info) and returns a response.",
+            id="django_redislock.E005",
+        )
+    ]
+
+
+def _times(known: Conf) -> list[CheckMessage]:
+    """Settings that are valid each, but not together."""
+    ttls = {"REDISLOCK['TTL']": known.TTL}
+    ttls |= {f"REDISLOCK['TTLS'][{pattern!r}]": ttl for pattern, ttl in known.TTLS.items()}
+    found: list[CheckMessage] = []
+    for what, ttl in ttls.items():
+        if known.MAX_HOLD is not None and ttl > known.MAX_HOLD:
+            found.append(
+                Warning(
+                    f"REDISLOCK['MAX_HOLD'] ({known.MAX_HOLD:g} s) is shorter than {what} ({ttl:g} s): nobody renews "
+                    f"beyond it, but a lock whose process died or hangs is held for the TTL all the same.",
+                    hint="Make MAX_HOLD longer than every TTL, or the TTL shorter.",
+                    id="django_redislock.W002",
+                )
+            )
+        if known.AUTO_RENEW and ttl < SHORT:
+            found.append(
+                Warning(
+                    f"{what} is {ttl:g} s, so a lock is renewed every {ttl / 3:.3g} s: one slow reply or pause of the "
+                    f"process outlasts the lease, and the lock is lost.",
+                    hint=f"Give at least {SHORT:g} s, or set AUTO_RENEW to False.",
+                    id="django_redislock.W003",
+                )
+            )
+    return found
+
+
+def _alias(known: Conf) -> list[CheckMessage]:
+    alias = known.CACHE
+    if alias not in caches.settings:
+        return [
+            Error(
+                f"REDISLOCK['CACHE'] names the cache alias {alias!r}, which is not in CACHES. The aliases are: "
+                f"{', '.join(caches.settings)}.",
+                hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'].",
+                id="django_redislock.E002",
+            )
+        ]
+    prefix = caches.settings[alias].get("KEY_PREFIX", "")
+    if re.search("[{}]", str(prefix)):
+        return [_braces_in(f"The KEY_PREFIX of the cache alias {alias!r} ({prefix!r})")]
+    try:
+        backend = get_backend()
+    except ImproperlyConfigured as error:
+        return [
+            Error(
+                str(error),
+                hint="Name an alias of CACHES with a single Redis (or a Sentinel) in REDISLOCK['CACHE'].",
+                id="django_redislock.E003",
+            )
+        ]
+    if not backend.memory:
+        return _shared(alias)
+    if settings.DEBUG:
+        return []
+    return [
+        Warning(
+            f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
+            f"process only.",
+            hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one process.",
+            id="django_redislock.W001",
+        )
+    ]
+
+
+def _shared(alias: str) -> list[CheckMessage]:
+    """The caches whose clear() would flush the locks. (``cache`` itself is the alias ``default``.)"""
+    mine = database(alias)
+    caching = [other for other in caches.settings if other != alias and database(other) == mine]
+    if alias == "default":
+        caching.append(alias)
+    if not caching:
+        return []
+    names = ", ".join(map(repr, sorted(caching)))
+    return [
+        Info(
+            f"The locks share a Redis database with the cache {names}: its clear() flushes the database, and all "
+            f"locks with it.",
+            hint="Give the locks an alias of their own, with another database number, and name it in "
+            "REDISLOCK['CACHE']; or silence this if nobody calls clear().",
+            id="django_redislock.I001",
+        )
+    ]

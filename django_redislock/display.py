@@ -1,0 +1,45 @@
+"""How names and durations are shown to people, in the terminal and in the admin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from reprlib import Repr
+
+from django.utils.translation import gettext_noop as _
+
+
+def printable(text: str) -> str:
+    """``text`` as it is, or as a literal if it could control a terminal: escapes, right-to-left marks."""
+    return text if text.isprintable() else repr(text)
+
+
+_repr = Repr()
+_repr.maxstring = _repr.maxother = 120
+_repr.maxlong = 500
+
+
+def shown(value: object) -> str:
+    """``value`` as a literal for an error, cut in the middle when it is long."""
+    try:
+        return _repr.repr(value)
+    except ValueError:  # an int with more digits than Python writes
+        return f"<{type(value).__name__} that is too long to be shown>"
+
+
+def duration(seconds: float, translate: Callable[[str], str] = str) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3 h``, ``without end``; ``translate``: ``gettext``."""
+    if seconds == math.inf:
+        return translate(_("without end"))
+    tenths, whole = round(seconds * 10), round(seconds)
+    if tenths < 100:
+        text, numbers = _("%(whole)d.%(part)d s"), (tenths // 10, tenths % 10)
+    elif whole < 60:
+        text, numbers = _("%(whole)d s"), (whole, 0)
+    elif whole < 3600:
+        text, numbers = _("%(whole)d min %(part)d s"), (whole // 60, whole % 60)
+    elif whole < 86400:
+        text, numbers = _("%(whole)d h %(part)d min"), (whole // 3600, whole % 3600 // 60)
+    else:
+        text, numbers = _("%(whole)d d %(part)d h"), (whole // 86400, whole % 86400 // 3600)
+    return translate(text) % {"whole": numbers[0], "part": numbers[1]}

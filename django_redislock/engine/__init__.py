@@ -1,0 +1,33 @@
+"""Getting locks, holding them and giving them back: what Lock, pools, decorators and commands are made of."""
+
+from __future__ import annotations
+
+from .acquisition import Acquisition
+from .extension import detach, renew, renew_by_token, start_listening
+from .lease import Lease, Section
+from .owner import Owner, current_owner, running_task, shown_owner
+from .release import release, release_by_token, release_surely
+from .twin import Caller, twin
+from .with_block import ExitMethod, WithBlock, block_of
+
+__all__ = [
+    "Acquisition",
+    "Caller",
+    "ExitMethod",
+    "Lease",
+    "Owner",
+    "Section",
+    "WithBlock",
+    "block_of",
+    "current_owner",
+    "detach",
+    "release",
+    "release_by_token",
+    "release_surely",
+    "renew",
+    "renew_by_token",
+    "running_task",
+    "shown_owner",
+    "start_listening",
+    "twin",
+]

@@ -1,0 +1,315 @@
+"""A section under a lock: getting the lock, and giving it back."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import weakref
+from collections.abc import Callable
+from logging import DEBUG, WARNING
+from time import monotonic
+from typing import Any
+
+from ..conf import conf
+from ..exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from ..log import log_event, logger
+from ..names import known_as
+from ..options import Options
+from ..signals import Send, lock_acquired, lock_force_released
+from ..steps import Request, Steps
+from ..store import calls
+from ..store.backend import Backend, get_backend
+from ..store.calls import Wanted
+from ..store.holder import parse_holder
+from ..store.keys import make_keys
+from ..times import Deadline
+from .attempt import Attempt, Granted, give_up_at
+from .canceller import Canceller
+from .description import describe_owner
+from .lease import Lease
+from .loss import reason_of
+from .owner import Owner
+from .release import release, release_later
+from .runtime import runtime
+from .watchdog import Witness
+
+
+class Acquisition:
+    """One attempt to get a lock for ``owner``, and then the lock, until it is given back.
+
+    It exists before anything is sent, and knows at each moment what is to be given back: :meth:`undo` does so, whatever
+    was raised where.
+
+    ``name`` is that of a lock, or of a pool of which any member will do. ``through``, told the lease that was got,
+    returns the object by which the owner finds this. ``purpose`` is shown behind the owner: a request path, say.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_through",
+        "_witness",
+        "backend",
+        "lease",
+        "name",
+        "options",
+        "owner",
+        "purpose",
+        "through",
+        "token",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        through: Callable[[Lease], object],
+        name: str,
+        options: Options,
+        *,
+        token: str | None = None,
+        purpose: str = "",
+    ) -> None:
+        self.owner = owner
+        self._through = through
+        self.through: object = None  # once it is got
+        self.name = name
+        self.options = options
+        self.token = token
+        self.purpose = purpose
+        self.backend: Backend = get_backend(options.using)
+        self.lease: Lease | None = None
+        self._attempt: Attempt | None = None
+        self._witness: Witness | None = None
+
+    # -- getting it -------------------------------------------------------------------------------------------------
+
+    def obtain(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, *, seizes: bool = False
+    ) -> Steps[LockNotAcquired | None]:
+        """Get the lock; return the error for one that was not acquired in time, None when it was.
+
+        The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
+        itself.
+        """
+        start = monotonic()
+        deadline = self._deadline(blocking, blocking_timeout)
+        canceller = self._canceller()
+        held = self.owner.lease_on(self.backend, self.name)
+        if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
+            return None
+        attempt = self._attempt = self._make_attempt(deadline)
+        granted = yield from (attempt.seize() if seizes else attempt.obtain())
+        if granted is None:
+            try:
+                yield from attempt.withdraw()
+            except LockUnavailable:
+                self.undo()
+            attempt.leave()
+            return attempt.refusal(monotonic() - start)
+        self._take(attempt, granted, canceller)
+        attempt.leave()  # not before the lease is watched: a late wake must find somebody it belongs to
+        yield from self._announce(attempt, monotonic() - start)
+        return None
+
+    def _deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
+        if not (self.options.blocking if blocking is None else blocking):
+            return Deadline.after(0.0)
+        if blocking_timeout is None:
+            blocking_timeout = self.options.blocking_timeout
+        if blocking_timeout is None:
+            blocking_timeout = conf().BLOCKING_TIMEOUT
+        return Deadline.after(blocking_timeout)
+
+    def _canceller(self) -> Canceller | None:
+        if self.options.on_lost != "cancel":
+            return None
+        task = self.owner.task
+        if task is None:
+            noun, name = known_as(self.name)
+            raise TypeError(
+                f"on_lost='cancel' cancels the task that holds the {noun} {name!r}, and sync code is no task: give a "
+                f"function, or use aacquire() or async with."
+            )
+        return Canceller(task)
+
+    def _enter_again(self, held: Lease, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
+        """What ``held``, the owner's own lease on this name, means; True: it was entered another time.
+
+        LockError where the owner would wait for itself without end. Redis is asked: the lease may be gone.
+        """
+        reentrant = self.options.reentrant or (self.token is not None and held.token == self.token)
+        if not reentrant and not seizes and not (deadline.endless and self.options.attempts is None):
+            return False  # it waits for itself, but not without end
+        by = give_up_at(deadline)
+        answer = yield from calls.renew(held.wanted, "confirm", held.ttl, until=deadline.at, by=by)
+        if answer.state != calls.HELD:
+            runtime().watchdog.lose(held, reason_of(answer))
+            return False
+        if reentrant:
+            self._enter(held)
+            return True
+        if seizes:
+            raise LockError(f"Cannot seize the lock {self.name!r}: this thread or task holds it itself.", self.name)
+        if not held.renewing:
+            return False  # it ends by itself
+        raise LockError(
+            f"Cannot wait for the lock {self.name!r}: this thread or task holds it already, and would wait for itself "
+            f"without end. Pass a blocking_timeout, or reentrant=True.",
+            self.name,
+        )
+
+    def _make_attempt(self, deadline: Deadline) -> Attempt:
+        settings, options = conf(), self.options
+        loop = asyncio._get_running_loop()
+        text = describe_owner(self.purpose or options.purpose, None if loop is None else asyncio.current_task())
+        token = self.token
+        polls = settings.POLL if options.poll is None else options.poll
+        wanted = Wanted(
+            self.backend,
+            make_keys(self.backend.prefix, self.name),
+            self.name,
+            secrets.token_urlsafe(16),
+            settings.ttl_of(self.name) if options.ttl is None else options.ttl,
+            token,
+            token is not None and not runtime().watchdog.holds(self.backend, self.name, token),
+            f"{text}\n{options.note}" if options.note else text,
+            listens=not polls,
+        )
+        return Attempt(
+            wanted,
+            runtime().listener(self.backend),
+            deadline=deadline,
+            loop=loop,
+            polls=polls,
+            backoff=options.backoff,
+            attempts=options.attempts,
+        )
+
+    def _take(self, attempt: Attempt, granted: Granted, canceller: Canceller | None) -> None:
+        """The lock is ours."""
+        settings, options = conf(), self.options
+        lease = Lease(
+            attempt.wanted, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
+        )
+        lease.renewing = settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew
+        lease.max_hold = settings.MAX_HOLD
+        lease.on_lost = None if options.on_lost == "cancel" else options.on_lost
+        lease.canceller = canceller
+        lease.owner = weakref.ref(self.owner)
+        self._enter(lease)
+        runtime().watchdog.watch(lease)
+
+    def _enter(self, lease: Lease) -> None:
+        self.lease = lease
+        self.through = self._through(lease)
+        self.owner.enter(self, lease)
+
+    def _announce(self, attempt: Attempt, waited: float) -> Steps[None]:
+        lease = self.held
+        if logger.isEnabledFor(DEBUG):
+            log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
+        if attempt.seized is not None:
+            by = lease.wanted.owner.partition("\n")[0]
+            old = parse_holder(attempt.seized)
+            was = "?" if old is None else old.owner
+            log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
+            yield Send(lock_force_released, name=lease.name, by=by)
+        if lock_acquired.receivers:
+            yield Send(lock_acquired, name=lease.name, fence=lease.fence, waited=waited)
+
+    # -- having it --------------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Lease:
+        """The lease, once it is obtained."""
+        assert self.lease is not None
+        return self.lease
+
+    def disown(self) -> None:
+        """Whoever has acquired it does not find it any more; it is for somebody else to release."""
+        self.owner.disown(self, self.held)
+
+    def undo_after(self, block: object) -> None:
+        """Give all back in the background if ``block`` dies before this was given back by other means."""
+        self._witness = runtime().watchdog.undo_after(block, self)
+
+    def around(self, request: Request) -> Steps[Any]:
+        """Get the lock, perform ``request``, and give the lock back; return what the request has sent back.
+
+        Raises LockNotAcquired, and what obtain() and exit() raise.
+        """
+        try:
+            refusal = yield from self.obtain()
+            if refusal is not None:
+                raise refusal
+            result = yield request
+            yield from self.exit(None)
+            return result
+        except BaseException as error:
+            yield from self.fail(error)
+            raise
+
+    # -- giving it back ---------------------------------------------------------------------------------------------
+
+    def give_back(self) -> Steps[bool]:
+        """Release the lock. False: others of the owner's sections still use it (it is reentrant).
+
+        Raises LockLost, and LockUnavailable when Redis cannot be told; then it can be tried again.
+        """
+        lease = self.held
+        last = len(lease.shares) <= 1
+        if last:
+            yield from release(lease, self)
+        else:
+            self.leave()
+        self._witness = None
+        return last
+
+    def exit(self, error: BaseException | None) -> Steps[bool]:
+        """The section has ended, with ``error`` or (None) well. Returns whether the lock is free; see give_back().
+
+        Where it has ended with an error, that matters more than what goes wrong here.
+        """
+        lease = self.held
+        if lease.canceller is not None and lease.canceller.caused(error):
+            self.undo()
+            raise lease.lost_error()
+        if isinstance(error, GeneratorExit):  # nothing may be awaited any more
+            self.undo()
+            return False
+        try:
+            return (yield from self.give_back())
+        except (LockNotOwned, LockUnavailable) as trouble:
+            if isinstance(trouble, LockUnavailable):
+                self.undo()  # hardly anybody would try again
+            if error is None:
+                raise
+            if not isinstance(trouble, LockLost):  # reported already
+                stands_for = getattr(trouble, "stands_for", 0.0)
+                log_event(WARNING, "not-released", name=lease.name, error=trouble, stands_for=stands_for)
+            return False
+
+    def leave(self) -> None:
+        """This section no longer uses the lease, and its owner no longer finds it."""
+        self.owner.leave(self, self.held)
+
+    def fail(self, error: BaseException) -> Steps[None]:
+        """Give back what there is: ``error`` was raised, while the lock was held or before or after."""
+        if self.lease is None or self.lease.closed:
+            self.undo()
+        else:
+            yield from self.exit(error)
+
+    def undo(self) -> None:
+        """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
+        attempt, lease = self._attempt, self.lease
+        if lease is not None:
+            self.leave()
+            if not lease.shares and not lease.closed:
+                release_later(lease)
+        elif attempt is not None and attempt.asked and not attempt.over:
+            attempt.over = True
+            unknown = attempt.unknown or attempt.asking
+            runtime().watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)
+        if attempt is not None:
+            attempt.leave()
+        self._witness = None

@@ -1,0 +1,79 @@
+"""What the watchdog has to look after, and when: leases, and releases that are still to be sent."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import NamedTuple
+
+from ..store.calls import WITHDRAWAL, Wanted, release_command
+from .lease import Lease
+from .sender import Parcel
+
+MANY = 1000  # entries, before those are dropped that count no more
+
+
+class PendingRelease(NamedTuple):
+    """A release, or a withdrawal from a queue, that still has to be sent."""
+
+    wanted: Wanted
+    unknown: bool  # an acquire of this attempt may still arrive
+    until: float
+    how: str  # WITHDRAWAL: of an attempt that was given up, of which nothing need be there
+
+    @property
+    def matters(self) -> bool:
+        """Whether a failure concerns what somebody holds. Who did not acquire a lock has been told why."""
+        return self.how != WITHDRAWAL
+
+    def parcel(self) -> Parcel:
+        return Parcel(self, release_command(self.wanted, unknown=self.unknown, how=self.how), 0.0)
+
+
+Task = Lease | PendingRelease
+
+
+class Agenda:
+    """Tasks by the monotonic time at which they are due. Not safe to use from several threads at once."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Task]] = []
+        self._order = itertools.count()
+        self._sweep_at = MANY
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def next_due(self) -> float | None:
+        return self._entries[0][0] if self._entries else None
+
+    def plan(self, due: float, task: Task) -> None:
+        """A lease stands in here once: what was planned for it before does not count any more."""
+        if isinstance(task, Lease):
+            task.due = due
+        heapq.heappush(self._entries, (due, next(self._order), task))
+        if len(self._entries) > self._sweep_at:
+            # what was released or planned anew stays where it was until it comes up: hours, with a TTL of a day
+            self._entries = [entry for entry in self._entries if not _is_stale(entry)]
+            heapq.heapify(self._entries)
+            self._sweep_at = max(MANY, 2 * len(self._entries))
+
+    def take_due(self, now: float) -> list[Task]:
+        """Those that are due, which leave."""
+        tasks: list[Task] = []
+        while self._entries:
+            entry = self._entries[0]
+            stale = _is_stale(entry)
+            if entry[0] > now and not stale:
+                break
+            heapq.heappop(self._entries)
+            if not stale:
+                tasks.append(entry[2])
+        return tasks
+
+
+def _is_stale(entry: tuple[float, int, Task]) -> bool:
+    """Whether the lease has ended, or was planned anew."""
+    due, _, task = entry
+    return isinstance(task, Lease) and not (task.watched and task.due == due)

@@ -1,0 +1,277 @@
+"""One attempt to get a lock: ask, queue, wait until woken or (polling) for a while, look again, clean up behind."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import NamedTuple
+
+from redis.backoff import AbstractBackoff
+
+from ..exceptions import LockNotAcquired, LockUnavailable
+from ..names import known_as
+from ..pace import POLLING, Pace, alive_for
+from ..steps import Pause, Steps
+from ..store import calls
+from ..store.aio import ENTERING, RETURNING
+from ..store.calls import Taken, Wanted
+from ..store.keys import make_keys
+from ..times import Deadline
+from .listener import OUTAGE, Listener
+from .waiters import Loop, Park, Waiter
+
+WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
+LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
+GRACE = 0.8  # seconds beyond the deadline that an answer may take
+LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
+LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
+
+
+class Granted(NamedTuple):
+    """How a lock was obtained."""
+
+    fence: int
+    ends: float  # monotonic
+    handed: bool
+
+
+def give_up_at(deadline: Deadline) -> float | None:
+    """When an answer does not count any more (monotonic); None: it always does."""
+    return None if deadline.endless else max(deadline.at, monotonic()) + GRACE
+
+
+class Attempt:
+    """One try to get a lock. Its id was drawn for it alone and is never used again."""
+
+    __slots__ = (
+        "asked",
+        "asking",
+        "attempts",
+        "backoff",
+        "busy_for",
+        "deadline",
+        "listener",
+        "loop",
+        "over",
+        "polls",
+        "seized",
+        "ticket",
+        "tries",
+        "unknown",
+        "waiter",
+        "wanted",
+    )
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        listener: Listener,
+        *,
+        deadline: Deadline,
+        loop: Loop | None,
+        polls: bool = False,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+    ) -> None:
+        self.wanted = wanted
+        self.listener = listener
+        self.deadline = deadline
+        self.loop = loop  # of the coroutine that tries; None: a thread
+        self.polls = polls  # by choice: nothing is subscribed to
+        self.backoff = backoff or POLLING
+        self.attempts = attempts  # at most so many tries; None: only time counts
+        self.waiter: Waiter | None = None
+        self.ticket: int | None = None
+        self.busy_for = 0.0  # seconds
+        self.tries = 0
+        self.seized: bytes | None = None  # value of the lock when somebody else held it
+        self.asked = False  # anything at all
+        self.asking = False  # a request is on its way
+        self.unknown = False  # a request may still arrive whose answer we never saw
+        self.over = False  # nothing of it is left in Redis, but for what it was granted
+
+    def obtain(self) -> Steps[Granted | None]:
+        """Get the lock, or None in the end."""
+        return self._poll() if self.polls else self._await_wakes()
+
+    def seize(self) -> Steps[Granted | None]:
+        """Get the lock whoever holds it."""
+        taken, granted = yield from self._look(calls.SEIZING)
+        self.seized = taken.seized
+        return granted
+
+    def _poll(self) -> Steps[Granted | None]:
+        """Look, and look again after a while."""
+        pace = Pace(self.backoff)
+        while True:
+            delay = pace.next_look()
+            last = not self.deadline.waits or self.deadline.passed
+            last = last or (self.attempts is not None and self.attempts <= self.tries + 1)
+            taken, granted = yield from self._look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
+            if granted is not None or last or taken.state == calls.GIVEN_UP:
+                return granted
+            self.ticket = taken.number or self.ticket
+            yield Pause(min(delay, self.deadline.left()))
+
+    def _await_wakes(self) -> Steps[Granted | None]:
+        """Look when told to, and by the clock for when nobody tells."""
+        listener = self.listener
+        unasked = False  # this look was made by the clock alone, and in time
+        heard = 0
+        pace: Pace | None = None
+        if self.wanted.token is not None:
+            yield from self._listen_first()
+        while True:
+            if self.deadline.waits and listener.ready:
+                self._register()
+            queued = self.waiter is not None and self.deadline.waits and listener.ready
+            generation = listener.generation
+            wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
+            if queued and listener.polled:
+                pace = pace or Pace(self.backoff)
+                delay = pace.next_look()
+                wait = calls.polled(alive_for(delay))
+            taken, granted = yield from self._look(wait)
+            # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
+            # grant, as a rule.)
+            missed = taken.state == calls.ALREADY and taken.us - taken.number > WAKE_LATE
+            if unasked and (missed or (taken.unheard and listener.heard == heard)):
+                listener.reconnect()
+            if granted is not None:
+                return granted
+            if taken.state == calls.GIVEN_UP or not self.deadline.waits:
+                return None
+            self.ticket = taken.number or self.ticket
+            waiter = self._register()
+            if listener.ready and not (queued and generation == listener.generation):
+                continue  # asked under no subscription, or an older one
+            listener.schedule(waiter, taken.left, delay)
+            if taken.state == calls.REQUEUED and unasked:
+                listener.tell_all(self.wanted.name)
+            heard = listener.heard
+            granted, unasked = yield from self._wait(waiter, taken.us)
+            if granted is not None:
+                return granted
+            if self.deadline.passed:
+                return None
+
+    def _listen_first(self) -> Steps[None]:
+        """Whoever has the same token takes a process that does not listen for dead, and adopts what it holds."""
+        waiter, end = self._register(), monotonic() + LISTENING_WITHIN
+        while not self.listener.ready and (left := end - monotonic()) > 0:
+            yield Park(waiter, left)
+            waiter.look = False
+
+    def _register(self) -> Waiter:
+        """Let wakes reach us."""
+        waiter = self.waiter
+        if waiter is None:
+            self.waiter = waiter = self.listener.make_waiter(self.wanted.id, self.wanted.name, self.loop)
+        if not waiter.registered:
+            self.listener.register(waiter)
+            self.listener.start()
+        return waiter
+
+    def _look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
+        """Ask Redis; again where a grant came after its own end, which is none.
+
+        One who already waits sits out an outage of OUTAGE seconds.
+        """
+        failing_since, late, wanted = 0.0, 0, self.wanted
+        self.tries += 1
+        while True:
+            urgency = RETURNING if self.asked else ENTERING
+            by = give_up_at(self.deadline)
+            self.asked = self.asking = True
+            if wanted.token is not None and not self.polls:
+                # where we do not listen, nobody must think us dead for it
+                wanted = wanted._replace(listens=wait == calls.QUEUED or self.listener.hears)
+            try:
+                taken = yield from calls.acquire(
+                    wanted, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
+                )
+            except LockUnavailable:
+                self.asking, self.unknown = False, True
+                now = monotonic()
+                failing_since = failing_since or now
+                patience = min(failing_since + OUTAGE, self.deadline.at)
+                if self.ticket is None or now >= patience:
+                    raise
+                yield Pause(min(0.5, patience - now))
+                continue
+            self.asking, self.unknown = False, self.unknown or taken.repeated
+            if taken.state not in (calls.GRANTED, calls.ALREADY):
+                self.busy_for = max(0.0, taken.left)
+                return taken, None
+            ends = calls.lease_end(taken.sent, taken.left)
+            if monotonic() < ends:
+                self._got(f"{self.wanted.name}{taken.member}")
+                return taken, Granted(taken.number, ends, taken.state == calls.ALREADY)
+            late += 1
+            if late >= LATE_ANSWERS:
+                noun, name = known_as(self.wanted.name)
+                raise LockUnavailable(
+                    f"Could not acquire the {noun} {name!r}: Redis responds more slowly than its TTL "
+                    f"({self.wanted.ttl:g} s).",
+                    name,
+                )
+
+    def _wait(self, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:
+        """Sleep until told, or until it is time to look or to leave. Returns (the handoff if any, by the clock).
+
+        ``refused``: microseconds of the server's clock at which the last look found the lock to be somebody else's.
+        """
+        listener = self.listener
+        while True:
+            if waiter.grant is not None:
+                grant, waiter.grant = waiter.grant, None
+                if grant.us <= refused:
+                    # it came during that look, and was force-released in between, say; or the clock has jumped back
+                    return None, False
+                ends = listener.deadline_of(grant)
+                if monotonic() < ends:
+                    self._got(grant.name)
+                    return Granted(grant.fence, ends, True), False
+                # woken too late: it may be somebody else's by now, and others here may have been dropped for that
+                listener.tell_all(self.wanted.name)
+                return None, False
+            if waiter.look:
+                waiter.look = False
+                return None, False
+            look = listener.next_look(waiter)
+            due = self.deadline.at if look is None else min(look, self.deadline.at)
+            now = monotonic()
+            if now >= due:
+                return None, now < due + LOOK_LATE
+            yield Park(waiter, None if due == float("inf") else due - now)
+
+    def _got(self, name: str) -> None:
+        """A pool's member was granted: use its own name from now on."""
+        if name != self.wanted.name:
+            keys = make_keys(self.wanted.backend.prefix, name)
+            self.wanted = self.wanted._replace(name=name, keys=keys)
+
+    def withdraw(self) -> Steps[None]:
+        """Leave the queue. A grant that came in this very moment is passed on."""
+        if self.ticket is not None or self.unknown:
+            by = monotonic() + GRACE
+            yield from calls.release(self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by)
+        self.over = True
+
+    def refusal(self, waited: float) -> LockNotAcquired:
+        """The error for a lock that was not acquired, in so many seconds."""
+        noun, name = known_as(self.wanted.name)
+        within = f"within {waited:.3g} s ({self.tries} attempt{'s'[: self.tries > 1]})"
+        return LockNotAcquired(
+            f"Could not acquire a member of the pool {name!r} {within}: none is free."
+            if noun == "pool"
+            else f"Could not acquire the lock {name!r} {within}: held elsewhere.",
+            name,
+            attempts=self.tries,
+            waited=waited,
+            busy_for=self.busy_for,
+        )
+
+    def leave(self) -> None:
+        """Stop listening."""
+        if self.waiter is not None:
+            self.listener.waiters.discard(self.waiter)

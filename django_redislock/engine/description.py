@@ -1,0 +1,36 @@
+"""How those who ask for a lock are described to people."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from ..per_process import PerProcess
+
+MAX_BYTES = 200
+
+
+def _describe_process() -> tuple[str, str]:
+    """Host and process id; and the management command that runs, if any."""
+    program, *arguments = sys.argv or [""]
+    managing = program.endswith(("manage.py", "django-admin", "django/__main__.py"))
+    command = arguments[0] if managing and arguments and not arguments[0].startswith("-") else ""
+    return f"{socket.gethostname()}:{os.getpid()}:", command
+
+
+_process = PerProcess(_describe_process)
+
+
+def describe_owner(purpose: str, task: asyncio.Task[Any] | None = None) -> str:
+    """``host:pid:thread`` (or task) and ``purpose``: a request's path, say; without one, the management command."""
+    where, command = _process.get()
+    thread = threading.current_thread().name
+    text = f"{where}{thread if task is None else f'{thread}/{task.get_name()}'} {purpose or command}".rstrip()
+    if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
+        text = "".join(char if char.isprintable() else "?" for char in text)
+        text = text.encode(errors="replace")[:MAX_BYTES].decode(errors="ignore")
+    return text

@@ -1,0 +1,197 @@
+"""One acquisition of a lock, as its holder knows it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from time import monotonic
+from typing import Any, Protocol
+
+from ..exceptions import LockLost, LockUnavailable
+from ..options import OnLost
+from ..steps import Steps
+from ..store.backend import Backend
+from ..store.calls import Wanted
+from .canceller import Canceller
+
+# why a lease was lost
+VANISHED = "it is gone from Redis (expired, evicted, flushed or force-released)"
+TAKEN = "somebody else holds it now"
+FORCED = "it was force-released"
+RELEASED = "the bearer of its token has released it elsewhere"
+ADOPTED = "the bearer of its token has adopted it elsewhere"
+ENDED = "its lease ended before it could be renewed"
+
+
+class Lives(Protocol):
+    """Whoever has acquired a lock."""
+
+    def alive(self) -> bool: ...
+
+
+class Lease:
+    """What one acquisition holds: token, fence, and until when by the local monotonic clock.
+
+    ``ends`` counts from the moment the granting request was sent, so it is never later than the end in Redis (short
+    of a jump of the server's clock).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "canceller",
+        "closed",
+        "detaching",
+        "due",
+        "ends",
+        "fence",
+        "handed",
+        "keeper",
+        "lost_reason",
+        "max_hold",
+        "on_lost",
+        "owner",
+        "pid",
+        "renewing",
+        "seen",
+        "shares",
+        "since",
+        "tried_release",
+        "unknown",
+        "urgent",
+        "wanted",
+        "watched",
+    )
+
+    def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
+        self.wanted = wanted
+        self.fence = fence
+        self.ends = ends
+        self.handed = handed  # by a release script, with a short lease until it is confirmed
+        self.unknown = unknown  # an acquire of this attempt may still arrive
+        self.since = monotonic()
+        self.pid = os.getpid()
+        self.renewing = True
+        self.max_hold: float | None = None  # seconds
+        self.on_lost: OnLost | None = None
+        self.canceller: Canceller | None = None
+        self.owner: weakref.ref[Lives] | None = None  # whoever acquired it; None: see keeper
+        self.keeper: weakref.ref[Any] | None = None  # where something else than its owner keeps it
+        self.shares: dict[object, None] = {}  # the acquisitions that use it: several, when it is reentrant
+        self.lost_reason = ""
+        self.closed = False  # released or detached
+        self.tried_release = False
+        self.detaching = False  # that was tried: where it was interrupted, nobody has been told the token
+        self.watched = False
+        self.due = 0.0  # when the watchdog looks next
+        self.urgent = False  # ask Redis now, whatever the clock says
+        self.seen = False  # by the watchdog: it is no short section
+
+    matters = True  # whether a failure to renew it is worth a warning
+
+    # -- what was asked for -----------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        return self.wanted.backend
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
+
+    @property
+    def id(self) -> str:
+        return self.wanted.id
+
+    @property
+    def token(self) -> str:
+        return self.wanted.token or self.wanted.id
+
+    @property
+    def ttl(self) -> float:
+        return self.wanted.ttl
+
+    # -- what has become of it --------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> bool:
+        """Made in this process, not in the one that it was forked from."""
+        return self.pid == os.getpid()
+
+    @property
+    def lost(self) -> bool:
+        """Known to be lost, or by the local clock presumed to be."""
+        return bool(self.lost_reason) or (not self.closed and monotonic() >= self.ends)
+
+    def remaining(self) -> float:
+        """Seconds of lease left by the local clock."""
+        return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+
+    def unwatch(self) -> None:
+        """What the watchdog has still to say of it does not count any more."""
+        self.watched = False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def close(self) -> None:
+        """It was released or detached: it is for nobody here to use any more."""
+        self.unwatch()
+        self.closed = True
+
+    # -- who may release it -----------------------------------------------------------------------------------------
+
+    def follow(self, keeper: object | None) -> None:
+        """From now on, it is renewed for as long as ``keeper`` lives, or (None) no more; its owner has gone on."""
+        if keeper is None:
+            self.renewing = False
+        else:
+            self.keeper = weakref.ref(keeper)
+
+    def may_be_released(self) -> bool:
+        """Whether anybody is left who could."""
+        if self.keeper is not None:
+            return self.keeper() is not None
+        owner = None if self.owner is None else self.owner()
+        return owner is not None and owner.alive()
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
+        """What a release raises that Redis did not hear."""
+        left = self.remaining()
+        return LockUnavailable(
+            f"{str(error).rstrip('.')}. The lock is not released: unless tried again, it stands for {left:.1f} s.",
+            self.name,
+            stands_for=left,
+        )
+
+    def lost_error(self) -> LockLost:
+        reason = self.lost_reason or ENDED
+        return LockLost(
+            f"The lock {self.name!r} was lost while it was held here: {reason}.",
+            self.name,
+            reason=reason,
+            fence=self.fence,
+        )
+
+
+class Section(Protocol):
+    """Something under a lock, as those see it who do not make it; it is an Acquisition."""
+
+    lease: Lease | None
+
+    @property
+    def through(self) -> object:
+        """The object by which its owner finds it."""
+
+    @property
+    def held(self) -> Lease: ...
+
+    def give_back(self) -> Steps[bool]: ...
+
+    def exit(self, error: BaseException | None) -> Steps[bool]: ...
+
+    def leave(self) -> None: ...
+
+    def undo_after(self, block: object) -> None: ...
+
+    def undo(self) -> None: ...

@@ -1,0 +1,57 @@
+"""The notifier runs the site's own code (receivers, ``on_lost``, logging handlers) in threads of its own.
+
+However slow that code is, it holds up nobody who keeps time, renews leases or reads messages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from logging import ERROR
+from typing import Any
+
+from ..log import log_event, logger
+
+THREADS = 8  # at most; one that hangs in a receiver does not silence the others
+
+Job = Callable[[], object]
+
+
+class Notifier:
+    """Calls what it is given, in threads that end when there is nothing more to call."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._mutex = threading.RLock()  # a finalizer may run on this thread and find out a loss
+        self._threads = 0
+
+    def call(self, job: Job) -> None:
+        """Call ``job`` soon. What it raises is logged."""
+        with self._mutex:
+            self._jobs.append(job)
+            if self._threads == THREADS:
+                return
+            self._threads += 1
+        thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more threads: better late than never
+            self._run()
+
+    def log(self, level: int, event: str, **facts: Any) -> None:
+        """Log ``event`` soon; see log_event()."""
+        if logger.isEnabledFor(level):
+            self.call(lambda: log_event(level, event, **facts))
+
+    def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._jobs:
+                    self._threads -= 1
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException:
+                log_event(ERROR, "notifier-failed", exc_info=True)

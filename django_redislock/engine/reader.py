@@ -1,0 +1,158 @@
+"""The subscribed connection, and who reads it: one thread at a time.
+
+While threads wait, one of them reads by itself (leader and followers: Schmidt et al., "Leader/Followers", 2000): a wake
+then needs no change of threads, a sixth of the time of a contended section. Who stops reading promotes one who would
+have read. The listener's thread only sweeps up behind them, and reads when nobody waits or when coroutines do, which
+cannot read by themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from redis.connection import Connection
+from redis.exceptions import ConnectionError, TimeoutError
+
+SWEEP_EVERY = 0.03  # seconds between looks of the listener's thread while threads wait in quick succession
+HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
+CHECK_EVERY = 1.0  # seconds between looks whether whoever reads is still there
+
+
+class Told(Protocol):
+    """One that waits for a message."""
+
+    told: bool
+
+    def wake(self) -> None: ...
+
+
+class _Turn:
+    """The right to read. It exists before it is taken, so whatever is interrupted gives it up."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Reader:
+    """Reads ``connection`` and gives the data of each message to ``handle``. Any trouble ends it for good.
+
+    A message that begins and does not end is trouble, after the timeout of the connection. ``may_lead``: whether
+    waiting threads may read.
+    """
+
+    def __init__(self, connection: Connection, handle: Callable[[bytes], None], may_lead: Callable[[], bool]) -> None:
+        self._connection = connection
+        self._handle = handle
+        self._may_lead = may_lead
+        self._mutex = threading.RLock()
+        self._freed = threading.Condition(self._mutex)
+        self._turn: Callable[[], _Turn | None] = _nobody  # whose it is to read
+        self._followers: dict[Told, None] = {}  # would have read, but another did
+        self._hot_until = 0.0
+        self._trouble: Exception | None = None
+
+    def lead(self, waiter: Told, seconds: float | None) -> bool:
+        """Read in the waiting thread until it was told something, at most so many seconds (None: without end).
+
+        False: another reads. When that one stops, this waiter is woken to try again, until it calls :meth:`unfollow`.
+        """
+        if self._trouble is not None or not self._may_lead():
+            return False
+        now = monotonic()
+        self._hot_until = now + HOT_FOR
+        turn = _Turn()
+        try:
+            if not self._take(turn):
+                self._followers[waiter] = None
+                # once more: whoever gave up the role just before that has not seen us
+                if not self._take(turn):
+                    return False
+                self.unfollow(waiter)
+            while not waiter.told and self._trouble is None:
+                left = None if seconds is None else now + seconds - monotonic()
+                if left is not None and left <= 0:
+                    break
+                if self._connection.can_read(left):  # type: ignore[arg-type]  # None: without end
+                    self._read()
+        except (ConnectionError, TimeoutError) as error:
+            self._trouble = error
+        except BaseException as error:
+            # of a signal's handler, say: it is the thread's own, and may have left half a message unread; but redis-py
+            # raises some of these itself when end() cuts the connection under it
+            if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
+                self._trouble = self._trouble or ConnectionError("reading was interrupted")
+                raise
+        finally:
+            self._give_up(turn)
+        return waiter.told or self._trouble is None
+
+    def serve(self, closed: threading.Event, *, polls: bool) -> None:
+        """Read in the listener's thread until ``closed`` is set. Raises whatever trouble any reader met.
+
+        ``polls``: the connection cannot wait for data without reading it.
+        """
+        while not closed.is_set():
+            hot = monotonic() < self._hot_until and self._may_lead()
+            if hot:
+                closed.wait(SWEEP_EVERY)
+            turn = _Turn()
+            if not self._take(turn, wait=not hot):
+                continue
+            try:
+                if self._trouble is not None:
+                    raise self._trouble
+                if hot:
+                    while self._connection.can_read(0):
+                        self._read()
+                elif (monotonic() >= self._hot_until or not self._may_lead()) and (
+                    polls or self._connection.can_read(None)  # type: ignore[arg-type]  # without end
+                ):
+                    self._read()
+            except Exception as error:
+                self._trouble = error  # nobody may read on: redis-py would connect again, but not subscribe
+                raise
+            finally:
+                self._give_up(turn)
+        self._trouble = self._trouble or ConnectionError("the listener has ended")  # and closes the connection
+
+    def unfollow(self, waiter: Told) -> None:
+        """The waiter does not wait any more."""
+        self._followers.pop(waiter, None)
+
+    def end(self) -> None:
+        """Cut the connection under whoever reads it."""
+        # first of all: redis-py would connect again, but not subscribe
+        self._trouble = self._trouble or ConnectionError("wakes do not arrive any more")
+        self._connection.disconnect()
+
+    def _take(self, turn: _Turn, *, wait: bool = False) -> bool:
+        with self._mutex:
+            # one that is not there any more was interrupted twice, while it took the turn and while it gave it up
+            while self._turn() is not None:
+                if not wait:
+                    return False
+                self._freed.wait(CHECK_EVERY)
+            self._turn = weakref.ref(turn)
+            return True
+
+    def _give_up(self, turn: _Turn) -> None:
+        with self._mutex:
+            if self._turn() is not turn:
+                return
+            self._turn = _nobody
+            self._freed.notify()
+        for follower in list(self._followers):
+            if not follower.told:
+                follower.wake()
+                return
+
+    def _read(self) -> None:
+        _, _, data = self._connection.read_response()
+        self._handle(data)
+
+
+def _nobody() -> None:
+    return None

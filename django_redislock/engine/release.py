@@ -1,0 +1,89 @@
+"""Releasing a lock: now, reliably, in the background, or with its token."""
+
+from __future__ import annotations
+
+from logging import DEBUG, ERROR
+from time import monotonic
+from typing import Any
+
+from ..exceptions import LockUnavailable
+from ..log import log_event, logger
+from ..signals import Send, lock_released
+from ..steps import Steps
+from ..store import calls
+from ..store.backend import Backend
+from ..store.calls import Wanted
+from ..store.keys import make_keys
+from .lease import RELEASED, VANISHED, Lease, Section
+from .runtime import runtime
+
+
+def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[None]:
+    """Release this very acquisition of a lock, from any thread, task or context. See Acquisition.give_back().
+
+    ``section``: the last one that uses it. ``bearer``: by right of the token, also if it was detached.
+    """
+    watchdog = runtime().watchdog
+    try:
+        watchdog.unwatch(lease)
+        how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
+        state, twice = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
+        # a repeated release that finds nothing, within the lease, did its work the first time
+        done = state == calls.RELEASED or ((twice or lease.tried_release) and not lease.lost)
+        watchdog.end(lease)
+        section.leave()
+    except LockUnavailable as error:
+        watchdog.forget(lease)
+        lease.tried_release = True
+        raise lease.unreleased_error(error) from error.__cause__
+    except BaseException:  # cancelled or interrupted: it has to end all the same
+        section.leave()
+        release_later(lease)
+        raise
+    if not done and not lease.lost_reason:
+        watchdog.tell(lease, VANISHED)
+    if lease.lost_reason:
+        raise lease.lost_error()
+    held_for = monotonic() - lease.since
+    if logger.isEnabledFor(DEBUG):
+        log_event(DEBUG, "released", name=lease.name, fence=lease.fence, held=held_for)
+    if lock_released.receivers:
+        yield Send(lock_released, name=lease.name, fence=lease.fence, held=held_for)
+
+
+def release_surely(section: Section, **facts: Any) -> Steps[bool]:
+    """Release where the work is done, and an error would invite a retry: if need be, in the background.
+
+    LockLost propagates. ``facts`` are for the log.
+    """
+    lease = section.held
+    try:
+        return (yield from section.give_back())
+    except LockUnavailable as error:
+        log_event(ERROR, "not-released", name=lease.name, **facts, error=error, stands_for=error.stands_for)
+        section.undo()
+        return True
+
+
+def release_later(lease: Lease) -> None:
+    """Release in the background, as often as it takes."""
+    watchdog = runtime().watchdog
+    how = calls.BEARER if lease.detaching else calls.HOLDER
+    watchdog.release_later(lease.wanted, unknown=lease.unknown, how=how)
+    watchdog.end(lease)
+
+
+def release_by_token(backend: Backend, name: str, token: str) -> Steps[bool]:
+    """Release the lock if ``token`` is that of its holder, whoever has acquired it. Returns whether it was.
+
+    The holder is looked up first, so that a release that comes late cannot meet a later acquisition (R16).
+    """
+    _, holder = yield from calls.read_holder(backend, name)
+    if holder is None or holder.token != token:
+        return False
+    held = Wanted(backend, make_keys(backend.prefix, name), name, holder.id)
+    state, twice = yield from calls.release(held, unknown=False, how=calls.BEARER)
+    released = state == calls.RELEASED or twice
+    if released:
+        runtime().watchdog.lose_by_id(holder.id, RELEASED)  # Redis tells other processes alone
+    return released

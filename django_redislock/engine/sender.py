@@ -1,0 +1,127 @@
+"""The sender carries renewals and pending releases to Redis, so that the watchdog's clock never waits for an answer.
+
+It does so in short-lived threads with a connection each. Usually there is none; while one waits for a Redis that does
+not answer, what has as much patience waits for it to come back, and what has less gets a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from redis.connection import Connection
+from redis.exceptions import NoScriptError
+
+from ..store.backend import Backend
+from ..store.scripts import with_source
+from ..store.wire import Command, exchange
+
+
+class Parcel(NamedTuple):
+    """One command to send. ``task`` and ``due`` are the watchdog's: what it is for, and how it was planned."""
+
+    task: Any
+    command: Command
+    due: float
+
+
+Answered = Callable[[Backend, list[Parcel], list[Any], float], None]
+Failed = Callable[[Backend, list[Parcel], Exception], None]
+
+
+class _Trip:
+    """A thread that is on its way, and what it carries next."""
+
+    __slots__ = ("parcels", "timeout")
+
+    def __init__(self, timeout: float, parcels: list[Parcel]) -> None:
+        self.timeout = timeout
+        self.parcels = parcels
+
+
+class Sender:
+    """Calls ``answered(backend, parcels, answers, sent)`` or ``failed(backend, parcels, error)`` in its threads."""
+
+    def __init__(self, answered: Answered, failed: Failed) -> None:
+        self._answered = answered
+        self._failed = failed
+        self._mutex = threading.Lock()
+        self._trips: dict[Backend, list[_Trip]] = {}
+        self._spare: dict[Backend, tuple[float, Connection]] = {}
+
+    def send(self, backend: Backend, parcels: list[Parcel], timeout: float) -> None:
+        """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
+        with self._mutex:
+            if backend not in self._trips:
+                self._trips[backend] = []
+                backend.on_close.append(lambda: self._forget(backend))
+            for trip in self._trips[backend]:
+                if trip.timeout <= timeout:
+                    trip.parcels += parcels
+                    return
+            trip = _Trip(timeout, parcels)
+            self._trips[backend].append(trip)
+        try:
+            threading.Thread(target=self._run, args=(backend, trip), name="redislock-sender", daemon=True).start()
+        except RuntimeError as error:  # the system gives no more threads: nobody must wait for this one
+            with self._mutex:
+                self._trips[backend].remove(trip)
+            self._failed(backend, trip.parcels, error)
+
+    def _run(self, backend: Backend, trip: _Trip) -> None:
+        try:
+            self._carry(backend, trip)
+        except BaseException:  # whatever it is: a thread that has ended must be given nothing more
+            with self._mutex:
+                self._trips[backend] = [other for other in self._trips[backend] if other is not trip]
+            raise
+
+    def _carry(self, backend: Backend, trip: _Trip) -> None:
+        connection: Connection | None = None
+        while True:
+            with self._mutex:
+                parcels, trip.parcels = trip.parcels, []
+                if not parcels:
+                    self._trips[backend].remove(trip)
+                    if connection is not None and backend not in self._spare and not backend.closed:
+                        self._spare[backend] = trip.timeout, connection
+                        connection = None
+                    break
+                if connection is None:
+                    timeout, spare = self._spare.pop(backend, (0.0, None))
+                    if timeout == trip.timeout:
+                        connection = spare
+                    elif spare is not None:
+                        spare.disconnect()
+            try:
+                connection = connection or backend.connect(trip.timeout)
+                answers, sent = send_now(connection, parcels)
+            except Exception as error:  # whatever it is, the watchdog must hear of it
+                if connection is not None:
+                    connection.disconnect()
+                self._failed(backend, parcels, error)
+            else:
+                self._answered(backend, parcels, answers, sent)
+        if connection is not None:
+            connection.disconnect()
+
+    def _forget(self, backend: Backend) -> None:
+        with self._mutex:
+            _, spare = self._spare.pop(backend, (0.0, None))
+        if spare is not None:
+            spare.disconnect()
+
+
+def send_now(connection: Connection, parcels: Sequence[Parcel]) -> tuple[list[Any], float]:
+    """The answers, and the monotonic time not before which Redis has seen any of the commands."""
+    connection.connect()
+    sent = monotonic()
+    answers = exchange(connection, [parcel.command for parcel in parcels])
+    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if unknown:
+        again = exchange(connection, [with_source(parcels[i].command) for i in unknown])
+        for i, answer in zip(unknown, again, strict=True):
+            answers[i] = answer
+    return answers, sent

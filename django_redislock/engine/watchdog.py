@@ -1,0 +1,343 @@
+"""The watchdog: one background thread per process that renews leases, confirms handoffs and notices losses.
+
+It only keeps time. What is to be sent goes by the sender, with timeouts of at most a sixth of the TTL, and what is to
+be told by the notifier: neither a slow Redis nor slow code of the site delays a renewal, or the news that a lease has
+ended.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from logging import ERROR, WARNING
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ..log import log_event
+from ..store.backend import Backend
+from ..store.calls import HELD, HOLDER, WITHDRAWAL, Renewed, Wanted, left_to_release, renew_command, renewed
+from ..store.keys import make_keys
+from ..store.wire import Command
+from .agenda import Agenda, PendingRelease, Task
+from .lease import ENDED, Lease, Section
+from .loss import TOLD, reason_of, tell_lost
+from .notifier import Notifier
+from .sender import Parcel, Sender, send_now
+
+CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
+FIRST_RETRY, LAST_RETRY = 0.05, 1.0
+LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
+REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
+LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
+UNRENEWED = "no longer renewed"
+
+
+class Witness(weakref.ref[Any]):
+    """Notices the end of what a ``with`` statement keeps for as long as its block runs (see with_block.py)."""
+
+    __slots__ = ("section",)
+
+    section: Section
+
+
+class Watchdog:
+    """See the module. All times are absolute and monotonic.
+
+    ``listen`` makes the process hear of what happens to a lock of this backend.
+    """
+
+    def __init__(self, notifier: Notifier, listen: Callable[[Backend], None]) -> None:
+        self._notifier = notifier
+        self._listen = listen
+        self._mutex = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
+        self._alarm = threading.Condition(self._mutex)
+        self._leases: dict[str, Lease] = {}  # by id
+        self._agenda = Agenda()
+        self._pending: set[PendingRelease] = set()
+        self._interrupted: deque[Witness] = deque()
+        self._sleeps_until = -math.inf
+        self._thread: threading.Thread | None = None
+        self._sender = Sender(self._answered, self._failed)
+        self._delays: dict[Backend, float] = {}
+
+    # -- for holders -------------------------------------------------------------------------------------------------
+
+    def watch(self, lease: Lease) -> None:
+        """Renew this lease from now on, and tell its holder when it is lost."""
+        with self._mutex:
+            lease.watched = True
+            self._leases[lease.id] = lease
+            now = monotonic()
+            self._plan(now + min(CONFIRM_AFTER, (lease.ends - now) / 3), lease)
+
+    def unwatch(self, lease: Lease) -> None:
+        """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
+        with self._mutex:
+            lease.unwatch()
+
+    def forget(self, lease: Lease) -> None:
+        """Forget this lease."""
+        with self._mutex:
+            if self._leases.get(lease.id) is lease:
+                del self._leases[lease.id]
+
+    def end(self, lease: Lease) -> None:
+        """The lease has ended here, and is for nobody to use."""
+        with self._mutex:
+            lease.close()
+            self.forget(lease)
+
+    def extended(self, lease: Lease, ends: float) -> None:
+        """The holder moved the end of the lease itself."""
+        with self._mutex:
+            lease.ends = ends
+            lease.handed = False
+            if lease.watched:
+                self._plan(self._next(lease), lease)
+
+    def holds(self, backend: Backend, name: str, token: str) -> bool:
+        """Whether anybody in this process is at work with this token."""
+        with self._mutex:
+            leases = list(self._leases.values())
+        return any(
+            lease.token == token and lease.name == name and lease.backend is backend and lease.watched
+            for lease in leases
+        )
+
+    def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> None:
+        """Release or withdraw in the background, as often as it takes. Failures to release are logged."""
+        with self._mutex:
+            now = monotonic()
+            pending = PendingRelease(wanted, unknown, now + REMEMBER_FOR, how)
+            self._pending.add(pending)
+            self._plan(now, pending)
+
+    def undo_after(self, block: object, section: Section) -> Witness:
+        """Undo the section soon after ``block`` has died, unless the witness that this returns has died before."""
+        # the callback is C code, in which no signal handler can raise
+        witness = Witness(block, self._interrupted.append)
+        witness.section = section
+        return witness
+
+    def send_pending(self) -> None:
+        """Before the process ends, and its threads with it: what was not yet sent."""
+        parcels: dict[Backend, list[Parcel]] = defaultdict(list)
+        for pending in list(self._pending):
+            parcels[pending.wanted.backend].append(pending.parcel())
+        for backend, batch in parcels.items():
+            connection = backend.connect(min(backend.timeout, LAST_WORDS))
+            try:
+                send_now(connection, batch)
+            except Exception as error:
+                if any(parcel.task.matters for parcel in batch):
+                    log_event(WARNING, "releases-not-sent", alias=backend.alias, error=error)
+            finally:
+                connection.disconnect()
+
+    def _plan(self, due: float, task: Task) -> None:
+        self._agenda.plan(due, task)
+        if self._thread is None or not self._thread.is_alive():
+            self._sleeps_until = -math.inf
+            thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
+            thread.start()
+            self._thread = thread
+        elif due < self._sleeps_until:
+            self._alarm.notify()
+
+    # -- for the listener -------------------------------------------------------------------------------------------
+
+    def on_stray(self, backend: Backend, kind: str, id: str, name: str) -> None:
+        """A message for an id that nobody here waits with."""
+        lease = self._leases.get(id)
+        if lease is None:
+            if kind in "gw":  # it has left in the meantime: pass it on at once
+                left = Wanted(backend, make_keys(backend.prefix, name), name, id)
+                self.release_later(left, unknown=False, how=WITHDRAWAL)
+        elif kind in TOLD:
+            self.lose(lease, TOLD[kind])
+
+    def lose_by_id(self, id: str, reason: str) -> None:
+        """The acquisition of this id is over, if it is one of this process."""
+        lease = self._leases.get(id)
+        if lease is not None:
+            self.lose(lease, reason)
+
+    def renew_all(self, backend: Backend) -> None:
+        """After a reconnect: a flush or restart is noticed at once."""
+        with self._mutex:
+            now = monotonic()
+            for lease in list(self._leases.values()):
+                if lease.backend is backend and lease.watched:
+                    lease.urgent = True
+                    self._plan(now, lease)
+
+    # -- the thread's side ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            tasks = self._sleep()
+            try:
+                self._work(tasks)
+            except Exception as error:
+                # no more threads, say; nothing may be dropped for that
+                self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
+                with self._mutex:
+                    again = monotonic() + LAST_RETRY
+                    for task in tasks:
+                        self._plan(again, task)
+
+    def _sleep(self) -> list[Task]:
+        """Wait until something is due, and take it off the agenda."""
+        with self._mutex:
+            while True:
+                self._end_interrupted()
+                now = monotonic()
+                busy = bool(self._agenda)
+                tasks = self._agenda.take_due(now)
+                if tasks:
+                    return tasks
+                # who locks in quick succession must not wake us each time: no new lease is due before this
+                idle_until = now + CONFIRM_AFTER if busy else math.inf
+                due = self._agenda.next_due
+                self._sleeps_until = idle_until if due is None else due
+                if self._leases:
+                    self._sleeps_until = min(self._sleeps_until, now + LOOK_AROUND)
+                self._alarm.wait(None if self._sleeps_until == math.inf else self._sleeps_until - now)
+                self._sleeps_until = -math.inf
+
+    def _end_interrupted(self) -> None:
+        """Sections that were interrupted where nobody could release their locks (R18)."""
+        while self._interrupted:
+            self._interrupted.popleft().section.undo()
+
+    def _work(self, tasks: Sequence[Task]) -> None:
+        parcels: dict[Backend, list[Parcel]] = defaultdict(list)
+        for task in tasks:
+            if isinstance(task, PendingRelease):
+                parcels[task.wanted.backend].append(task.parcel())
+                continue
+            command = self._look_after(task)
+            if command is not None:
+                # until the answer comes, only the end of the lease is due
+                with self._mutex:
+                    self._plan(task.ends, task)
+                parcels[task.backend].append(Parcel(task, command, task.ends))
+        for backend, batch in parcels.items():
+            patience = min(
+                (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
+            )
+            self._sender.send(backend, batch, max(0.05, min(backend.timeout, patience)))
+
+    def _look_after(self, lease: Lease) -> Command | None:
+        """What is to be sent for this lease now, if anything; else plan the next look."""
+        now = monotonic()
+        if now >= lease.ends:
+            self.lose(lease, ENDED)
+            return None
+        released = not lease.may_be_released()
+        if not lease.watched:
+            return None  # released in the meantime, by an owner that may have ended since
+        first, lease.seen = not lease.seen, True
+        urgent, lease.urgent = lease.urgent, False
+        if lease.wanted.listens:
+            # held for long enough to care: hear at once when it is force-released, or Redis restarts. Each time: the
+            # first time there may have been no thread to be had
+            self._listen(lease.backend)
+        if lease.renewing and released:
+            self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
+            lease.renewing = False
+        if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
+            self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
+            lease.renewing = False
+        if lease.renewing and (urgent or lease.handed or not first or lease.ends - now < lease.ttl / 2):
+            how = "keep"
+        elif lease.handed or urgent:
+            how = "confirm"  # which also tells whether the lock is still there
+        else:
+            with self._mutex:
+                self._plan(self._next(lease), lease)
+            return None
+        return renew_command(lease.wanted, how, lease.ttl)
+
+    @staticmethod
+    def _next(lease: Lease) -> float:
+        """When to look at a lease again that was just renewed, or needs no renewal."""
+        now = monotonic()
+        if not lease.seen:
+            return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
+        if not lease.renewing:
+            return lease.ends
+        # in time for several tries, also where the holder has set an end that is near
+        soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)
+        return min(max(lease.ends - lease.ttl * 2 / 3, soonest), lease.ends)
+
+    # -- the sender's side ------------------------------------------------------------------------------------------
+
+    def _answered(self, backend: Backend, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
+        refused = [(parcel, answer) for parcel, answer in zip(parcels, answers, strict=True) if _is_error(answer)]
+        if refused:
+            self._failed(backend, [parcel for parcel, _ in refused], refused[0][1])
+        for (task, _, due), answer in zip(parcels, answers, strict=True):
+            if _is_error(answer):
+                continue
+            if isinstance(task, Lease):
+                self._note(task, due, renewed(backend, answer, sent))
+                continue
+            self._pending.discard(task)
+            rest = left_to_release(task.wanted, answer)
+            if rest is not None:
+                self.release_later(rest, unknown=False, how=WITHDRAWAL)
+        if not refused and self._delays.pop(backend, None) is not None:
+            self.renew_all(backend)
+
+    def _failed(self, backend: Backend, parcels: list[Parcel], error: Exception) -> None:
+        """Plan another try."""
+        delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
+        with self._mutex:
+            now = monotonic()
+            for task, _, due in parcels:
+                if isinstance(task, Lease):
+                    if task.watched and task.due == due:
+                        self._plan(min(now + delay, task.ends), task)
+                elif now < task.until and not backend.closed:
+                    self._plan(now + delay, task)
+                else:
+                    self._pending.discard(task)
+        if any(parcel.task.matters for parcel in parcels):
+            self._notifier.log(WARNING, "renewal-failed", alias=backend.alias, tasks=len(parcels), error=error)
+
+    def _note(self, lease: Lease, due: float, answer: Renewed) -> None:
+        if answer.state == HELD:
+            with self._mutex:
+                # not when it was released, or extended by its holder, while the answer was on its way
+                if lease.watched and lease.due == due:
+                    lease.ends = max(lease.ends, answer.ends)
+                    lease.handed = False
+                    self._plan(self._next(lease), lease)
+        else:
+            self.lose(lease, reason_of(answer))
+
+    def lose(self, lease: Lease, reason: str) -> None:
+        """The lease is lost, if it is still watched."""
+        with self._mutex:
+            if not lease.watched:
+                return  # released in the meantime
+            lease.watched = False
+            self.forget(lease)
+        self.tell(lease, reason)
+
+    def tell(self, lease: Lease, reason: str) -> None:
+        """The lease is lost: say so."""
+        lease.lost_reason = reason
+        if lease.canceller is not None:
+            lease.canceller.strike()  # at once, not behind the receivers of the signal
+        self._notifier.call(lambda: tell_lost(lease))
+
+
+def _is_error(answer: object) -> bool:
+    return isinstance(answer, ResponseError)

@@ -1,0 +1,79 @@
+"""What a ``with`` statement holds on to: the means to notice that its block is over, whatever was raised where.
+
+A signal handler may raise in the very first instruction of ``__exit__``, before that can do anything. But the statement
+looks ``__exit__`` up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up
+returns an object of its own, and when that dies without having been called to the end, the section is undone.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .lease import Section
+
+
+class WithBlock:
+    """One run of a ``with`` block, from the look-up of its exit."""
+
+    __slots__ = ("__weakref__", "_exit", "context", "lock", "section")
+
+    def __init__(self, lock: object) -> None:
+        self.lock = lock
+        self.section: Section | None = None  # once it is entered
+        self.context: Any = None  # or whatever else has to be left at its end
+        self._exit: Callable[[], object] = _nothing
+
+    def looked_up(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What the statement holds on to: it lives as long as the block runs."""
+        exit = partial(function, self)
+        self._exit = weakref.ref(exit)
+        return exit
+
+    @property
+    def exit(self) -> object:
+        """What the statement holds on to. A coroutine that ends the block must hold on to it as well: the statement
+        lets go when it has made the coroutine."""
+        return self._exit()
+
+    def enter(self, section: Section) -> None:
+        """The block is about to begin."""
+        self.section = section
+        section.undo_after(self.exit)
+
+
+def _nothing() -> None:
+    pass
+
+
+class ExitMethod:
+    """``__exit__`` of a lock, as a descriptor. ``function`` takes a :class:`WithBlock` instead of self."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __get__(self, lock: Any, kind: type | None = None) -> Callable[..., Any]:
+        if lock is None:  # of the class: ExitStack does so, and hands over the lock itself
+            return lambda lock, *args: self._function(WithBlock(lock), *args)
+        block = WithBlock(lock)
+        _last.block = weakref.ref(block)
+        return block.looked_up(self._function)
+
+
+class _Last(threading.local):
+    """The block whose exit this thread has looked up last, which is to be entered next."""
+
+    block: Callable[[], WithBlock | None] | None = None
+
+
+_last = _Last()
+
+
+def block_of(lock: object) -> WithBlock | None:
+    """That of the ``with`` statement which enters ``lock`` in this moment, where it is known."""
+    found, _last.block = _last.block, None
+    block = None if found is None else found()
+    return block if block is not None and block.lock is lock else None

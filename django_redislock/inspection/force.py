@@ -1,0 +1,46 @@
+"""Force-releasing a lock, whoever holds it."""
+
+from __future__ import annotations
+
+from logging import WARNING
+
+from ..log import log_event
+from ..names import check_name
+from ..signals import Send, lock_force_released
+from ..steps import Steps, arun, run_blocking
+from ..store import calls
+from ..store.backend import get_backend
+from ..store.keys import make_keys
+from .info import LockInfo, inspect, make_info
+
+
+def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
+    """Force-release the lock, whoever holds it; return what was released, None when nobody held it.
+
+    The next waiter gets the lock and the old holder is told at once (``lost``), but it goes on with what it is doing
+    until it looks: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
+    spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_force(name, using, by, fence), "Await aforce_release() instead")
+
+
+async def aforce_release(
+    name: str, *, using: str | None = None, by: str = "", fence: int | None = None
+) -> LockInfo | None:
+    """See force_release()."""
+    return await arun(_force(name, using, by, fence))
+
+
+def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
+    backend = get_backend(using)
+    before = yield from inspect(backend, check_name(name), waiters=0)
+    value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
+    if value is None:
+        return None
+    released = make_info(name, value, 0, 0.0)
+    if before is not None and (released is None or before.fence == released.fence):
+        released = before  # knows more; it has not changed hands since
+    log_event(WARNING, "force-released", name=name, by=by, owner=released.owner if released else "?")
+    yield Send(lock_force_released, name=name, by=by)
+    return released

@@ -1,0 +1,189 @@
+"""One lock, or several, as Redis says they are at one moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ..names import check_name
+from ..steps import Steps, arun, run_blocking
+from ..store import calls
+from ..store.backend import Backend, get_backend
+from ..store.holder import Holder, parse_holder, parse_waiter
+from ..store.keys import make_keys
+from ..store.reading import Found, read_values
+
+LISTED_WAITERS = 100
+UNKNOWN = "?"  # the owner of what somebody else has written
+LONGEST = 10 * 365 * 86400.0  # seconds
+
+
+class LockStatus(Enum):
+    """The state of a lock, as seen from here.
+
+    ``FREE``
+        Nobody holds it.
+    ``LOCKED``
+        Held *here*: by this thread or task, or by the token given to the constructor. ``locked()`` asks something else:
+        whether *anybody* holds it.
+    ``UNAVAILABLE``
+        Held elsewhere. It has nothing to do with :exc:`LockUnavailable`, which means that Redis cannot be reached.
+    ``ERROR``
+        It never ends, so somebody else wrote its key.
+    """
+
+    FREE = "free"
+    UNAVAILABLE = "unavailable"
+    LOCKED = "locked"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class WaiterInfo:
+    """A waiter: its owner, the seconds it has waited, and its note."""
+
+    owner: str
+    waited: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LockInfo:
+    """What Redis said about a lock at one moment. Times are by the server's clock.
+
+    ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
+    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is the holder's. The token is
+    left out, since it is the right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
+
+    ``pool_waiters`` and ``pool_queue``: those who wait for any member of the pool, if this is a member. ``status`` is
+    UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it.
+    """
+
+    name: str
+    owner: str
+    fence: int
+    since: datetime
+    held_for: float  # seconds
+    lease_left: float  # seconds
+    waiters: int
+    token_hint: str
+    queue: tuple[WaiterInfo, ...] = ()
+    note: str = ""
+    pool_waiters: int = 0
+    pool_queue: tuple[WaiterInfo, ...] = ()
+    status: LockStatus = LockStatus.UNAVAILABLE
+
+    @property
+    def expires(self) -> datetime:
+        """When the lease ends if nobody renews it; the last moment of the year 9999 if it never does."""
+        if self.lease_left == math.inf:
+            return datetime.max.replace(tzinfo=timezone.utc)
+        return datetime.fromtimestamp(self.since.timestamp() + self.held_for + self.lease_left, timezone.utc)
+
+
+class Queue(NamedTuple):
+    """How many wait, and the first of them."""
+
+    waiters: int = 0
+    first: tuple[WaiterInfo, ...] = ()
+
+
+NOBODY = Queue()
+
+
+def make_info(
+    name: str, value: bytes, us: int, left: float, own: Queue = NOBODY, pool: Queue = NOBODY, *, errors: bool = False
+) -> LockInfo | None:
+    """``left``: seconds of lease. None for a value that is not ours, unless (``errors``) it never ends."""
+    holder = parse_holder(value)
+    if holder is None:
+        if not errors or left < math.inf:
+            return None
+        holder = Holder("", "", 0, us, UNKNOWN, "")
+    return LockInfo(
+        name=name,
+        owner=holder.owner,
+        fence=holder.fence,
+        since=datetime.fromtimestamp(holder.since / 1e6, timezone.utc),
+        held_for=max(0.0, (us - holder.since) / 1e6),
+        lease_left=left if left == math.inf else min(max(0.0, left), LONGEST),
+        waiters=own.waiters,
+        token_hint=f"{holder.token[:4]}…",
+        queue=own.first,
+        note=holder.note,
+        pool_waiters=pool.waiters,
+        pool_queue=pool.first,
+        status=LockStatus.ERROR if left == math.inf else LockStatus.UNAVAILABLE,
+    )
+
+
+def inspect(
+    backend: Backend, name: str, *, waiters: int = LISTED_WAITERS, errors: bool = False
+) -> Steps[LockInfo | None]:
+    """One round trip; None when nobody holds the lock. ``errors``: see make_info()."""
+    value, left, us, *queues = yield from _ask(backend, name, waiters)
+    return None if value is None else make_info(name, value, us, left, *queues, errors=errors)
+
+
+def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockStatus]:
+    """One round trip. ``token``: by which the lock would be held here."""
+    value, left, *_ = yield from _ask(backend, name, 0)
+    return status_of(Found(value, left), token)
+
+
+def status_of(found: Found, token: str | None) -> LockStatus:
+    if found.value is None:
+        return LockStatus.FREE
+    if found.left == math.inf:
+        return LockStatus.ERROR
+    holder = parse_holder(found.value)
+    return LockStatus.LOCKED if token and holder and holder.token == token else LockStatus.UNAVAILABLE
+
+
+def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, str]) -> Steps[list[LockStatus]]:
+    """The statuses of many locks, in one round trip. ``tokens``: of those held here, by name."""
+    if not names:
+        return []
+    keys = [make_keys(backend.prefix, name) for name in names]
+    _, found, _ = yield from read_values(backend, keys, lefts=True)
+    return [status_of(each, tokens.get(name)) for name, each in zip(names, found, strict=True)]
+
+
+def read_queue(backend: Backend, pool: str) -> Steps[Queue]:
+    """Those who wait for any member of a pool; one round trip."""
+    # asked through a member's name: no real member is called "%"
+    _, _, _, _, line = yield from _ask(backend, f"{pool}%", LISTED_WAITERS)
+    return line  # type: ignore[no-any-return]
+
+
+def _ask(backend: Backend, name: str, waiters: int) -> Steps[tuple[Any, ...]]:
+    """Value, seconds of lease left, server's time, the queue; and that of the pool, where the lock is a member."""
+    answer = yield from calls.info(backend, make_keys(backend.prefix, name), name, waiters)
+    value, left_ms, us, *found = answer
+    queues = []
+    for count, queue, entries in zip(*[iter(found)] * 3, strict=True):
+        listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
+        queues.append(Queue(count, tuple(listed)))
+    return value, math.inf if left_ms == -1 else left_ms / 1000, us, *queues
+
+
+def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
+    owner, note = parse_waiter(entry)
+    return WaiterInfo(owner, min(max(0.0, (us - float(ticket)) / 1e6), LONGEST), note)
+
+
+def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """What Redis says about the lock ``name`` now, with its queue; None when nobody holds it.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(inspect(get_backend(using), check_name(name)), "Await aget_lock() instead")
+
+
+async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """See get_lock()."""
+    return await arun(inspect(get_backend(using), check_name(name)))

@@ -1,0 +1,180 @@
+"""The held locks: all, or a page of them, searched, sorted and cut, without reading more than that takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Any, NamedTuple
+
+from ..names import is_name
+from ..steps import Steps, arun, run_blocking
+from ..store.backend import Backend, get_backend
+from ..store.holder import Holder, parse_holder
+from ..store.keys import Keys, make_keys
+from ..store.reading import read_index, read_values
+from .info import UNKNOWN, LockInfo, Queue, inspect, make_info
+
+
+@dataclass(frozen=True)
+class Page:
+    """``locks`` of one page, out of ``matching`` that were searched for, out of ``total`` that are held."""
+
+    locks: list[LockInfo]
+    matching: int
+    total: int
+
+
+class _Row(NamedTuple):
+    """What is known of a lock before it is read in full; values only where they are needed."""
+
+    name: str
+    ends: float  # server microseconds
+    owner: str = ""
+    fence: int = 0
+    since: int = 0  # server microseconds
+    waiters: int = 0
+
+
+# the sort key of each column; a lock that is held for longer was acquired earlier
+ORDERS: dict[str, Callable[[_Row], Any]] = {
+    "name": lambda row: row.name,
+    "owner": lambda row: row.owner,
+    "held_for": lambda row: -row.since,
+    "lease_left": lambda row: row.ends,
+    "fence": lambda row: row.fence,
+    "waiters": lambda row: row.waiters,
+}
+INDEXED = {"name", "lease_left"}  # what the index of held locks knows by itself
+
+
+def everything(count: int) -> slice:
+    return slice(count)
+
+
+def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """The held locks whose names match the shell-style ``pattern``, by name, without their queues; two round trips.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_list(pattern, using), "Await alist_locks() instead")
+
+
+async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
+    """See list_locks()."""
+    return await arun(_list(pattern, using))
+
+
+def read_lock(name: str, *, using: str | None = None) -> LockInfo | None:
+    """Like get_lock(), but also returns a lock whose status is ERROR, whatever somebody else wrote there."""
+    return run_blocking(inspect(get_backend(using), name, errors=True), "Await aget_lock() instead")
+
+
+def read_page(
+    *,
+    cut: Callable[[int], slice] = everything,
+    words: Sequence[str] = (),
+    names: Collection[str] | None = None,
+    order: Sequence[str] = ("name",),
+    errors: bool = False,
+    using: str | None = None,
+) -> Page:
+    """The held locks with all ``words`` in name or owner, ignoring case; only those in ``names``, if given.
+
+    ``order`` names columns, the first one counts most, ``-`` reverses one. ``cut`` takes how many match and returns
+    which of them the page shows. At most three round trips, however many locks there are: the index; what searching and
+    sorting need of all locks, if it is more than the index tells; and the locks of the page. A lock that is released in
+    between is left out. ``errors``: with the locks that never end, status ERROR, as far as the index knows them: those
+    that one of our processes has held or asked for.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_read_page(cut, words, names, order, errors, using), "Await alist_locks() instead")
+
+
+def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
+    return (yield from read_matching(get_backend(using), re.compile(translate(pattern)).match))
+
+
+def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips."""
+    us, index = yield from read_index(backend)
+    rows = [_Row(name, ends) for name, ends in index if us < ends < math.inf and is_name(name) and matches(name)]
+    return (yield from _read_locks(backend, sorted(rows), errors=False))
+
+
+def _read_page(
+    cut: Callable[[int], slice],
+    words: Sequence[str],
+    names: Collection[str] | None,
+    order: Sequence[str],
+    errors: bool,
+    using: str | None,
+) -> Steps[Page]:
+    backend = get_backend(using)
+    us, index = yield from read_index(backend)
+    everyone = [_Row(name, ends) for name, ends in index if is_name(name)]
+    rows = [row for row in everyone if us < row.ends < math.inf]
+    # every change of a lease moves its entry: the others have expired, or never will
+    endless = [row._replace(ends=math.inf) for row in everyone if errors and not us < row.ends < math.inf]
+    columns = {column.lstrip("-") for column in order}
+    if words or columns - INDEXED:
+        rows = yield from _look_up(backend, rows + endless, count="waiters" in columns, errors=errors)
+    else:
+        rows += yield from _look_up(backend, endless, count=False, errors=errors)
+    total = len(rows)
+    if names is not None:
+        rows = [row for row in rows if row.name in names]
+    for word in map(str.casefold, words):
+        rows = [row for row in rows if word in row.name.casefold() or word in row.owner.casefold()]
+    for column in reversed(order):
+        rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
+    locks = yield from _read_locks(backend, rows[cut(len(rows))], errors=errors)
+    return Page(locks, len(rows), total)
+
+
+def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -> Steps[list[_Row]]:
+    """The same rows with the values of their locks, and with the number of waiters where it counts: one round trip.
+
+    For a pool's members, those who wait for any member count too. ``errors``: also what somebody else wrote.
+    """
+    if not rows:
+        return []
+    keys = [make_keys(backend.prefix, row.name) for row in rows]
+    sizes = list(dict.fromkeys(queue for key in keys for queue in _queues(key))) if count else []
+    _, found, counts = yield from read_values(backend, keys, sizes=sizes)
+    known = []
+    for row, key, each in zip(rows, keys, found, strict=True):
+        holder = parse_holder(each.value)
+        if holder is None and each.value is not None and errors:
+            holder = Holder("", "", 0, 0, UNKNOWN, "")
+        if holder is not None:
+            waiters = sum(counts.get(queue, 0) for queue in _queues(key))
+            known.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters))
+    return known
+
+
+def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Steps[list[LockInfo]]:
+    """What Redis says of these locks, in their order, without those that are free by now: one round trip."""
+    if not rows:
+        return []
+    keys = [make_keys(backend.prefix, row.name) for row in rows]
+    sizes = list(dict.fromkeys(queue for key in keys for queue in _queues(key)))
+    us, found, counts = yield from read_values(backend, keys, lefts=errors, sizes=sizes)
+    locks = []
+    for row, key, each in zip(rows, keys, found, strict=True):
+        if each.value is None:
+            continue
+        left = (row.ends - us) / 1e6 if each.left is None else each.left
+        own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
+        lock = make_info(row.name, each.value, us, left, own, pool, errors=errors)
+        if lock is not None:
+            locks.append(lock)
+    return locks
+
+
+def _queues(key: Keys) -> tuple[str, ...]:
+    """Those in which somebody may wait for this lock."""
+    return (key.queue, key.line) if key.line else (key.queue,)

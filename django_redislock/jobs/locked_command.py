@@ -1,0 +1,163 @@
+"""``LockedCommand``: for a site's own management commands that must not overlap."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from time import monotonic
+from typing import Any
+
+from django.apps import apps
+from django.core.management.base import BaseCommand, CommandError
+
+from ..display import duration, printable
+from ..engine import current_owner, release_surely
+from ..exceptions import LockLost, LockUnavailable
+from ..lock import Lock
+from ..name_templates import NameTemplate
+from ..names import lock_name
+from ..open_transactions import warn_of_release
+from ..options import LockOptions
+from ..steps import refuse_event_loop, run
+from ..times import Seconds, seconds
+
+# Exit statuses, from sysexits.h where one fits: programs rarely end with these by chance, unlike the 1 of flock(1), and
+# 75 is known as "try again later".
+UNAVAILABLE = 69  # EX_UNAVAILABLE: Redis cannot be reached
+BUSY = 75  # EX_TEMPFAIL: the lock is held elsewhere
+LOST = 76  # the lock was lost before the work was done
+
+
+class LockBusy(CommandError):
+    """The lock of a command is held elsewhere."""
+
+
+class LockedCommand(BaseCommand):
+    """A management command that runs only while it holds a lock, so that it never overlaps, on however many machines.
+
+    ``lock_name``
+        A name or a template over the command's options (``"report:{year}"``). None takes the label of its app and its
+        own name: ``shop:nightly``.
+    ``lock_blocking_timeout``
+        Seconds to wait for a busy lock: 0 does not wait, None takes the setting BLOCKING_TIMEOUT.
+    ``lock_ttl``, ``lock_using``
+        As ``ttl`` and ``using`` of :class:`Lock`.
+    ``lock_at_least``
+        Seconds for which the lock is held at least, even if the command ends sooner (returns, or calls ``sys.exit()``;
+        an error releases the lock): for commands that several machines start at the same minute by clocks that differ.
+    ``lock_options``
+        Other options of :class:`Lock`: ``{"poll": True, "note": "the books of the year"}``, say.
+    ``lock_busy_status``
+        Exit status when the lock is busy.
+
+    A busy lock raises CommandError (``returncode`` 75; on the command line nothing is printed, except to a terminal or
+    with ``-v 2``), as do an unreachable Redis (69) and a lock that was lost before the command ended (76). A command
+    that has lost its lock goes on until it looks: call ``self.lock.check()`` in long loops. Works through
+    ``call_command`` too. The lock of a command that is killed ends with its TTL.
+    """
+
+    lock_name: str | None = None
+    lock_blocking_timeout: Seconds | None = 0
+    lock_ttl: Seconds | None = None
+    lock_using: str | None = None
+    lock_at_least: Seconds = 0
+    lock_options: Mapping[str, Any] = {}
+    lock_busy_status: int = BUSY
+
+    lock: Lock  # while the command runs
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        refuse_event_loop()
+        template = self.lock_name
+        name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
+        given: LockOptions = {
+            "ttl": self.lock_ttl,
+            "blocking_timeout": self.lock_blocking_timeout,
+            "using": self.lock_using,
+            "purpose": type(self).__module__.rpartition(".")[2],
+        }
+        self.lock = Lock(name, **{**given, **self.lock_options})
+        at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
+        with ExitStack() as stack:
+            with quiet_when_busy(self, options.get("verbosity", 1)):
+                stack.enter_context(held(self.lock, busy_status=self.lock_busy_status, at_least=at_least))
+            try:
+                return super().execute(*args, **options)
+            except SystemExit as end:  # a normal end, not an error
+                ended = end
+        raise ended
+
+
+def _default_name(command: type[BaseCommand]) -> str:
+    """``label:name`` for the module ``shop.management.commands.nightly``, wherever the class was subclassed from."""
+    module = command.__module__
+    app = apps.get_containing_app_config(module)
+    return lock_name(app.label if app else module.partition(".")[0], module.rpartition(".")[2])
+
+
+@contextmanager
+def quiet_when_busy(command: BaseCommand, verbosity: int) -> Iterator[None]:
+    """Exit silently when the lock is busy: that is normal on nine of ten machines with the same crontab, and cron mails
+    what is printed. Not at a terminal, with ``-v 2``, or where the command was called from code.
+    """
+    try:
+        yield
+    except LockBusy as busy:
+        if getattr(command, "_called_from_command_line", False) and verbosity < 2 and not command.stderr.isatty():
+            sys.exit(busy.returncode)
+        raise
+
+
+@contextmanager
+def held(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[None]:
+    """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors."""
+    try:
+        got = lock.acquire()
+    except LockUnavailable as error:
+        raise CommandError(str(error), returncode=UNAVAILABLE) from error
+    if not got:
+        raise LockBusy(_held_by(lock), returncode=busy_status)
+    since = monotonic()
+    try:
+        with ExitStack() as stack:
+            stack.push(lock)  # releases it when the block raises
+            yield
+            if lock.lost:
+                lock.check()  # raises LockLost even where Redis cannot be reached for a release
+            stack.pop_all()
+        _give_back(lock, at_least - (monotonic() - since))
+    except LockLost as error:
+        if error.name != lock.name:
+            raise
+        raise CommandError(str(error), returncode=LOST) from error
+
+
+def _give_back(lock: Lock, left: float) -> None:
+    """Release ``lock``, or let it stand for the seconds that are ``left``."""
+    section = current_owner().section(lock)
+    if section is None:
+        return  # released by the command itself
+    try:
+        if left >= 0.001:
+            try:
+                lock.detach(ttl=left)
+                return
+            except LockUnavailable:
+                pass  # then it ends sooner
+        run(release_surely(section))
+    except LockLost:
+        raise
+    except BaseException:  # interrupted
+        section.undo()
+        raise
+    warn_of_release(lock.name)
+
+
+def _held_by(lock: Lock) -> str:
+    try:
+        info = lock.info()
+    except LockUnavailable:
+        info = None
+    holder = f"by {printable(info.owner)} for {duration(info.held_for)}" if info else "elsewhere"
+    return f"Could not acquire the lock {printable(lock.name)}: held {holder}."

@@ -1,0 +1,60 @@
+"""Open database transactions, as far as locks care: whoever gets a lock before COMMIT reads stale rows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .conf import conf
+
+HERE = f"{Path(__file__).parent}{os.sep}"
+
+
+def in_atomic_block(connection: BaseDatabaseWrapper) -> bool:
+    """Whether an atomic block is open. That of a test case does not count: it is never committed."""
+    opened: list[Any] = connection.atomic_blocks
+    return any(not block._from_testcase for block in opened)
+
+
+def is_manual(connection: BaseDatabaseWrapper) -> bool:
+    """Whether autocommit is off, so that a transaction may be open. Does not connect."""
+    return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
+
+
+def open_aliases() -> list[str]:
+    """The aliases on which this thread has a transaction open. Does not connect."""
+    opened = connections.all(initialized_only=True)
+    return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
+
+
+def warn_of_release(name: str) -> None:
+    """Warn, or as RELEASE_IN_TRANSACTION says, when the lock ``name`` has been released inside a transaction.
+
+    It is free by now: to keep the lock would do more harm, and an error out of the block rolls the transaction back.
+    """
+    reaction = conf().RELEASE_IN_TRANSACTION
+    if reaction == "ignore" or asyncio._get_running_loop() is not None or not (aliases := open_aliases()):
+        return
+    text = (
+        f"The lock {name!r} was released inside an open transaction (database {', '.join(aliases)}): until COMMIT, the "
+        f"next holder reads stale rows. Use locked_atomic() or locked_view(), or acquire the lock outside of the "
+        f"transaction (REDISLOCK['RELEASE_IN_TRANSACTION'] sets what happens here: 'warn', 'error' or 'ignore')."
+    )
+    if reaction == "error":
+        raise RuntimeError(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
+
+
+def _stacklevel() -> int:
+    """Of the site's own line, as seen from the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,299 @@
+"""The connections of coroutines: a bounded number per alias and running event loop, closed with their loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, cast
+
+import redis.asyncio.connection
+import redis.asyncio.sentinel
+from django.core.exceptions import ImproperlyConfigured
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+
+from .aliases import Origin
+from .pool import IDLE, PATIENCE
+from .wire import CONNECTION_ERRORS, Command, pack
+
+# Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
+# overtake those who have asked before.
+LEAVING, RETURNING, ENTERING = range(3)
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout as time_limit
+else:  # pragma: no cover
+
+    class time_limit:  # noqa: N801 (it stands for a function)
+        """What we need of asyncio.timeout. That of async_timeout cannot be moved by a callback of the loop."""
+
+        def __init__(self, when: None) -> None:
+            self._task = cast("asyncio.Task[Any]", asyncio.current_task())
+            self._struck = False
+            self._strike: asyncio.Handle | None = None
+
+        async def __aenter__(self) -> time_limit:
+            return self
+
+        def reschedule(self, when: float) -> None:
+            self._strike = asyncio.get_running_loop().call_soon(self._end)
+
+        def _end(self) -> None:
+            self._struck = True
+            self._task.cancel()
+
+        async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+            if self._strike is not None:
+                self._strike.cancel()
+            if self._struck and kind is asyncio.CancelledError:
+                raise asyncio.TimeoutError
+
+
+# what a pool of connections brings along for itself, or what would have to be awaitable here
+_LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
+
+
+class Maker:
+    """Makes connections for event loops out of the class and keywords of an alias's own."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._class = _twin(origin.kind)
+        known = {name for base in self._class.__mro__ for name in inspect.signature(base).parameters}
+        self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
+        # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
+        self.timeout = origin.timeout
+        self._keywords["socket_timeout"] = None
+        if not self._keywords.get("socket_connect_timeout"):
+            self._keywords["socket_connect_timeout"] = self.timeout
+        managed = issubclass(self._class, redis.asyncio.sentinel.SentinelManagedConnection)
+        self._pool = origin.pool if managed else None
+
+    def sentinel(self) -> Any:
+        """What a Sentinel's connections ask for the master, anew for each event loop; None where there is none."""
+        if self._pool is None:
+            return None
+        manager = self._pool.sentinel_manager
+        watchers = [client.connection_pool.connection_kwargs for client in manager.sentinels]
+        return redis.asyncio.sentinel.SentinelConnectionPool(
+            self._pool.service_name,
+            redis.asyncio.Sentinel(
+                [(known["host"], known["port"]) for known in watchers],
+                min_other_sentinels=manager.min_other_sentinels,
+                sentinel_kwargs=manager.sentinel_kwargs,
+            ),
+        )
+
+    def make(self, sentinel: Any) -> AbstractConnection:
+        more = {} if sentinel is None else {"connection_pool": sentinel}
+        return self._class(**self._keywords, **more)
+
+
+def _twin(kind: type) -> type[AbstractConnection]:
+    """The class of redis.asyncio for a connection class of redis, or for what it was derived from."""
+    for base in kind.__mro__:
+        for module in (redis.asyncio.connection, redis.asyncio.sentinel):
+            found = getattr(module, base.__name__, None)
+            if isinstance(found, type) and issubclass(found, AbstractConnection) and found is not AbstractConnection:
+                return found
+    raise ImproperlyConfigured(
+        f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
+        f"cannot use the locks of this cache alias."
+    )
+
+
+class _Loan:
+    """The right to use a connection; see pool.py."""
+
+    __slots__ = ("__weakref__", "granted")
+
+    def __init__(self) -> None:
+        self.granted: asyncio.Future[None] | None = None  # while it waits
+
+
+class LoopConnections:
+    """A bounded stack of connections for one event loop; a coroutine that finds none free waits for one."""
+
+    def __init__(self, maker: Maker, bound: int) -> None:
+        self._maker = maker
+        self._bound = bound
+        self._sentinel = maker.sentinel()
+        self._idle: deque[tuple[AbstractConnection, float]] = deque()
+        self._dropped: deque[tuple[AbstractConnection, float]] = deque()  # to be closed, and used no more
+        self._loans: dict[int, weakref.ref[_Loan]] = {}
+        # those who wait for a connection, by urgency
+        self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
+        self._end: AsyncGenerator[None, None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # an event loop alone keeps none alive
+        self.closed = False  # commands still work, each with a connection of its own
+
+    async def open(self, forget: Callable[[], object]) -> None:
+        """Tie our end to that of the running loop, which closes the asynchronous generators that it has begun.
+
+        ``forget`` is called then.
+        """
+        self._end = self._until_the_loop_ends(forget)
+        await self._end.__anext__()
+
+    async def _until_the_loop_ends(self, forget: Callable[[], object]) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            forget()
+            self.closed = True
+            await self.drop_idle()
+
+    async def exchange(self, commands: Sequence[Command], by: float | None, *, urgency: int) -> list[Any]:
+        """Send ``commands`` in one write and return their answers; an error of a single one stands among them.
+
+        ``by``: the monotonic time at which to give up, if that is sooner than the timeout.
+        """
+        now = monotonic()
+        limit = self._maker.timeout if by is None else min(self._maker.timeout, max(0.0, by - now))
+        loan = _Loan()
+        try:
+            await self._enter(loan, PATIENCE if by is None else min(PATIENCE, limit), urgency)
+            return await self._exchange_within(limit, [b"".join(map(pack, commands))], len(commands))
+        except RuntimeError:
+            if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
+                raise GeneratorExit from None
+            raise
+        finally:
+            self._leave(loan)
+
+    async def _exchange_within(self, seconds: float, packed: list[bytes], answers: int) -> list[Any]:
+        try:
+            async with time_limit(None) as limit:
+                # it strikes one turn of the loop later: what came while the loop stood still is read before
+                alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
+                try:
+                    return await self._exchange(packed, answers)
+                finally:
+                    alarm.cancel()
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer within {seconds:.3g} s") from None
+
+    async def _exchange(self, packed: list[bytes], answers: int) -> list[Any]:
+        connection = await self._connected()
+        try:
+            await connection.send_packed_command(packed, check_health=False)
+            read: list[Any] = []
+            for _ in range(answers):
+                try:
+                    read.append(await connection.read_response())
+                except ResponseError as error:
+                    read.append(error)
+        except BaseException:
+            # of a cancellation, say: an answer may still come, which nobody else must read
+            await connection.disconnect(nowait=True)
+            raise
+        if self.closed:
+            await connection.disconnect()
+        else:
+            self._idle.append((connection, monotonic()))
+        return read
+
+    async def _enter(self, loan: _Loan, patience: float, urgency: int) -> None:
+        """Wait until there are fewer loans than connections. A lower urgency is served first."""
+        if len(self._loans) < self._bound:
+            self._grant(loan)
+            return
+        loop = asyncio.get_running_loop()
+        loan.granted = loop.create_future()
+        self._queues[urgency].append(loan)
+        limit = loop.call_later(patience, self._give_up, loan.granted)
+        try:
+            await loan.granted
+        finally:
+            limit.cancel()
+            loan.granted.cancel()  # nobody grants it any more
+
+    @staticmethod
+    def _give_up(granted: asyncio.Future[None]) -> None:
+        if not granted.done():
+            granted.set_exception(ConnectionError("no connection became free in time"))
+
+    def _leave(self, loan: _Loan) -> None:
+        """The loan ends, if it was granted at all: the next one's begins."""
+        self._loans.pop(id(loan), None)
+        for queue in self._queues:
+            while queue and len(self._loans) < self._bound:
+                following = queue.popleft()
+                granted = following.granted
+                if granted is not None and not granted.done():
+                    self._grant(following)
+                    granted.set_result(None)
+
+    def _grant(self, loan: _Loan) -> None:
+        # one that is interrupted even while it is given back ends with its object, by C code alone
+        self._loans[id(loan)] = weakref.ref(loan, partial(self._loans.pop, id(loan)))
+
+    async def _connected(self) -> AbstractConnection:
+        while self._idle:
+            connection, used = self._idle.pop()
+            if monotonic() - used <= IDLE:
+                return connection
+            stale = True
+            try:
+                stale = await _is_stale(connection)
+            finally:
+                if stale:  # or the look was cancelled
+                    await connection.disconnect(nowait=True)
+            if not stale:
+                return connection
+        connection = self._maker.make(self._sentinel)
+        try:
+            # not left to the sending: only here does a Sentinel's connection ask for its master
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is something to drop."""
+        return bool(self._idle) or (self.closed and self._sentinel is not None)
+
+    def drop_idle_soon(self) -> None:
+        """In the event loop of these connections."""
+        self._drop()  # at once: none of them is to be used any more
+        task = asyncio.get_running_loop().create_task(self._close())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drop_idle(self) -> None:
+        """Close what idles; for good when ``closed``."""
+        self._drop()
+        await self._close()
+
+    def _drop(self) -> None:
+        self._dropped.extend(self._idle)
+        self._idle.clear()
+
+    async def _close(self) -> None:
+        while self._dropped:
+            dropped = self._dropped[0]
+            await dropped[0].disconnect()  # the loop may end while it waits: it is not forgotten before
+            if dropped in self._dropped:  # another task may close them as well
+                self._dropped.remove(dropped)
+        if self.closed and self._sentinel is not None:
+            for client in self._sentinel.sentinel_manager.sentinels:
+                await client.aclose()
+
+
+async def _is_stale(connection: AbstractConnection) -> bool:
+    """Whether the server has closed the connection, or has sent what nobody asked for."""
+    look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
+    if sys.version_info < (3, 11):  # pragma: no cover
+        # redis-py before 8 looks by reading for no time, and there a time limit of zero swallows a cancellation
+        look = asyncio.shield(look)
+    try:
+        return bool(await look)
+    except CONNECTION_ERRORS:
+        return True

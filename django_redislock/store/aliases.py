@@ -1,0 +1,143 @@
+"""From an alias in ``CACHES`` to the way to its Redis. No other module knows cache backends.
+
+We take the connection class and its keywords from the alias (they must travel together, or unix sockets, TLS and
+Sentinel break) and make connections of our own: a bounded or busy cache pool must never keep a holder from releasing,
+and redis-py's hidden retries must not repeat a command behind our back.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.cache import caches
+from django.core.cache.backends.dummy import DummyCache
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.exceptions import ImproperlyConfigured
+from redis.connection import Connection
+
+from .memory import memory_client
+
+DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+# What belongs to the alias's own pool or client and must not come along: retries, decoding, and the plumbing of
+# redis-py's maintenance notifications, which needs RESP3.
+_LEFT_BEHIND = (
+    "retry",
+    "decode_responses",
+    "protocol",
+    "legacy_responses",
+    "maint_",
+    "orig_",
+    "himport_registry",
+    "event_dispatcher",
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How to reach the Redis of a cache alias."""
+
+    alias: str
+    key_prefix: str  # of the alias
+    memory: bool
+    kind: type[Connection]
+    keywords: Mapping[str, Any]  # of a connection
+    pool: Any  # the alias's own: Sentinel connections ask it for the master
+    cache: Any  # which keeps the pool alive
+
+    @property
+    def timeout(self) -> float:
+        return float(self.keywords["socket_timeout"])
+
+    def connection(self, timeout: float | None) -> Connection:
+        """A connection that takes at most ``timeout`` seconds to connect, and for each answer; None: as the alias."""
+        if timeout is None:
+            return self.kind(**self.keywords)
+        longest = self.keywords.get("socket_connect_timeout") or self.timeout
+        return self.kind(
+            **{**self.keywords, "socket_timeout": timeout, "socket_connect_timeout": min(longest, timeout)}
+        )
+
+    def listening(self, timeout: float) -> Connection:
+        """A connection to listen on, which notices a dead peer; each read takes at most ``timeout`` seconds."""
+        keywords: dict[str, Any] = {**self.keywords, "socket_timeout": timeout, "health_check_interval": 0}
+        if not keywords.get("socket_connect_timeout"):
+            keywords["socket_connect_timeout"] = self.timeout
+        if issubclass(self.kind, Connection) and not self.memory:
+            options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+            keywords |= {"socket_keepalive": True, "socket_keepalive_options": options}
+        return self.kind(**keywords)
+
+
+def find_origin(alias: str) -> Origin:
+    """The way to the Redis of ``alias``; ImproperlyConfigured where there is none that locks can use."""
+    cache = _create_cache(alias)
+    client = _redis_client(cache, alias)
+    memory = client is None
+    pool = (memory_client(alias) if memory else client).connection_pool
+    keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
+    keywords["protocol"] = 2
+    if keywords.get("socket_timeout") is None:
+        keywords["socket_timeout"] = DEFAULT_TIMEOUT
+    if "{" in cache.key_prefix or "}" in cache.key_prefix:
+        raise ImproperlyConfigured(
+            f"The KEY_PREFIX of the cache alias {alias!r} contains braces ({cache.key_prefix!r}): they decide the hash "
+            f"slot of a lock's keys. Give the locks an alias without them (REDISLOCK['CACHE'])."
+        )
+    return Origin(alias, cache.key_prefix, memory, pool.connection_class, keywords, pool, (cache, client))
+
+
+def database(alias: str) -> tuple[object, ...] | None:
+    """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
+    try:
+        pool = _redis_client(_create_cache(alias), alias).connection_pool
+    except Exception:  # whatever backend that is: it is none of ours
+        return None
+    known = pool.connection_kwargs
+    service = getattr(pool, "service_name", None)  # of a Sentinel
+    host = known.get("host", "localhost")
+    where = (service,) if service else (known.get("path") or (_HOSTS.get(host, host), known.get("port", 6379)),)
+    return (*where, int(known.get("db") or 0))
+
+
+_HOSTS = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
+
+
+def _create_cache(alias: str) -> Any:
+    if alias not in caches.settings:
+        raise ImproperlyConfigured(
+            f"Unknown cache alias {alias!r} for the locks. The aliases in CACHES are: {', '.join(caches.settings)}."
+        )
+    return caches.create_connection(alias)
+
+
+def _redis_client(cache: Any, alias: str) -> Any:
+    """The write client of a cache backend, found by what it can do; None for the memory mode."""
+    try:
+        if callable(getattr(getattr(cache, "client", None), "get_client", None)):  # django-redis
+            client = cache.client.get_client(write=True)
+        elif callable(getattr(getattr(cache, "_cache", None), "get_client", None)):  # Django's own RedisCache
+            client = cache._cache.get_client(None, write=True)
+        elif isinstance(cache, (LocMemCache, DummyCache)):
+            return None
+        else:
+            raise ImproperlyConfigured(
+                f"The cache alias {alias!r} ({type(cache).__module__}.{type(cache).__qualname__}) has no Redis "
+                f"connection. Locks need django-redis or Django's RedisCache, or LocMemCache or DummyCache for the "
+                f"memory mode."
+            )
+    except NotImplementedError:  # django-redis's sharded client
+        client = None
+    except ValueError as error:  # a URL that redis-py cannot read
+        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
+    pool = getattr(client, "connection_pool", None)
+    if not hasattr(pool, "connection_class"):
+        raise ImproperlyConfigured(
+            f"The cache alias {alias!r} spreads its keys over several servers (sharding or cluster). All state of a "
+            f"lock must live on one: name an alias with a single Redis in REDISLOCK['CACHE']."
+        )
+    return client

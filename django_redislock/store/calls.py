@@ -1,0 +1,239 @@
+"""The calls of the scripts that work on locks: their arguments, and their answers in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..display import shown
+from ..exceptions import LockError
+from ..names import known_as, read_member
+from ..steps import Steps
+from .aio import ENTERING, LEAVING
+from .backend import Backend
+from .holder import Holder, parse_holder
+from .keys import Keys, make_keys
+from .retry import call
+from .scripts import Script
+from .wire import Command
+
+# states of acquire; ALREADY: granted by an earlier call or by a handoff, or adopted; REQUEUED: busy, and the waiter had
+# been dropped
+BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED = range(6)
+# states of renew; ADOPTED: whoever holds it has our token
+LOST, HELD, ADOPTED = range(3)
+# states of release
+NOT_HELD, RELEASED, DETACHED = range(3)
+# by which right it is released; see release.lua
+HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
+
+# how to wait
+NOT_AT_ALL, QUEUED, SEIZING = "0", "1", "s"
+
+ENDLESS = -1.0  # seconds of lease: somebody else has written the lock
+FREE = -2.0  # there is no lock
+
+PROBE = "return redis.pcall('PUBLISH', ARGV[1], 'p')"
+
+
+def polled(patience: float) -> str:
+    """How to wait: polls, and is alive for ``patience`` seconds without another look."""
+    return f"p{_ms(patience)}"
+
+
+def _pair(name: str) -> dict[str, Script]:
+    return {stored: Script(name, stored) for stored in ("key", "member")}
+
+
+_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(_pair, ("acquire", "release", "renew", "force", "info"))
+_CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
+
+
+def lease_end(start: float, left: float) -> float:
+    """The local monotonic time at which a lease must be presumed over: a margin for clocks that run at another rate."""
+    return start + left * 0.999 - 0.002
+
+
+class Wanted(NamedTuple):
+    """What one attempt asks for, each time it asks."""
+
+    backend: Backend
+    keys: Keys
+    name: str
+    id: str
+    ttl: float = 0.0  # seconds
+    token: str | None = None  # None: the id
+    adopts: bool = False  # also from this very process, where nothing uses the token
+    owner: str = ""
+    listens: bool = True  # this process hears what it is told
+
+    @property
+    def channel(self) -> str:
+        return self.backend.channel if self.listens else "-"
+
+
+class Taken(NamedTuple):
+    """What Redis has answered to an attempt."""
+
+    state: int
+    us: int  # server time, microseconds
+    number: int  # fence when granted, else ticket
+    left: float  # seconds of lease, of whoever holds the lock; or ENDLESS, FREE
+    sent: float  # local monotonic time
+    repeated: bool  # an earlier try may still arrive
+    member: str  # of a pool, when one was granted; quoted
+    seized: bytes | None  # value of the lock that somebody else held
+    unheard: bool  # a handoff to this process ran out, though it lives: it has not heard of it
+
+
+def acquire(
+    wanted: Wanted, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
+) -> Steps[Taken]:
+    """Take the lock (or any member of a pool), or queue for it. Idempotent per attempt.
+
+    ``wait``: NOT_AT_ALL, QUEUED, polled() or SEIZING. ``until``, ``by``: see call().
+    """
+    backend, keys, name = wanted.backend, wanted.keys, wanted.name
+    args: tuple[str, ...] = (name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), wait)
+    args += (str(ticket or ""), wanted.token or "-")
+    if keys.any:
+        script, args = _CHECKOUT, (*args, wanted.owner)
+    else:
+        script, args = _ACQUIRE[keys.stored], (*args, str(int(wanted.adopts)), wanted.owner)
+    command = script.command((*keys.all, _gone(backend, wanted.id)), args)
+    repeated = False
+    while True:
+        answered = yield from call(backend, command, name, until=until, by=by, urgency=urgency)
+        (state, us, number, left, *more), sent, again = answered
+        repeated = repeated or again
+        backend.anchor = us, sent
+        if number > backend.known:
+            backend.known = number
+        if state != MORE:
+            extra, unheard = (*more, None, 0)[:2]
+            member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
+            seized = None if keys.any else extra
+            return Taken(state, us, number, _seconds(left), sent, repeated, member, seized, unheard == 1)
+
+
+def release(
+    wanted: Wanted, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
+) -> Steps[tuple[int, bool]]:
+    """Give the lock back, or leave its queue. Returns NOT_HELD, RELEASED or DETACHED, and whether it was sent twice.
+
+    ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
+    HOLDER, BEARER (by right of the token, whoever has acquired) or WITHDRAWAL. ``until``, ``by``: see call().
+    """
+    state, twice = NOT_HELD, False
+    while True:
+        command = release_command(wanted, unknown=unknown, how=how)
+        answer, _, repeated = yield from call(wanted.backend, command, wanted.name, until=until, by=by, urgency=LEAVING)
+        state, twice = state or answer[0], twice or repeated
+        rest = left_to_release(wanted, answer)
+        if rest is None:
+            return state, twice
+        wanted, unknown = rest, False
+
+
+def left_to_release(wanted: Wanted, answer: Sequence[Any]) -> Wanted | None:
+    """What a release that was answered so has left for another one: more dead waiters, or those of one member."""
+    _, more, *member = answer
+    if member and member[0]:
+        name = f"{wanted.name}{check_member(wanted.backend, wanted.name, member[0])}"
+        return wanted._replace(name=name, keys=make_keys(wanted.backend.prefix, name))
+    return wanted if more else None
+
+
+def release_command(wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> Command:
+    backend, keys = wanted.backend, wanted.keys
+    declared = (*keys.all, _gone(backend, wanted.id)) if unknown else keys.all
+    args = (wanted.name, wanted.id, wanted.channel, str(backend.known))
+    if keys.any:
+        return _LEAVE.command(declared, args)
+    return _RELEASE[keys.stored].command(declared, (*args, how))
+
+
+class Renewed(NamedTuple):
+    """What Redis has answered to a renewal."""
+
+    state: int
+    ends: float  # local monotonic time at which the lease must be presumed over
+    taken: bool  # when lost: somebody else holds the lock
+
+
+def renew_command(wanted: Wanted, how: str, left: float) -> Command:
+    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant), add (``left``
+    more), set (``left`` from now), detach (the same, and nobody here holds it any more).
+    """
+    backend, keys = wanted.backend, wanted.keys
+    args = (wanted.name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), how, _ms(left))
+    return _RENEW[keys.stored].command(keys.all, (*args, wanted.token or wanted.id))
+
+
+def renew(wanted: Wanted, how: str, left: float, *, until: float = math.inf, by: float | None = None) -> Steps[Renewed]:
+    """Move the end of the lease that this attempt holds. ``until``, ``by``: see call()."""
+    command = renew_command(wanted, how, left)
+    answer, sent, _ = yield from call(wanted.backend, command, wanted.name, until=until, by=by)
+    return renewed(wanted.backend, answer, sent)
+
+
+def renewed(backend: Backend, answer: Sequence[int], sent: float) -> Renewed:
+    state, us, left = answer
+    backend.anchor = us, sent
+    return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0)
+
+
+def force(backend: Backend, keys: Keys, name: str, highest: int | None = None) -> Steps[bytes | None]:
+    """Release the lock whoever holds it, but nobody with a fence above ``highest``; return the value that it had."""
+    value: bytes | None = None
+    while True:
+        args = (name, backend.channel, str(backend.known), "" if highest is None else str(highest))
+        (held, more), _, _ = yield from call(backend, _FORCE[keys.stored].command(keys.all, args), name)
+        value = value or held
+        if not more:
+            return value
+        highest = 0  # it was released: whoever has it by now has come in between
+
+
+def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:
+    """What Redis knows of one lock, with at most ``waiters`` of those who queue; see info.lua."""
+    command = _INFO[keys.stored].command(keys.all[:-1], (name, backend.channel, str(waiters)))
+    reply = yield from call(backend, command, name)
+    return reply.answer  # type: ignore[no-any-return]
+
+
+def read_holder(backend: Backend, name: str) -> Steps[tuple[bool, Holder | None]]:
+    """Whether anybody holds the lock, and who, if one of ours; one round trip."""
+    value, *_ = yield from info(backend, make_keys(backend.prefix, name), name, 0)
+    return value is not None, parse_holder(value)
+
+
+def probe_command(backend: Backend) -> Command:
+    """Publishes to the channel of this process, from a script; the answer is how many have heard it."""
+    return ("EVAL", PROBE, "1", f"{backend.prefix}fence", backend.channel)
+
+
+def check_member(backend: Backend, pool: str, raw: bytes) -> str:
+    """The member ``raw`` of what is asked for as ``pool``, quoted. LockError: none of ours has written it."""
+    found = read_member(pool, raw)
+    if found is not None:
+        return found
+    raise LockError(
+        f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
+        f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
+        f"assign() the members anew.",
+        known_as(pool)[1],
+    )
+
+
+def _gone(backend: Backend, id: str) -> str:
+    return f"{backend.prefix}gone:{id}"
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+def _seconds(ms: int) -> float:
+    return float(ms) if ms < 0 else ms / 1000

@@ -1,0 +1,43 @@
+"""What the scripts have written, read in Python: the holder of a lock, and one that waits."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
+
+_VALUE = re.compile(rb"(\S+) (\S+) (\S) (\d{1,18}) (\d{1,17}) (\S+) (.*)", re.S)
+_ENTRY = re.compile(rb"(\S+) (\d+) (\d+) (\S+) (.*)", re.S)
+
+
+class Holder(NamedTuple):
+    """The value of a lock (holder.lua)."""
+
+    id: str
+    token: str
+    fence: int
+    since: int  # server microseconds
+    owner: str
+    note: str
+
+
+def parse_holder(value: bytes | None) -> Holder | None:
+    """None for what the scripts did not write: that is no lock of ours."""
+    found = _VALUE.fullmatch(value or b"")
+    if found is None:
+        return None
+    id, _, _, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
+    return Holder(id, id if token == "-" else token, int(fence), int(since), *split_owner(found[7]))
+
+
+def parse_waiter(entry: bytes | None) -> tuple[str, str]:
+    """Owner and note of a waiter (waiter.lua)."""
+    found = _ENTRY.fullmatch(entry or b"")
+    return ("?", "") if found is None else split_owner(found[5])
+
+
+def split_owner(text: bytes) -> tuple[str, str]:
+    """Owner and note. Scripts know them as one text; owners have no control characters."""
+    owner, _, note = text[:LONGEST_OWNER].decode(errors="replace").partition("\n")
+    return owner, note

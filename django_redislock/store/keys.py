@@ -1,0 +1,67 @@
+"""The Redis keys of locks and pools."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..names import split_member
+
+# what Redis calls the type of a key, by the word behind the prefix; all others are strings
+_TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
+    ("queue", "index", "members", "fresh", "free", "busy", "wanted"), "zset"
+)
+
+
+class Keys(NamedTuple):
+    """The keys of a lock, or of a pool of which any member is wanted, in the order in which scripts expect them."""
+
+    all: tuple[str, ...]
+    lock: str  # key of the lock; of a pool's member, of the hash in which it is a field
+    queue: str = ""  # of those who wait for this very lock
+    member: str | None = None  # the field, quoted
+    busy: str = ""  # of a member: where the ends of leases stand
+    line: str = ""  # of a pool or its member: the queue of those who want any
+    any: bool = False  # this is what is wanted
+
+    @property
+    def stored(self) -> str:
+        """How the lock is stored: which variant of a script works on it."""
+        return "key" if self.member is None else "member"
+
+
+def make_keys(prefix: str, name: str) -> Keys:
+    """The keys of the lock ``name``, or of what is asked for by the name of a pool.
+
+    ``prefix`` ends with the hash tag and a colon, so that all of them are in one slot.
+    """
+    shared = (f"{prefix}index", f"{prefix}fence")
+    if name.endswith(":") and split_member(f"{name}any"):
+        pool = pool_keys(prefix, name)
+        return Keys((*pool, *shared), pool[3], line=pool[7], any=True)
+    own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
+    split = split_member(name)
+    if split is None:
+        lock = f"{prefix}lock:{name}"
+        return Keys((lock, *own, *shared), lock, own[0])
+    pool = pool_keys(prefix, split[0])
+    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[4], pool[7])
+
+
+def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
+    """What ``@pool`` stands for in the headers of scripts; ``pool`` as names have it."""
+    return (
+        f"{prefix}members:{pool}",
+        f"{prefix}fresh:{pool}",
+        f"{prefix}free:{pool}",
+        f"{prefix}held:{pool}",
+        f"{prefix}busy:{pool}",
+        f"{prefix}took:{pool}",
+        f"{prefix}wanted:{pool}",
+        f"{prefix}queue:{pool}",
+        f"{prefix}waiters:{pool}",
+    )
+
+
+def redis_type(key: str, prefix: str) -> str:
+    """The Redis type that one of our keys should have."""
+    return _TYPES.get(key.removeprefix(prefix).partition(":")[0], "string")

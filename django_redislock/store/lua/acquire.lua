@@ -1,0 +1,98 @@
+-- acquire: takes the lock, or queues for it; also every later look of a waiter, and seize(). Idempotent per attempt.
+-- KEYS     @lock queue waiters index fence gone
+-- ARGV     name id channel known ttl wait ticket token adopts owner
+--            known: the highest fence that the caller knows; ttl: ms
+--            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, s: seize
+--            ticket: '' when none was drawn yet; token: '-' when it is the id
+--            adopts: 1 = also from this very channel, where nothing uses the token any more
+-- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that was seized or false,
+--            1 = a handoff to this process ran out unheard}; the last two may be missing. States: calls.py
+--#include grant
+--#include @idle
+local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY = 0, 1, 2, 3, 4
+
+-- the fast path: nobody has it and nobody waits
+if idle then
+  local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+  if fence % 8 == 0 then
+    -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
+    local past = redis.call('ZRANGEBYSCORE', KEYS.index, '-inf', us - 1000000, 'LIMIT', 0, 16)
+    if #past > 0 then redis.call('ZREM', KEYS.index, unpack(past)) end
+  end
+  return {GRANTED, us, fence, tonumber(ARGV.ttl)}
+end
+
+--#include channel
+--#include enqueue
+--#include parse_holder
+--#include @lease
+--#include @own_queue
+local value, gone = read_lock(), redis.call('EXISTS', KEYS.gone) == 1
+local ticket = tonumber(ARGV.ticket) or 0
+local id, channel, flag, fence, since, token, owner
+if value then id, channel, flag, fence, since, token, owner = parse_holder(value) end
+
+if id == ARGV.id then return {ALREADY, us, tonumber(fence), lease_left()} end
+if gone then return {GIVEN_UP, us, 0, 0} end
+
+-- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
+-- at work with it
+local function may_adopt()
+  if not id or ARGV.token == '-' or (token == '-' and id or token) ~= ARGV.token then return false end
+  if flag == 'd' then return true end
+  if channel == ARGV.channel then return ARGV.adopts == '1' end
+  return channel ~= '-' and nobody_listens(channel)
+end
+
+if may_adopt() then
+  local left = tonumber(ARGV.ttl)
+  if flag ~= 'd' then
+    -- its holder seems dead: should it live, its fence is an old one from now on
+    left = math.max(left, lease_left())
+    fence, since = next_fence()
+  end
+  clear_handoff(flag)
+  -- who has no note to leave keeps the one that is there
+  local note = string.find(ARGV.owner, '\n', 1, true) and '' or string.match(owner, '\n.*$') or ''
+  write_lock(holder_value(ARGV.id, ARGV.channel, 'a', fence, since, ARGV.token, ARGV.owner .. note), left)
+  redis.call('ZREM', KEYS.queue, ARGV.id)
+  redis.call('HDEL', KEYS.waiters, ARGV.id)
+  redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+  tell(channel, 'a ' .. id .. ' ' .. ARGV.name)
+  return {ALREADY, us, tonumber(fence), left}
+end
+
+-- out of the queue, if it waited there, and in
+local function enter()
+  redis.call('ZREM', KEYS.queue, ARGV.id)
+  redis.call('HDEL', KEYS.waiters, ARGV.id)
+  return tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
+end
+
+if ARGV.wait == 's' then
+  -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
+  erase_lock(flag)
+  clear_handoff(flag)
+  local taken = enter()
+  if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
+  return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
+end
+
+if not value then
+  -- in here, as whoever finds the lock held would make these functions for nothing: a tenth of its time
+--#include pass_on
+--#include hand_over
+  local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
+  if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
+  if verdict == 'more' then return {MORE, us, ticket, 0} end
+end
+
+local state = BUSY
+if ARGV.wait ~= '0' then
+  state, ticket = enqueue(KEYS.queue, KEYS.waiters)
+  note_queue()
+end
+local left = lease_left()
+-- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
+if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
+return {state, us, ticket, left, false, unheard}

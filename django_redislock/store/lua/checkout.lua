@@ -1,0 +1,52 @@
+-- checkout: takes any free member of a pool, or stands in line for one; also every later look of a waiter. Idempotent
+--            per attempt.
+-- KEYS     @pool index fence gone
+-- ARGV     name id channel known ttl wait ticket token owner
+--            as for acquire; name: that of the pool
+-- returns  {state, server us, fence or ticket, ms of lease (or until one may end), the member granted,
+--            1 = a handoff to this process ran out unheard}; the last may be missing. States: calls.py
+--#include line
+--#include enqueue
+local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY = 0, 1, 2, 3, 4
+
+local function take(member)
+  local ms = tonumber(ARGV.ttl)
+  local fence = grant_member(member, ARGV.id, ARGV.channel, 'c', ms, ARGV.token, ARGV.owner)
+  return {GRANTED, us, tonumber(fence), ms, member}
+end
+
+local took = redis.call('HGET', KEYS.took, ARGV.id)
+-- the fast path: nobody waits, and a member is free. Every eighth call looks for leases that have ended
+if not took and redis.call('EXISTS', KEYS.line, KEYS.gone) == 0 and us % 8 ~= 0 then
+  local member = find_free(1)[1]
+  if member then return take(member) end
+end
+
+local value = took and read_member(took)
+if value then
+  local id, _, _, fence = parse_holder(value)
+  if id == ARGV.id then return {ALREADY, us, tonumber(fence), member_left(took), took} end
+end
+if redis.call('EXISTS', KEYS.gone) == 1 then return {GIVEN_UP, us, 0, 0, ''} end
+
+sweep()
+local verdict, member = serve(ARGV.id)
+if verdict == 'take' then
+  redis.call('ZREM', KEYS.line, ARGV.id)
+  redis.call('HDEL', KEYS.line_waiters, ARGV.id)
+  local answer = take(member)
+  answer[6] = unheard
+  if redis.call('EXISTS', KEYS.line) == 1 then serve() end
+  return answer
+end
+local ticket = tonumber(ARGV.ticket) or 0
+if verdict == 'more' then return {MORE, us, ticket, 0, ''} end
+
+local state = BUSY
+if ARGV.wait ~= '0' then state, ticket = enqueue(KEYS.line, KEYS.line_waiters) end
+local left = -2 -- one is free, and left for somebody who polls
+if #find_free(1) == 0 then
+  local due = redis.call('ZRANGE', KEYS.busy, 0, 0, 'WITHSCORES')[2]
+  left = due and math.max(0, math.ceil((due - us) / 1000)) or 5000
+end
+return {state, us, ticket, left, '', unheard}

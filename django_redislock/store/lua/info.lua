@@ -1,0 +1,25 @@
+-- info: what Redis knows of one lock.
+-- KEYS     @lock queue waiters index
+-- ARGV     name channel most
+--            most: how many waiters to list
+-- returns  {value of the lock or false, lease left in ms, server us, number of waiters, {id, ticket, ...},
+--            {entry, ...}}; of a pool's member the last three once more, for those who want any
+--#include time
+--#include @lock
+--#include @lease
+--#include @queues
+local most = tonumber(ARGV.most)
+local answer = {read_lock() or false, lease_left(), us}
+for _, keys in ipairs(queues) do
+  local queue, entries = {}, {}
+  if most > 0 then
+    queue = redis.call('ZRANGE', keys[1], 0, most - 1, 'WITHSCORES')
+    local ids = {}
+    for i = 1, #queue, 2 do ids[#ids + 1] = queue[i] end
+    if #ids > 0 then entries = redis.call('HMGET', keys[2], unpack(ids)) end
+  end
+  answer[#answer + 1] = redis.call('ZCARD', keys[1])
+  answer[#answer + 1] = queue
+  answer[#answer + 1] = entries
+end
+return answer

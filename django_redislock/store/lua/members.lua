@@ -1,0 +1,50 @@
+-- members: one step of a change of a pool's members. Each handles as many as are given, in bounded time.
+-- KEYS     slot @pool index fence next_members next_fresh
+--            the last two: a set of members that is not in use yet
+-- ARGV     number name how channel known member...
+--            number: of the call in its slot
+--            how: add, remove; stage = into the set that is not in use yet; switch = put that in the place of the old
+--            one, at once, if it has as many members as are given; serve = only hand out what is free
+-- returns  how many of them are new, or were there; and, behind a space, 1 = waiters may remain to be served: call again
+--#include once
+--#include line
+local how, changed = ARGV.how, 0
+
+return once(function()
+  if how == 'switch' then
+    if redis.call('ZCARD', KEYS.next_members) ~= tonumber(ARGV.member) then
+      return redis.error_reply('ERR not all members have arrived')
+    end
+    redis.call('UNLINK', KEYS.members, KEYS.fresh)
+    if redis.call('EXISTS', KEYS.next_members) == 1 then
+      redis.call('RENAME', KEYS.next_members, KEYS.members)
+      redis.call('RENAME', KEYS.next_fresh, KEYS.fresh)
+      redis.call('PERSIST', KEYS.members)
+      redis.call('PERSIST', KEYS.fresh)
+    end
+  end
+  for i = 6, how == 'switch' and 0 or #ARGV do
+    local name = ARGV[i]
+    if how == 'add' then
+      if redis.call('ZADD', KEYS.members, 0, name) == 1 then
+        changed = changed + 1
+        redis.call('ZADD', KEYS.fresh, 0, name)
+      end
+    elseif how == 'remove' then
+      changed = changed + redis.call('ZREM', KEYS.members, name)
+      redis.call('ZREM', KEYS.free, name)
+      redis.call('ZREM', KEYS.fresh, name)
+    elseif how == 'stage' then
+      if not redis.call('ZSCORE', KEYS.members, name) then changed = changed + 1 end
+      redis.call('ZADD', KEYS.next_members, 0, name)
+      redis.call('ZADD', KEYS.next_fresh, 0, name)
+    end
+  end
+  if how == 'stage' then
+    redis.call('PEXPIRE', KEYS.next_members, 60000)
+    redis.call('PEXPIRE', KEYS.next_fresh, 60000)
+    return changed .. ' 0'
+  end
+  sweep()
+  return changed .. ' ' .. (serve() == 'more' and 1 or 0)
+end)

@@ -1,0 +1,8 @@
+-- (piece) the lock is free: passes it on. Returns 1 when this must be called again.
+--#include pass_on
+--#include hand_over
+local function hand_on()
+  local verdict, handed = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)
+  if handed == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end
+  return verdict == 'more' and 1 or 0
+end

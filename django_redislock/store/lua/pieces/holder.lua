@@ -1,0 +1,11 @@
+-- (piece) the value of a held lock: `id channel flag fence since token owner`. All numbers are text.
+--   id       of the attempt that was granted the lock: never used twice
+--   channel  of its process; '-': it listens to nothing, so nobody can tell it anything, or find out that it is gone
+--   flag     c: confirmed, a: adopted, d: detached, h: handed over and not yet confirmed, p: the same by the line of
+--            a pool
+--   since    server time of the grant, in microseconds
+--   token    by which others may adopt or release the lock; '-': the same as the id
+--   owner    for people; a note may follow behind a line feed
+local function holder_value(id, channel, flag, fence, since, token, owner)
+  return id .. ' ' .. channel .. ' ' .. flag .. ' ' .. fence .. ' ' .. since .. ' ' .. token .. ' ' .. owner
+end

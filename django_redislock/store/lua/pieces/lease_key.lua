@@ -1,0 +1,10 @@
+-- (piece) the lease of a lock that is a key of its own.
+-- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
+local function lease_left() return redis.call('PTTL', KEYS.lock) end
+
+local function move_end(ms) redis.call('PEXPIRE', KEYS.lock, ms) end
+
+-- the handoff with this flag is confirmed
+local function clear_handoff(flag)
+  if flag == 'h' then redis.call('HDEL', KEYS.waiters, '!') end
+end

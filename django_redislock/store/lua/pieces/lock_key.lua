@@ -1,0 +1,12 @@
+-- (piece) the lock is a key of its own, which Redis deletes when the lease ends.
+local given_up -- flag of the lock that this script has taken from its holder, if any
+
+-- not MGET or EXISTS, which do not tell a key of another type from a lock
+local function read_lock() return redis.call('GET', KEYS.lock) end
+
+local function write_lock(value, ms) redis.call('SET', KEYS.lock, value, 'PX', ms) end
+
+local function erase_lock(flag)
+  redis.call('DEL', KEYS.lock)
+  given_up = flag
+end

@@ -1,0 +1,13 @@
+-- (piece) the lock is a member of a pool, and a field of the pool's keys.
+--#include members
+local member = string.sub(ARGV.name, #stem + 1)
+
+local function read_lock() return read_member(member) end
+
+local function write_lock(value, ms) hold_member(member, value, ms) end
+
+local function erase_lock(flag)
+  vacate(member, redis.call('HGET', KEYS.held, member))
+  given_up = flag
+  if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
+end

@@ -1,0 +1,130 @@
+-- (piece) the members of a pool. All their locks are fields of the pool's keys, so that every key can be declared.
+--   members   sorted set, scores 0: who belongs to the pool
+--   fresh     sorted set, scores 0: members that nobody has used yet
+--   free      sorted set: the others that nobody holds -> time of their last use
+--   held      hash: member -> value of its lock
+--   busy      sorted set: held member -> time at which its lease ends. One that is in here and not held is to be looked
+--             at then
+--   took      hash: id -> the member that it was granted when it asked for any
+--   wanted    sorted set: member -> time up to which its own queue, of those who want no other, may exist
+-- `free` and `fresh` may list what is no member any more, or is held: that is found out when its turn comes.
+--#include time
+--#include parse_holder
+--#include suspects
+local given_up -- flag of the lock that this script has taken from its holder, if any
+local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
+
+local function lock_name_of(member) return stem .. member end
+
+-- nobody holds the member any more: `value` is what its lock held
+local function vacate(member, value)
+  redis.call('ZREM', KEYS.busy, member)
+  if value then
+    redis.call('HDEL', KEYS.held, member)
+    redis.call('ZREM', KEYS.index, lock_name_of(member))
+    local id, _, _, _, _, token = parse_holder(value)
+    if id then redis.call('HDEL', KEYS.took, id, token) end -- adopted, it was taken by the id that is the token now
+  end
+end
+
+-- the handoff of a member ran out without a sign of life (see pass_on): of the pool, several may be under way
+local function note_lapsed(member)
+  local channel = redis.call('HGET', KEYS.line_waiters, '!' .. member)
+  if channel then
+    redis.call('HDEL', KEYS.line_waiters, '!' .. member)
+    add_suspect(KEYS.line_waiters, redis.call('HGET', KEYS.line_waiters, '?') or '', channel)
+  end
+end
+
+-- milliseconds of lease; -2: nobody holds it, -1: it never ends, so somebody else has written it
+local function member_left(member)
+  local ends = redis.call('ZSCORE', KEYS.busy, member)
+  if redis.call('HEXISTS', KEYS.held, member) == 0 then return -2 end
+  return ends and math.max(0, math.ceil((ends - us) / 1000)) or -1
+end
+
+-- the value of its lock, nil when nobody holds it; a lease that has ended is cleared away
+local function read_member(member)
+  local value = redis.call('HGET', KEYS.held, member)
+  if not value then return nil end
+  local ends = redis.call('ZSCORE', KEYS.busy, member)
+  if not ends or tonumber(ends) > us then return value end
+  vacate(member, value)
+  redis.call('ZADD', KEYS.busy, us, member) -- whoever looks at it, it is to be given back
+  note_lapsed(member)
+  return nil
+end
+
+local function has_own_queue(member)
+  local till = redis.call('ZSCORE', KEYS.wanted, member)
+  return till and tonumber(till) > us
+end
+
+-- into the free ones, unless it has been taken out of the pool
+local function give_back(member)
+  redis.call('ZREM', KEYS.busy, member)
+  if redis.call('ZSCORE', KEYS.members, member) then
+    redis.call('ZREM', KEYS.fresh, member)
+    redis.call('ZADD', KEYS.free, 'NX', us, member)
+  end
+end
+
+-- nobody holds it, and nobody is given it now
+local function look_at_soon(member) redis.call('ZADD', KEYS.busy, us + 100000, member) end
+
+local function hold_member(member, value, ms)
+  redis.call('ZREM', KEYS.fresh, member)
+  redis.call('ZREM', KEYS.free, member)
+  redis.call('HSET', KEYS.held, member, value)
+  redis.call('ZADD', KEYS.busy, us + ms * 1000, member)
+end
+
+-- gives back the members whose leases have ended, so many at a time
+local function sweep()
+  local due = redis.call('ZRANGEBYSCORE', KEYS.busy, '-inf', us, 'LIMIT', 0, 100)
+  for _, member in ipairs(due) do
+    if not read_member(member) then give_back(member) end
+  end
+  -- those that were used and then taken out of the pool
+  for _, member in ipairs(redis.call('ZRANGE', KEYS.free, 0, 19)) do
+    if not redis.call('ZSCORE', KEYS.members, member) then redis.call('ZREM', KEYS.free, member) end
+  end
+end
+
+-- at most `most` members that are free, those first that were not used for longest; and whether there may be more.
+-- They stay where they are
+local function find_free(most)
+  local found, met = {}, 0
+  for _, key in ipairs({KEYS.fresh, KEYS.free}) do
+    local start = 0
+    while #found < most and met < 200 do
+      local batch = redis.call('ZRANGE', key, start, start + most - #found - 1)
+      if #batch == 0 then break end
+      for _, member in ipairs(batch) do
+        met = met + 1
+        if
+          not redis.call('ZSCORE', KEYS.members, member)
+          or key == KEYS.fresh and redis.call('ZSCORE', KEYS.free, member) -- its turn comes by its last use
+        then
+          redis.call('ZREM', key, member)
+        elseif read_member(member) then
+          if redis.call('ZSCORE', KEYS.busy, member) then
+            redis.call('ZREM', key, member)
+          else
+            -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
+            redis.call('ZADD', KEYS.index, 'inf', lock_name_of(member))
+            start = start + 1
+          end
+        elseif has_own_queue(member) then
+          -- those who queue for this very member come first, and look for it themselves
+          redis.call('ZREM', key, member)
+          look_at_soon(member)
+        else
+          found[#found + 1] = member
+          start = start + 1
+        end
+      end
+    end
+  end
+  return found, met >= 200
+end

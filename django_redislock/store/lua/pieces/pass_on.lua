@@ -1,0 +1,92 @@
+-- (piece) passes on what is free to the first of a queue. Nobody is overtaken: one that polls (whom nobody can tell
+-- anything) has its share left for it, and all others are handed theirs.
+--   queue, waiters, called   keys of the queue, and the name by which it was asked for
+--   free                     how many there are to be had: 1 for a lock, or so many members of a pool
+--   me                       id of the waiter or newcomer that asks for itself; nil: nobody does
+--   hand_over                function (id, channel, ttl, token, owner): grants one of them, and tells
+-- returns
+--   'take'                   one is for whoever asks: for me, or for a newcomer, as nobody waits for it
+--   'passed'                 none is left
+--   'more'                   so many dead waiters were dropped that this must go on in another call
+-- and how many it has handed over.
+--#include time
+--#include channel
+--#include waiter
+--#include suspects
+local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
+local dropped = 0
+
+-- nobody else would notice that the one who polls has died: the first behind it that can be told looks until it has
+-- gone
+local function watch_one_who_polls(queue, waiters, called, first)
+  local behind = redis.call('ZRANGE', queue, first, first + 99)
+  if #behind == 0 then return end
+  for i, entry in ipairs(redis.call('HMGET', waiters, unpack(behind))) do
+    local channel = parse_waiter(entry)
+    if channel and channel ~= '-' and not nobody_listens(channel) then
+      tell(channel, 'w ' .. behind[i] .. ' ' .. called)
+      return
+    end
+  end
+end
+
+local function pass_on(queue, waiters, called, free, me, hand_over)
+  local handed, reserved, batch = 0, 0, math.min(free, 100)
+  local mark, suspects, absent = nil, nil, {}
+
+  local function done(verdict)
+    if mark and handed == 0 then redis.call('HDEL', waiters, '!') end
+    if reserved > 0 and not me then watch_one_who_polls(queue, waiters, called, reserved) end
+    return verdict, handed
+  end
+
+  while dropped < MOST_DROPPED do
+    local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1)
+    if #ids == 0 then
+      if reserved == 0 then
+        if not given_up and redis.call('HGET', waiters, '!') == ARGV.channel then unheard = 1 end
+        redis.call('UNLINK', waiters)
+      end
+      return done(reserved + handed < free and 'take' or 'passed')
+    end
+    local entries = redis.call('HMGET', waiters, '!', '?', unpack(ids))
+    if not suspects then
+      mark, suspects = entries[1], entries[2] or ''
+      if mark and not given_up then suspects = add_suspect(waiters, suspects, mark) end
+    end
+    local dead, verdict = {}, nil
+    for i, id in ipairs(ids) do
+      if id == me then
+        verdict = 'take'
+        break
+      end
+      local channel, ttl, alive_until, token, owner = parse_waiter(entries[i + 2])
+      if channel == '-' and us < alive_until then
+        reserved = reserved + 1
+      elseif not channel or channel == '-' or absent[channel] or is_suspect(suspects, channel) then
+        dead[#dead + 1] = id
+      elseif nobody_listens(channel) then
+        -- asked before the grant: a message that counts 0 here may still be heard, by one who listens to a replica
+        absent[channel] = true
+        dead[#dead + 1] = id
+      else
+        redis.call('ZREM', queue, id)
+        hand_over(id, channel, tonumber(ttl), token, owner)
+        redis.call('HDEL', waiters, id) -- not before it: an empty hash would lose its expiry
+        handed = handed + 1
+      end
+      if reserved + handed == free then
+        verdict = 'passed'
+        break
+      end
+    end
+    if #dead > 0 then
+      redis.call('ZREM', queue, unpack(dead))
+      redis.call('HDEL', waiters, unpack(dead))
+      dropped = dropped + #dead
+    end
+    if verdict then return done(verdict) end
+    batch = 100
+  end
+  return done('more')
+end

@@ -1,0 +1,44 @@
+-- release: gives the lock back, or leaves its queue (withdraws), and passes the lock on when it is free. One script for
+-- both, since who leaves the queue may have been granted the lock in this moment.
+-- KEYS     @lock queue waiters index fence gone
+--            gone is only named while an acquire of this attempt may still arrive
+-- ARGV     name id channel known how
+--            how: holder = what this process holds: a detached lock goes on without it; bearer = whoever has the token
+--            may; withdraw = an attempt that was given up: what it has adopted is left to the next bearer
+-- returns  {1 = it was held, 0 = not, 2 = it is detached; 1 = dead waiters remain: call again}
+--#include @lock
+local value = read_lock()
+local mine = ARGV.id .. ' '
+local held = value and string.sub(value, 1, #mine) == mine
+local channel, flag
+if held then channel, flag = string.match(value, '^(%S+) (%S)', #mine + 1) end
+if flag == 'd' and ARGV.how ~= 'bearer' then return {2, 0} end
+local detaches = flag == 'a' and ARGV.how == 'withdraw'
+if held and not detaches then erase_lock(flag) end
+if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end
+
+--#include @nobody_waits
+if held and nobody_waits and channel == ARGV.channel and not detaches then
+  redis.call('ZREM', KEYS.index, ARGV.name)
+  if flag ~= 'c' then redis.call('UNLINK', KEYS.waiters) end -- and what is known of handoffs
+  return {1, 0}
+end
+
+--#include channel
+--#include @hand_on
+--#include @left_queue
+--#include @lease
+if detaches then
+  write_lock(mine .. channel .. ' d' .. string.sub(value, #mine + #channel + 3), lease_left())
+  return {2, 0}
+end
+if held then
+  -- the process that renews it must hear that it has ended
+  if channel ~= ARGV.channel then tell(channel, 'r ' .. ARGV.id .. ' ' .. ARGV.name) end
+else
+  redis.call('ZREM', KEYS.queue, ARGV.id)
+  redis.call('HDEL', KEYS.waiters, ARGV.id)
+  note_leave()
+  if value then return {0, 0} end
+end
+return {held and 1 or 0, hand_on()}

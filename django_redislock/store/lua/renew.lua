@@ -1,0 +1,47 @@
+-- renew: moves the end of a lease that this attempt holds; confirms a handoff.
+-- KEYS     @lock queue waiters index fence
+-- ARGV     name id channel known ttl how ms token
+--            how: keep = at least ms from now; confirm = at least ttl from the grant; add = ms more; set = ms from now;
+--            detach = the same, and nobody here holds it any more
+-- returns  {state, server us, lease left in ms of whoever holds it}; states: calls.py
+--#include time
+--#include holder
+--#include parse_holder
+--#include @lock
+--#include @lease
+--#include @hand_on
+local LOST, HELD, ADOPTED = 0, 1, 2
+local value = read_lock()
+if not value then
+  -- the lease is over; those who wait should not have to find that out by themselves
+  hand_on()
+  return {LOST, us, 0}
+end
+
+local id, channel, flag, fence, since, token, owner = parse_holder(value)
+if id ~= ARGV.id then
+  local adopted = id and token ~= '-' and token == ARGV.token
+  return {adopted and ADOPTED or LOST, us, lease_left()}
+end
+
+local ms, left = tonumber(ARGV.ms), lease_left()
+-- a renewal that was on its way when the lock was detached
+if flag == 'd' and ARGV.how ~= 'detach' then return {HELD, us, left} end
+local handed = flag == 'h' or flag == 'p'
+-- a handoff begins with a short lease: confirmed, it is a full one from the grant on
+if handed then left = math.max(left, math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
+if ARGV.how == 'add' then
+  left = left + ms
+elseif ARGV.how == 'set' or ARGV.how == 'detach' then
+  left = ms
+elseif ARGV.how == 'keep' then
+  left = math.max(left, ms)
+end
+if handed or ARGV.how == 'detach' then
+  write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
+  if handed then clear_handoff(flag) end
+else
+  move_end(left)
+end
+redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+return {HELD, us, left}

@@ -1,0 +1,69 @@
+"""The calls that change and read the members of a pool."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ..steps import Steps
+from .backend import Backend
+from .idempotency import call_once
+from .keys import Keys
+from .retry import call
+from .scripts import Script
+
+BATCH = 250  # members in one step, so that none keeps Redis for longer than a few milliseconds
+
+_MEMBERS = Script("members", "member")
+
+
+def change_members(backend: Backend, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
+    """Add members to the pool or remove them (``how``), BATCH at a time; return how many are new, or were there."""
+    changed = 0
+    for start in range(0, len(members), BATCH):
+        changed += yield from _step(backend, keys, pool, how, *members[start : start + BATCH])
+    return changed
+
+
+def replace_members(backend: Backend, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
+    """Have these members and no others from one moment on; return how many are new."""
+    staged = secrets.token_urlsafe(12)
+    new = 0
+    for start in range(0, len(members), BATCH):
+        new += yield from _step(backend, keys, pool, "stage", *members[start : start + BATCH], staged=staged)
+    yield from _step(backend, keys, pool, "switch", str(len(members)), staged=staged)
+    return new
+
+
+def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
+    """One step, and what may still be handed out after it."""
+    declared = (*keys.all, f"{backend.prefix}next_members:{staged}", f"{backend.prefix}next_fresh:{staged}")
+
+    def run(how: str, *words: str) -> Steps[list[int]]:
+        args = (pool, how, backend.channel, str(backend.known), *words)
+        answer = yield from call_once(backend, _MEMBERS, declared, args, name=pool)
+        return [int(number) for number in answer.split()]
+
+    changed, more = yield from run(how, *words)
+    while more:
+        _, more = yield from run("serve")
+    return changed
+
+
+def read_members(backend: Backend, keys: Keys, pool: str) -> Steps[list[bytes]]:
+    """All members, by name."""
+    return (yield from _read(backend, pool, "ZRANGE", keys.all[0], "0", "-1"))  # type: ignore[no-any-return]
+
+
+def count_members(backend: Backend, keys: Keys, pool: str) -> Steps[int]:
+    return (yield from _read(backend, pool, "ZCARD", keys.all[0]))  # type: ignore[no-any-return]
+
+
+def has_member(backend: Backend, keys: Keys, pool: str, member: str) -> Steps[bool]:
+    return (yield from _read(backend, pool, "ZSCORE", keys.all[0], member)) is not None
+
+
+def _read(backend: Backend, pool: str, *command: str) -> Steps[Any]:
+    reply = yield from call(backend, command, pool)
+    return reply.answer

@@ -1,0 +1,95 @@
+"""Reading many locks in one round trip, however they are stored."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ..steps import Steps
+from .backend import Backend
+from .keys import Keys
+from .retry import call_many, refusal
+from .wire import Command
+
+T = TypeVar("T")
+
+BATCH = 1000
+
+
+class Found(NamedTuple):
+    """What a lock's place holds; ``left``: seconds of lease, infinite where it never ends, None where nobody asked."""
+
+    value: bytes | None
+    left: float | None = None
+
+
+def read_values(
+    backend: Backend, keys: Sequence[Keys], *, lefts: bool = False, sizes: Sequence[str] = ()
+) -> Steps[tuple[int, list[Found], dict[str, int]]]:
+    """The server's time (microseconds), what these locks hold, and the sizes of these sorted sets; one round trip.
+
+    ``lefts``: the seconds of lease too. A size that cannot be told (somebody else has written the key) is 0.
+    """
+    plain = [i for i, key in enumerate(keys) if key.member is None]
+    pools: dict[str, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        if key.member is not None:
+            pools[key.lock].append(i)
+    reads: list[tuple[Sequence[int], list[Command]]] = [
+        (batch, [("MGET", *(keys[i].lock for i in batch))]) for batch in batches(plain)
+    ]
+    for members in pools.values():
+        for batch in batches(members):
+            names = [keys[i].member or "" for i in batch]
+            held, busy = keys[batch[0]].lock, keys[batch[0]].busy
+            reads.append((batch, [("HMGET", held, *names), ("ZMSCORE", busy, *names)]))
+    ends: list[Command] = [("PTTL", keys[i].lock) for i in plain] if lefts else []
+    commands: list[Command] = [("TIME",), *(command for _, some in reads for command in some), *ends]
+    answers = iter((yield from call_many(backend, [*commands, *(("ZCARD", key) for key in sizes)])))
+    checked = iter((yield from _checked(backend, commands, answers)))
+    clock = next(checked)
+    us = int(clock[0]) * 1_000_000 + int(clock[1])
+    found: dict[int, Found] = {}
+    for batch, some in reads:
+        values = next(checked)
+        scores: Sequence[bytes | None] = next(checked) if len(some) > 1 else ()
+        for place, i in enumerate(batch):
+            found[i] = _of_member(values[place], scores[place], us) if scores else Found(values[place])
+    for i, left in zip(plain if lefts else (), checked, strict=False):
+        found[i] = Found(found[i].value, math.inf if left == -1 else left / 1000)
+    counted = {key: count if isinstance(count, int) else 0 for key, count in zip(sizes, answers, strict=True)}
+    return us, [found[i] for i in range(len(keys))], counted
+
+
+def _of_member(value: bytes | None, score: Any, us: int) -> Found:
+    if score is None:
+        return Found(value, math.inf)
+    left = (float(score) - us) / 1e6
+    return Found(value, left) if left > 0 else Found(None)  # it is still there, and nobody's
+
+
+def _checked(backend: Backend, commands: Sequence[Command], answers: Iterator[Any]) -> Steps[list[Any]]:
+    """The answers to these commands; LockUnavailable where one of them is an error (a user that may not MGET, say)."""
+    found = []
+    for command in commands:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise (yield from refusal(backend, [command], None, answer)) from answer
+        found.append(answer)
+    return found
+
+
+def read_index(backend: Backend) -> Steps[tuple[int, list[tuple[str, float]]]]:
+    """The server's time, and the held locks with the ends of their leases, both in microseconds; one round trip."""
+    commands: list[Command] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", "0", "-1", "WITHSCORES")]
+    answers = iter((yield from call_many(backend, commands)))
+    clock, index = yield from _checked(backend, commands, answers)
+    names = (name.decode(errors="replace") for name in index[::2])
+    return int(clock[0]) * 1_000_000 + int(clock[1]), list(zip(names, map(float, index[1::2]), strict=True))
+
+
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """BATCH at a time: one long MGET would keep all others waiting."""
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))

@@ -1,0 +1,99 @@
+"""Loads the Lua scripts.
+
+A script is a file in ``lua/``. Its header names what it is called with, and its text uses these names: ``KEYS.queue``
+becomes ``KEYS[2]``. ``--#include piece`` brings in a file of ``lua/pieces/``.
+
+A script on one lock exists twice, as locks are stored in two ways: as a key of its own (``key``), or as a member of a
+pool (``member``). ``@lock`` in the header stands for the keys of either, and ``--#include @lock`` for the piece that
+reads and writes them, ``lock_key`` or ``lock_member``; the script itself does not know which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+from .wire import Command
+
+POOL = ("members", "fresh", "free", "held", "busy", "took", "wanted", "line", "line_waiters")
+# what stands for several keys in a header, by the way in which the lock is stored
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "key": {"@lock": ("lock",)},
+    "member": {"@lock": POOL, "@pool": POOL},
+}
+
+_by_sha: dict[str, Script] = {}
+
+
+class Script:
+    """One Lua script, ready to be called. ``stored``: how the locks are stored that it works on."""
+
+    def __init__(self, name: str, stored: str = "key") -> None:
+        self.name = name
+        self.keys, self.args, self.source = assemble(name, stored)
+        self.register()
+
+    def register(self) -> None:
+        """Known from now on by the hash of its text, by which Redis knows it."""
+        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        _by_sha[self.sha] = self
+
+    def command(self, keys: Sequence[str], args: Sequence[Any]) -> Command:
+        """The call, by the hash of the script."""
+        return ("EVALSHA", self.sha, str(len(keys)), *keys, *args)
+
+
+def with_source(command: Command) -> Command:
+    """The same call with the text of its script, which also loads it, for a server that does not know it."""
+    return ("EVAL", _by_sha[command[1]].source, *command[2:])
+
+
+def keys_of(command: Command) -> Sequence[str]:
+    """The keys that a command touches."""
+    return command[3 : 3 + int(command[2])] if command[0] in ("EVALSHA", "EVAL") else command[1:2]
+
+
+def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The names of a script's keys and arguments, and its text."""
+    text = _text(f"{name}.lua")
+    keys = tuple(key for word in _header(text, "KEYS") for key in GROUPS[stored].get(word, (word,)))
+    args = tuple(word.removesuffix("...") for word in _header(text, "ARGV"))
+    names = {"KEYS": keys, "ARGV": args}
+
+    def index(found: re.Match[str]) -> str:
+        array, word = found.groups()
+        return f"{array}[{names[array].index(word) + 1}]"
+
+    try:
+        source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _include(text, stored, set()))
+    except ValueError:
+        raise ValueError(f"The script {name} ({stored}) uses a name that its header does not have") from None
+    # what is left of the comments would be sent and hashed for nothing
+    return keys, args, re.sub(r"(?m)^ *--.*\n", "", source)
+
+
+def _header(text: str, array: str) -> list[str]:
+    found = re.search(rf"(?m)^-- {array} +(.*)$", text)
+    return found[1].split() if found else []
+
+
+def _include(text: str, stored: str, included: set[str]) -> str:
+    """``text`` with its pieces, each where it is first asked for."""
+
+    def piece(found: re.Match[str]) -> str:
+        name = f"{found[2]}_{stored}" if found[1] else found[2]
+        if name in included:
+            return ""
+        included.add(name)
+        return _include(_text(f"pieces/{name}.lua"), stored, included)
+
+    return re.sub(r"(?m)^--#include (@?)(\w+)\n", piece, text)
+
+
+@cache
+def _text(path: str) -> str:
+    return (files(__package__) / "lua" / path).read_text("utf-8")

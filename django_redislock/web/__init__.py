@@ -1,0 +1,8 @@
+"""Views, responses and transactions."""
+
+from __future__ import annotations
+
+from .locked_view import locked_view
+from .transactions import locked_atomic
+
+__all__ = ["locked_atomic", "locked_view"]

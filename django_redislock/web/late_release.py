@@ -1,0 +1,100 @@
+"""The release of a view's lock when the view has returned too early for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from django.db import connections, transaction
+from django.http import FileResponse, HttpRequest, StreamingHttpResponse
+
+from ..engine import Acquisition, release_surely
+from ..exceptions import LockLost
+from ..steps import run
+
+
+class LateRelease:
+    """The release of a lock whose view has returned or raised too early for it: once, from any thread or loop.
+
+    The lock is released when the last of the transactions ``begun`` has committed, or when the content of a streaming
+    response ends. Where neither is seen (a rollback, a middleware that replaces the response), it is released when
+    the response that was sent, whichever it is, is closed. If nothing of this happens, the lease ends: it is no longer
+    renewed, unless a streaming response is alive.
+    """
+
+    def __init__(self, section: Acquisition, request: HttpRequest, response: Any, begun: list[str]) -> None:
+        self._section = section
+        self._path = request.path
+        self._once = threading.Lock()
+        self._open = len(begun)
+        streams = isinstance(response, StreamingHttpResponse)
+        section.held.follow(response if streams else None)
+        section.disown()
+        # DRF gives views a wrapper around the request that the handler closes
+        _after_close(getattr(request, "_request", request), self.release)
+        if hasattr(response, "_resource_closers"):
+            response._resource_closers.append(self.release)
+        if streams:
+            if not isinstance(response, FileResponse):  # servers may send that without iterating over it
+                response.streaming_content = self._follow(response)
+        else:
+            for alias in begun:
+                if connections[alias].in_atomic_block:
+                    transaction.on_commit(self.committed, using=alias, robust=True)
+
+    def committed(self) -> None:
+        """One of the transactions has committed."""
+        self._open -= 1
+        if not self._open:
+            self.release()
+
+    def release(self) -> None:
+        """Release the lock, unless that is done. In the background where an event loop runs."""
+        lease = self._section.held
+        if not self._once.acquire(blocking=False) or lease.closed or not lease.here:
+            return
+        if asyncio._get_running_loop() is not None:
+            self._section.undo()
+            return
+        try:
+            run(release_surely(self._section, path=self._path))
+        except LockLost:
+            pass  # which was reported already
+
+    def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
+        # not response.streaming_content, which hides the iterator that has to be closed
+        content = response._iterator
+        return self._aiterate(content) if response.is_async else self._iterate(content)
+
+    def _iterate(self, content: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from content
+        finally:
+            self.release()
+
+    async def _aiterate(self, content: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        try:
+            async for part in content:
+                yield part
+        finally:
+            try:
+                if hasattr(content, "aclose"):
+                    await content.aclose()  # its cleanup still runs under the lock
+            finally:
+                self.release()
+
+
+def _after_close(request: HttpRequest, callback: Callable[[], None]) -> None:
+    """Make ``request.close()``, which handlers call once the response was sent, call ``callback`` too."""
+    close = request.close
+
+    def closing() -> None:
+        request.__dict__.pop("close", None)  # it refers to the request
+        try:
+            close()
+        finally:
+            callback()
+
+    request.close = closing  # type: ignore[method-assign]

@@ -1,0 +1,277 @@
+"""``locked_view``: one request at a time, until its transactions have committed."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from logging import ERROR
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connections
+from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.functional import LazyObject, empty
+
+from ..call_names import Name, name_maker, refuse_generators
+from ..conf import conf
+from ..engine import Acquisition, current_owner, release_surely
+from ..exceptions import LockUnavailable
+from ..log import log_event
+from ..names import check_name
+from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
+from ..options import LockOptions, Options, read_options
+from ..steps import Call, Evaluate, Steps, arun, run_blocking
+from .late_release import LateRelease
+from .responses import OnConflict, conflict, unavailable
+from .transactions import open_transactions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+R = TypeVar("R")
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+
+
+def locked_view(
+    name: Name,
+    *,
+    methods: Iterable[str] | None = None,
+    on_conflict: OnConflict | None = None,
+    **options: Unpack[LockOptions],
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Let only one request at a time run a view for the same ``name``, across all processes.
+
+    ``name`` is a template over the URL's arguments and ``request`` (``"order:{pk}"``, ``"user:{request.user.pk}"``,
+    values quoted as by :func:`lock_name`), or a callable that takes what the view takes and returns the name.
+
+    A request that cannot acquire the lock within ``blocking_timeout`` seconds (by default 0: at once; None: from the
+    settings) gets 423 Locked with ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients
+    that prefer it, else plain text; or what ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT).
+    ``methods`` are the HTTP methods that lock; None: all but OPTIONS, including those that a client makes up. The other
+    options are those of :class:`Lock`.
+
+    The lock is held until what the view wrote can be read. Under ATOMIC_REQUESTS the transactions begin inside the
+    lock; where Django has begun them already (a single method of a class, below ``@api_view``), the lock is released
+    when they have committed. A streaming response keeps it until its content ends or the response is closed. When the
+    lock is known to be lost as the view returns, LockLost propagates and the transactions are rolled back.
+
+    LockUnavailable, when Redis cannot be reached, propagates (or becomes a response with the status in the setting
+    VIEW_UNAVAILABLE_STATUS); the view never runs unlocked.
+    """
+    name_of = name_maker(name)
+    options.setdefault("blocking_timeout", 0)
+    checked = read_options(options, "locked_view()")
+    locking = _methods(methods)
+    if on_conflict is not None and not callable(on_conflict):
+        raise TypeError(f"on_conflict must be a callable (request, info), not {on_conflict!r}.")
+
+    def decorate(view: Callable[..., R]) -> Callable[..., R]:
+        refuse_generators(view, "locked_view")
+        if isinstance(view, type):
+            raise TypeError(
+                f"locked_view cannot decorate the class {view.__qualname__}: use "
+                f"@method_decorator(locked_view(...), name='dispatch')."
+            )
+        return _LockedView(view, name_of, checked, locking, on_conflict).wrap()
+
+    return decorate
+
+
+class _LockedView:
+    """A view, and how it is locked."""
+
+    def __init__(
+        self,
+        view: Callable[..., Any],
+        name_of: Callable[..., str],
+        options: Options,
+        locking: frozenset[str] | None,
+        on_conflict: OnConflict | None,
+    ) -> None:
+        self._view = view
+        self._name_of = name_of
+        self._options = options
+        self._locking = locking  # HTTP methods; None: all but OPTIONS
+        self._on_conflict = on_conflict
+
+    def wrap(self) -> Callable[..., Any]:
+        """The function that takes the place of the view."""
+        view = self._view
+
+        @wraps(view)
+        def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            locked = self._locks(request)
+            aliases = _to_open(request, wrapper, view)
+            if _is_async(view, request):
+                if aliases:  # as Django does, which our mark keeps from noticing
+                    raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+                return awrapper(request, *args, **kwargs)
+            if not locked:
+                return open_transactions(view, aliases)(request, *args, **kwargs)
+            steps = self._guarded(request, args, kwargs, aliases, open_aliases())
+            return run_blocking(steps, "Decorate an async view")
+
+        @wraps(view)
+        async def awrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            if not self._locks(request):
+                return await view(request, *args, **kwargs)
+            return await arun(self._guarded(request, args, kwargs, None, []))
+
+        if iscoroutinefunction(view):
+            return awrapper
+        wrapper._non_atomic_requests = OpenedHere(_excluded(view))  # type: ignore[attr-defined]
+        return wrapper
+
+    def _locks(self, request: HttpRequest) -> bool:
+        if not hasattr(request, "META"):
+            raise TypeError(
+                f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
+                f"@method_decorator(locked_view(...))."
+            )
+        return request.method != "OPTIONS" if self._locking is None else request.method in self._locking
+
+    def _guarded(
+        self, request: HttpRequest, args: Any, kwargs: Any, aliases: list[str] | None, begun: list[str]
+    ) -> Steps[Any]:
+        """``aliases``: on which to open transactions; None for an async view."""
+        view = self._view
+        signature = _signature(view, request, *args, **kwargs)
+        made = yield Evaluate(lambda: self._name_of(signature, (request, *args), {**kwargs}, request=request))
+        purpose = f"{_user_of(request)}{request.method} {request.path}"
+        section = Acquisition(current_owner(), lambda lease: lease, check_name(made), self._options, purpose=purpose)
+        try:
+            try:
+                refusal = yield from section.obtain()
+            except LockUnavailable as error:
+                return (yield from _unavailable(request, section, error))
+            if refusal is not None:
+                return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
+            function = view if aliases is None else open_transactions(view, aliases, section.held)
+            response = yield Call(function, (request, *args), kwargs)
+            if begun or isinstance(response, StreamingHttpResponse):
+                LateRelease(section, request, response, begun)
+            else:
+                yield from release_surely(section, path=request.path)
+                warn_of_release(made)
+            return response
+        except BaseException as error:
+            if begun and section.lease is not None:  # whoever catches it may still commit
+                LateRelease(section, request, None, begun)
+            else:
+                yield from section.fail(error)
+            raise
+
+
+def _unavailable(request: HttpRequest, section: Acquisition, error: LockUnavailable) -> Steps[Any]:
+    status = conf().VIEW_UNAVAILABLE_STATUS
+    if status is None:
+        raise error
+    section.undo()
+    log_event(ERROR, "unavailable", name=section.name, path=request.path, error=error)
+    return (yield Evaluate(lambda: unavailable(request, status)))
+
+
+class OpenedHere:
+    """Tells Django's handler to open no transaction for a view, since that is done inside the lock.
+
+    It takes the place of the aliases that ``@non_atomic_requests`` excludes, and remembers those really excluded.
+    """
+
+    def __init__(self, excluded: Iterable[str]) -> None:
+        self.excluded = frozenset(excluded)
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+    def add(self, alias: str) -> None:
+        """Exclude ``alias``: ``non_atomic_requests`` is above ``locked_view``.
+
+        Decorators and ``as_view()`` copy the reference to this object from view to view, and what is excluded for one
+        must not be for another. So the view that is meant, which Django does not pass on, gets a mark of its own.
+        """
+        view = sys._getframe(1).f_locals.get("view")
+        instance = _instance_of(view)
+        if view is None:  # not Django's decorator
+            self.excluded |= {alias}
+        elif instance is None:
+            view._non_atomic_requests = OpenedHere({*self.excluded, alias})
+        else:  # method_decorator binds the method anew for each request
+            instance._non_atomic_requests = OpenedHere({*_excluded(instance), alias})
+
+
+def _excluded(view: object) -> frozenset[str]:
+    excluded = getattr(view, "_non_atomic_requests", ())
+    return excluded.excluded if isinstance(excluded, OpenedHere) else frozenset(excluded)
+
+
+def _instance_of(view: object) -> Any:
+    """The instance of a class-based view whose method ``method_decorator`` hands over."""
+    return getattr(getattr(view, "func", view), "__self__", None)
+
+
+def _signature(view: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.Signature | None:
+    """The signature for the names of positional arguments, and the defaults of those that the URL leaves out.
+
+    ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
+    returns the bound method's. None where the URL's arguments do not fit, since a decorator in between changes them.
+    """
+    inner = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
+    signature = inspect.signature(view if _instance_of(inner) is None else getattr(inner, "func", inner))
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    return signature
+
+
+def _to_open(request: HttpRequest, *views: object) -> list[str]:
+    """The aliases on which Django's handler would have begun a transaction without our mark."""
+    match = request.resolver_match
+    places = (*views, match and match.func, *map(_instance_of, views))
+    excluded = frozenset[str]().union(*map(_excluded, places))
+    return [
+        alias
+        for alias, options in connections.settings.items()
+        if options["ATOMIC_REQUESTS"] and alias not in excluded and not in_atomic_block(connections[alias])
+    ]
+
+
+def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
+    """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say."""
+    if getattr(_instance_of(view), "view_is_async", False):
+        return True
+    match = request.resolver_match
+    return match is not None and iscoroutinefunction(match.func)
+
+
+def _user_of(request: Any) -> str:
+    """The user as a prefix, ``user=7 ``, where it is known without asking the database."""
+    values = {**getattr(request, "_request", request).__dict__, **request.__dict__}  # DRF's is around Django's
+    for attribute in ("_user", "user", "_cached_user", "_acached_user"):
+        user = values.get(attribute)
+        if isinstance(user, LazyObject) and user.__dict__.get("_wrapped", empty) is empty:
+            continue
+        try:
+            pk = getattr(user, "pk", None)
+        except SynchronousOnlyOperation:  # it would have to be loaded
+            continue
+        if pk is not None:
+            return f"user={pk} "
+    return ""
+
+
+def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
+    """None: all but OPTIONS. A list would miss those that clients make up, for which a function view runs too."""
+    if methods is None:
+        return None
+    if isinstance(methods, str):
+        raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
+    chosen = frozenset(method.upper() for method in methods)
+    unknown = chosen.difference(METHODS)
+    if unknown or not chosen:
+        raise ValueError(f"methods must name some of {', '.join(METHODS)}; not {', '.join(sorted(unknown)) or 'none'}.")
+    return chosen

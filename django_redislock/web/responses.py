@@ -1,0 +1,87 @@
+"""The responses of ``locked_view`` to requests that cannot acquire the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import get_template
+from django.utils.cache import patch_vary_headers
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext, ngettext
+
+from ..conf import conf
+from ..exceptions import LockNotAcquired
+from ..inspection import LockInfo
+from ..inspection.info import inspect
+from ..steps import CallOut, Evaluate, Steps
+from ..store.backend import Backend
+
+OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
+
+# in the order in which a client without a preference gets them
+MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
+
+
+def conflict(
+    request: HttpRequest, backend: Backend, name: str, refusal: LockNotAcquired, on_conflict: OnConflict | None
+) -> Steps[HttpResponseBase]:
+    """The response to a request that did not acquire its lock."""
+    settings = conf()
+    respond = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
+    if respond is not None:
+        holder = yield from inspect(backend, name)
+        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
+    wait = max(1, ceil(refusal.busy_for))
+    text = ngettext(
+        "Somebody else is working on this. Please try again in %(wait)d second.",
+        "Somebody else is working on this. Please try again in %(wait)d seconds.",
+        wait,
+    ) % {"wait": wait}
+    return (yield Evaluate(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
+
+
+def unavailable(request: HttpRequest, status: int) -> HttpResponse:
+    """The response while Redis cannot be reached."""
+    return refuse(request, status, gettext("This is not available at the moment. Please try again."), 1)
+
+
+def _import(path: str) -> OnConflict:
+    try:
+        return import_string(path)  # type: ignore[no-any-return]
+    except ImportError as error:
+        raise ImproperlyConfigured(f"Cannot import REDISLOCK['VIEW_ON_CONFLICT'] = {path!r}: {error}") from error
+
+
+def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
+    """A short response in the form that the client prefers; the site's own template where it has one."""
+    response: HttpResponse
+    kind = _preferred_type(request)
+    if kind == "application/json":
+        response = JsonResponse({"detail": text, "retry_after": retry_after}, status=status)
+    else:
+        try:
+            template = get_template(f"{status}.html") if kind == "text/html" else None
+        except TemplateDoesNotExist:
+            template = None
+        if template is None:
+            response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+        else:
+            response = HttpResponse(
+                template.render({"detail": text, "retry_after": retry_after}, request), status=status
+            )
+    response.headers["Retry-After"] = str(retry_after)
+    patch_vary_headers(response, ["Accept"])
+    return response
+
+
+def _preferred_type(request: HttpRequest) -> str:
+    preferred = request.get_preferred_type(MEDIA_TYPES)
+    if preferred is not None:
+        return preferred
+    # "application/vnd.api+json; version=2" matches no media type of ours, yet its client reads JSON
+    subtypes = [accepted.sub_type for accepted in request.accepted_types]
+    return "application/json" if any(s == "json" or s.endswith("+json") for s in subtypes) else "text/plain"

@@ -1,0 +1,157 @@
+"""``locked_atomic``: a lock and a transaction in the safe order."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from asgiref.sync import iscoroutinefunction
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from ..call_names import Name, name_maker, refuse_generators
+from ..engine import ExitMethod, Lease, WithBlock, block_of
+from ..lock import Lock
+from ..name_templates import has_fields
+from ..names import check_name
+from ..open_transactions import in_atomic_block
+from ..options import LockOptions, read_options
+from ..steps import refuse_event_loop
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
+    """Lock, BEGIN, the block or function, COMMIT, release: the next holder sees what this one has written.
+
+    .. code-block:: python
+
+        with locked_atomic("account:7") as lock: ...
+
+        @locked_atomic("account:{pk}", db=["default", "ledger"])
+        def book(pk): ...
+
+    ``name`` is the lock's; for a decorator it may be a template over the arguments of the call or a callable that takes
+    them, as in :func:`locked`; a block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    several: the first begins first and commits last. (Two databases do not commit as one: if the second refuses, the
+    first has not committed yet.) The options are those of :class:`Lock`.
+
+    Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
+    too: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
+    of the block, the transaction is rolled back.
+
+    Raises RuntimeError, before anything is locked, where a transaction is open already (that of a test case does not
+    count) or autocommit is off: its COMMIT would come after the release. LockNotAcquired, LockLost and LockUnavailable
+    as ``with Lock(...)`` does. For sync code; transactions know no coroutines.
+    """
+
+    def __init__(
+        self, name: Name, *, db: str | Iterable[str] = DEFAULT_DB_ALIAS, **options: Unpack[LockOptions]
+    ) -> None:
+        self._name = name
+        self._aliases = [db] if isinstance(db, str) else list(db)
+        if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
+            raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
+        read_options(options, "locked_atomic()")
+        self._options = options
+        self._entered = threading.local()  # a block of a transaction belongs to its thread
+
+    def __enter__(self) -> Lock:
+        block = block_of(self)
+        if not isinstance(self._name, str):
+            raise TypeError(f"A with block has no arguments to make a name of: give a str, not {self._name!r}.")
+        if has_fields(self._name):
+            raise ValueError(
+                f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
+            )
+        context = self._block(self._name)
+        if block is not None:
+            block.context = context
+            return context.__enter__()
+        lock = context.__enter__()
+        self._entered.contexts = [*self._entered.__dict__.get("contexts", ()), context]
+        return lock
+
+    __exit__ = ExitMethod(lambda block, *error: _leave(block, *error))
+
+    def entered(self) -> AbstractContextManager[Lock]:
+        """The latest block that ExitStack has entered in this thread."""
+        return self._entered.contexts.pop()  # type: ignore[no-any-return]
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        refuse_generators(function, "locked_atomic")
+        if iscoroutinefunction(function):
+            raise TypeError(
+                f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "
+                f"function and call it through sync_to_async."
+            )
+        name_of = name_maker(self._name)
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._block(name_of(signature, args, kwargs)):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    @contextmanager
+    def _block(self, name: str) -> Iterator[Lock]:
+        refuse_event_loop()
+        check_name(name)
+        for alias in self._aliases:
+            _refuse_open(name, alias)
+        with Lock(name, **self._options) as lock, ExitStack() as transactions:
+            for alias in self._aliases:
+                transactions.enter_context(transaction.atomic(using=alias, durable=True))
+            yield lock
+            lock.check()
+
+
+def _leave(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    atomic: Any = block.lock
+    context = block.context or atomic.entered()
+    context.__exit__(kind, error, traceback)
+
+
+def _refuse_open(name: str, alias: str) -> None:
+    connection = connections[alias]
+    if in_atomic_block(connection):
+        trouble = "is inside an open atomic block"
+    elif not connection.in_atomic_block and not connection.get_autocommit():
+        trouble = "has autocommit off"
+    else:
+        return
+    raise RuntimeError(
+        f"locked_atomic({name!r}) must begin the transaction itself, but the database {alias!r} {trouble}: that would "
+        f"commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock "
+        f"until COMMIT, or mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
+    )
+
+
+def open_transactions(function: Callable[..., R], aliases: list[str], lease: Lease | None = None) -> Callable[..., R]:
+    """``function`` inside a transaction on each alias, the last one outermost, as Django's handler nests them.
+
+    They are rolled back when the ``lease`` under which it runs is known to be lost at the end.
+    """
+
+    def checked(*args: Any, **kwargs: Any) -> R:
+        result = function(*args, **kwargs)
+        if lease is not None and lease.lost:
+            raise lease.lost_error()
+        return result
+
+    wrapped = checked
+    for alias in aliases:
+        wrapped = transaction.atomic(using=alias)(wrapped)
+    return wrapped

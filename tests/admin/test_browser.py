@@ -1,0 +1,228 @@
+"""The admin as people see it: a real browser, a live server, a real Redis."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from playwright.sync_api import expect
+
+from django_redislock import Lock, get_lock
+from tests.helpers.actors import GENEROUS
+from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
+from tests.helpers.state import holder, put
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_the_index_leads_to_the_list(visit: Visit, client: redis.Redis, picture: Picture) -> None:
+    put(client, "order:42", owner="web-1:7:MainThread /orders/42/pay/", since=200, ttl=500, waiters=3)
+    put(client, "report:2026", owner="cron:9:MainThread build_report", since=7500, ttl=600)
+    put(client, "größe:鍵:ключ", owner="web-2:1:asyncio_0", since=1)
+    page = visit("/admin/")
+    expect(page.locator(".app-django_redislock caption")).to_have_text("Redis locks")
+    page.locator(".app-django_redislock").get_by_role("link", name="Locks", exact=True).first.click()
+    expect(page.locator("#result_list thead th .text")).to_have_text(
+        ["", "Name", "Owner", "Held for", "Lease left", "Fence", "Waiters"]
+    )
+    assert names(page) == ["größe:鍵:ключ", "order:42", "report:2026"]
+    expect(row(page, "order:42")).to_contain_text(re.compile(r"web-1:7:MainThread /orders/42/pay/\s*3 min 2\d s"))
+    picture(page, "list")
+
+
+def test_search_and_sort(visit: Visit, client: redis.Redis) -> None:
+    for number in range(5):
+        put(client, f"order:{number}", owner=f"web-{number % 2}", since=10 * number, waiters=5 - number)
+    page = visit()
+    page.locator("#searchbar").fill("ORDER web-0")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**q=ORDER**")
+    assert names(page) == ["order:0", "order:2", "order:4"]
+    expect(page.locator("#toolbar .quiet")).to_contain_text("3 results (5 total)")
+    page.locator("thead a", has_text="Waiters").click()
+    page.wait_for_url("**o=6**")
+    assert names(page) == ["order:4", "order:2", "order:0"]
+    page.locator("thead a", has_text="Held for").click()
+    page.wait_for_url("**o=3**")
+    assert names(page) == ["order:0", "order:2", "order:4"]
+    page.locator("thead a", has_text="Held for").click()
+    page.wait_for_url("**o=-3**")
+    assert names(page) == ["order:4", "order:2", "order:0"]
+
+
+def test_pages(visit: Visit, client: redis.Redis, picture: Picture) -> None:
+    for number in range(250):
+        put(client, f"order:{number:03}")
+    page = visit()
+    assert names(page) == [f"order:{number:03}" for number in range(100)]
+    picture(page, "pages")
+    page.locator(".paginator a", has_text="3").click()
+    page.wait_for_url("**p=3**")
+    assert names(page) == [f"order:{number:03}" for number in range(200, 250)]
+
+
+def test_the_page_of_a_lock_shows_its_queue_in_order(
+    visit: Visit, client: redis.Redis, eventually: Callable[..., Any], picture: Picture
+) -> None:
+    holding, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with Lock("order:42"):
+            holding.set()
+            done.wait(GENEROUS)
+
+    def wait() -> None:
+        with Lock("order:42", blocking_timeout=GENEROUS):
+            pass
+
+    threads = [threading.Thread(target=hold, name="the-holder")]
+    threads += [threading.Thread(target=wait, name=f"waiter-{number}") for number in range(3)]
+    try:
+        threads[0].start()
+        assert holding.wait(GENEROUS)
+        for number, thread in enumerate(threads[1:], 1):
+            thread.start()
+            eventually(lambda number=number: (info := get_lock("order:42")) and info.waiters == number)
+        page = visit()
+        page.get_by_role("link", name="order:42").click()
+        expect(page.locator(".field-shown_owner .readonly")).to_contain_text("the-holder")
+        expect(page.locator(".redislock-queue tbody td:nth-child(2)")).to_have_text(
+            [re.compile(f"waiter-{number}") for number in range(3)]
+        )
+        picture(page, "detail")
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(GENEROUS)
+
+
+def test_one_lock_is_force_released_after_a_confirmation_and_its_history_says_so(
+    visit: Visit, client: redis.Redis, picture: Picture
+) -> None:
+    put(client, "order:42", owner="web-1:7:MainThread", since=200)
+    put(client, "order:43")
+    page = visit()
+    page.get_by_role("link", name="order:42").click()
+    page.get_by_role("button", name="Force-release").click()
+    expect(page.locator("#content")).to_contain_text("order:42, held for 3 min")
+    picture(page, "confirm-one")
+    assert holder(client, "order:42")
+    page.get_by_role("button", name="Yes, force-release").click()
+    expect(page.locator(".messagelist .success")).to_have_text("1 lock was force-released.")
+    assert not holder(client, "order:42")
+    assert names(page) == ["order:43"]
+    page.goto(f"{LIST}order_3A42/change/")
+    expect(page.locator("#content")).to_contain_text("Nobody holds this lock now.")
+    picture(page, "free")
+    page.get_by_role("link", name="History").click()
+    expect(page.locator("#change-history tbody tr")).to_have_count(1)
+    expect(page.locator("#change-history tbody tr")).to_contain_text("jo")
+    expect(page.locator("#change-history tbody tr")).to_contain_text("It was held by web-1:7:MainThread for 3 min")
+    picture(page, "history")
+
+
+def test_several_locks_are_force_released_after_a_confirmation(
+    visit: Visit, client: redis.Redis, picture: Picture
+) -> None:
+    for number in range(4):
+        put(client, f"order:{number}")
+    page = visit()
+    for name in ("order:1", "order:3"):
+        row(page, name).locator("input").check()
+    expect(page.locator(".action-counter")).to_have_text("2 of 4 selected")
+    run_action(page)
+    expect(page.locator("#content")).to_contain_text("Do you want to force-release these 2 locks?")
+    picture(page, "confirm-several")
+    page.get_by_role("button", name="No, take me back").click()
+    expect(page.locator("#result_list")).to_be_visible()
+    assert holder(client, "order:1")
+    page.goto(LIST)
+    for name in ("order:1", "order:3"):
+        row(page, name).locator("input").check()
+    run_action(page)
+    page.get_by_role("button", name="Yes, force-release").click()
+    expect(page.locator(".messagelist .success")).to_have_text("2 locks were force-released.")
+    assert names(page) == ["order:0", "order:2"]
+
+
+def test_all_locks_of_a_search_are_force_released_over_all_pages(visit: Visit, client: redis.Redis) -> None:
+    for number in range(120):
+        put(client, f"order:{number}")
+    put(client, "seat:1")
+    page = visit(f"{LIST}?q=order")
+    page.locator("#action-toggle").check()
+    page.get_by_role("button", name="Select all 120 locks").click()
+    run_action(page)
+    expect(page.locator("#content")).to_contain_text("Do you want to force-release these 120 locks?")
+    page.get_by_role("button", name="Yes, force-release").click()
+    expect(page.locator(".messagelist .success")).to_have_text("120 locks were force-released.")
+    page.goto(LIST)
+    assert names(page) == ["seat:1"]
+
+
+def test_who_may_only_view_is_offered_nothing_to_force_release(visit: Visit, client: redis.Redis) -> None:
+    put(client, "order:42")
+    page = visit(permissions=["view_heldlock"])
+    assert names(page) == ["order:42"]
+    expect(page.locator("select[name=action], .action-select")).to_have_count(0)
+    page.get_by_role("link", name="order:42").click()
+    expect(page.get_by_role("link", name="History")).to_be_visible()
+    expect(page.get_by_role("button", name="Force-release")).to_have_count(0)
+    response = page.goto(f"{LIST}order_3A42/delete/")
+    assert response
+    assert response.status == 403
+
+
+def test_staff_without_permissions_sees_nothing(visit: Visit, client: redis.Redis) -> None:
+    put(client, "order:42")
+    page = visit("/admin/", permissions=[])
+    expect(page.locator("#content")).to_contain_text("have permission")
+    expect(page.locator("body")).not_to_contain_text("Redis locks")
+    for path in (LIST, f"{LIST}order_3A42/change/", f"{LIST}order_3A42/history/", f"{LIST}order_3A42/delete/"):
+        response = page.goto(path)
+        assert response
+        assert response.status == 403
+        assert "order:42" not in page.content()
+
+
+# -- hostile texts and other languages --------------------------------------------------------------------------------
+
+
+def test_texts_are_escaped_wherever_they_stand(visit: Visit, client: redis.Redis, picture: Picture) -> None:
+    name, owner = "<img src=x onerror='document.title=1'>\"&", "<script>document.title=2</script>"
+    put(client, name, owner=owner)
+    put(client, f"{'long' * 60} {'x' * 200}", owner="o" * 200)
+    page = visit()
+    picture(page, "hostile")
+    assert name in names(page)
+    page.get_by_role("link", name=name).click()
+    expect(page.locator(".field-shown_owner .readonly")).to_have_text(owner)
+    picture(page, "hostile-detail")
+    page.get_by_role("button", name="Force-release").click()
+    expect(page.locator("#content")).to_contain_text(owner)
+    page.get_by_role("button", name="Yes, force-release").click()
+    expect(page.locator(".messagelist .success")).to_be_visible()
+    page.goto("/admin/")
+    expect(page.locator("#recent-actions-module")).to_contain_text(name)
+    assert page.title() not in ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("language", "heading", "button"),
+    [("de", "Gehaltene Sperren", "Freigabe erzwingen"), ("zh-hans", "已持有的锁", "强制释放")],
+)
+def test_the_admin_speaks_other_languages(
+    language: str, heading: str, button: str, visit: Visit, client: redis.Redis, picture: Picture, settings: Any
+) -> None:
+    settings.LANGUAGE_CODE = language
+    put(client, "order:42", since=200)
+    page = visit()
+    expect(page.locator("#content h1")).to_have_text(heading)
+    picture(page, f"list-{language}")
+    page.get_by_role("link", name="order:42").click()
+    expect(page.get_by_role("button", name=button)).to_be_visible()
+    picture(page, f"detail-{language}")

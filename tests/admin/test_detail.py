@@ -1,0 +1,148 @@
+"""The page of a lock, and its addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin.models import DELETION
+from django.test import Client
+
+from django_redislock import Lock
+from tests.admin.pages import LIST, select, told, url
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.state import holder, put
+
+pytestmark = pytest.mark.django_db
+
+
+ODD_NAMES = [
+    "order:42",
+    "a/b/../c",
+    ".",
+    "..",
+    "a_3Ab",
+    "%2F",
+    " ",
+    " blank ",
+    "?q=1&x#y",
+    "add",
+    "quotes\"'`",
+    "back\\slash",
+    "<b>&amp;</b>",
+    "größe:ключ:鍵:🔒",
+    "order:\u202e42",
+    "x" * 512,
+    "+;@=$,[]",
+    "history/",
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+def test_whatever_its_name_a_lock_has_its_pages_and_can_be_force_released(
+    name: str, admin: Client, client: redis.Redis
+) -> None:
+    put(client, name)
+    (shown,) = admin.get(LIST).context["cl"].result_list
+    assert shown.name == name
+    page = admin.get(url("change", name))
+    assert page.context["original"].info.name == name
+    assert admin.get(url("delete", name)).context["object"].info.name == name
+    assert admin.post(url("delete", name), {"post": "yes"}, follow=True).status_code == 200
+    assert not holder(client, name)
+    history = admin.get(url("history", name))
+    assert [entry.action_flag for entry in history.context["action_list"]] == [DELETION]
+    put(client, name)
+    assert "1 lock was force-released." in told(select(admin, name, post="yes"))
+    assert not holder(client, name)
+
+
+def test_no_address_of_a_lock_ends_in_dots_that_browsers_take_away() -> None:
+    for name in (".", ".."):
+        assert "/./" not in url("change", name)
+        assert "/../" not in url("change", name)
+
+
+def test_the_page_of_a_lock_that_nobody_holds_says_so(admin: Client) -> None:
+    page = admin.get(url("change", "pool:accounts:alice")).content.decode()
+    assert "Nobody holds this lock now." in page
+    assert "Queue" not in page
+
+
+def test_a_long_queue_is_shown_in_part(admin: Client, client: redis.Redis) -> None:
+    put(client, "a", waiters=103)
+    assert "and 3 more" in admin.get(url("change", "a")).content.decode()
+
+
+def test_notes_are_shown_escaped(
+    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
+) -> None:
+    thread = other()
+    with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e"):
+        waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
+        eventually(lambda: client.zcard("redislock{0}:queue:a"))
+        page = admin.get(url("change", "a")).content.decode()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;<br>" in page
+    assert "second &amp; line\\u202e" in page
+    assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
+    assert "<script>alert" not in page
+    assert waiting.result(GENEROUS)
+
+
+def test_without_notes_there_is_no_place_for_them(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    client.zadd("redislock{0}:queue:a", {"t" * 22: 1})
+    page = admin.get(url("change", "a")).content.decode()
+    assert "Nobody is waiting" not in page
+    assert "note" not in page.lower().replace("inline", "")
+
+
+def test_the_token_is_never_shown(admin: Client) -> None:
+    lock = Lock("a")
+    lock.acquire()
+    assert lock.token
+    pages = [admin.get(path) for path in (LIST, url("change", "a"), url("delete", "a"))]
+    pages.append(select(admin, "a"))
+    assert not any(lock.token in page.content.decode() for page in pages)
+
+
+def test_what_cannot_be_a_name_has_no_page(admin: Client) -> None:
+    response = admin.get(f"{LIST}{'x' * 513}/change/", follow=True)
+    assert "doesn’t exist" in told(response)[0]  # noqa: RUF001
+
+
+def test_nothing_can_be_added_or_changed(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    assert admin.get(f"{LIST}add/").status_code == 403
+    assert admin.post(url("change", "a"), {"owner": "x"}).status_code == 403
+
+
+# -- locks that never end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("endless")
+def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_foreign_value(admin: Client) -> None:
+    persisted, foreign = (admin.get(url("change", name)).content.decode() for name in ("persisted", "foreign"))
+    for page in (persisted, foreign):
+        assert "Not a lock of this app: somebody else has written it" in page
+    assert "web-1" in persisted
+    assert "without end" in persisted
+    assert "of somebody else" not in foreign
+    assert "fence" not in foreign.lower()
+
+
+# -- pools ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("crowded")
+def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None:
+    alice, bob, other = (
+        admin.get(url("change", name)).content.decode() for name in ("pool:accounts:alice", "pool:accounts:bob", "a")
+    )
+    for page, own in ((alice, 2), (bob, 0)):
+        assert "Queue for any member of the pool" in page
+        assert page.count("<td>ghost</td>") == own + 100
+        assert "and 3 more" in page
+    assert "any member" not in other

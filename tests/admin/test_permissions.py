@@ -1,0 +1,85 @@
+"""Who may see locks, and who may force-release them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+
+from django_redislock.admin import LockAdmin
+from django_redislock.models import HeldLock
+from django_redislock.store.backend import Backend
+from tests.admin.pages import LIST, NOWHERE, select, told, url
+from tests.helpers.state import holder, put
+
+pytestmark = pytest.mark.django_db
+SET_A_FREE = {"action": "delete_selected", "_selected_action": ["a"], "post": "yes"}
+
+
+def test_without_permissions_every_page_is_forbidden_and_redis_is_not_asked(
+    staff: Callable[..., Client], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "a")
+    user = staff()
+    monkeypatch.setattr(Backend, "execute", None)
+    monkeypatch.setattr(Backend, "execute_many", None)
+    for path in (LIST, f"{LIST}add/", *(url(view, "a") for view in ("change", "history", "delete"))):
+        assert user.get(path).status_code == 403
+        assert user.post(path, {"post": "yes"}).status_code == 403
+    assert user.post(LIST, SET_A_FREE).status_code == 403
+    assert "Redis locks" not in user.get("/admin/").content.decode()
+    assert user.get("/admin/django_redislock/").status_code == 404
+
+
+def test_who_may_only_view_sets_nothing_free(staff: Callable[..., Client], client: redis.Redis) -> None:
+    put(client, "a")
+    user = staff("view_heldlock")
+    assert user.get(LIST).context["action_form"] is None
+    assert user.get(url("delete", "a")).status_code == 403
+    assert user.post(url("delete", "a"), {"post": "yes"}).status_code == 403
+    user.post(LIST, SET_A_FREE)
+    assert holder(client, "a")
+
+
+def test_the_permission_for_each_lock_counts_for_many_at_once(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allowed(self: LockAdmin, request: Any, obj: HeldLock | None = None) -> bool:
+        return obj is None or obj.name.startswith("mine:")
+
+    monkeypatch.setattr(LockAdmin, "has_delete_permission", allowed)
+    for name in ("mine:1", "theirs:1"):
+        put(client, name)
+    for data in ({}, {"post": "yes"}, {"select_across": "1"}, {"select_across": "1", "post": "yes"}):
+        assert select(admin, "mine:1", "theirs:1", **data).status_code == 403
+        assert holder(client, "mine:1")
+        assert holder(client, "theirs:1")
+    assert told(select(admin, "mine:1", post="yes")) == ["1 lock was force-released."]
+
+
+def test_who_may_only_delete_ends_on_the_index(staff: Callable[..., Client], client: redis.Redis) -> None:
+    put(client, "a")
+    user = staff("delete_heldlock")
+    assert user.get(LIST).status_code == 403
+    assert user.post(url("delete", "a"), {"post": "yes"}).headers["Location"] == "/admin/"
+    assert not holder(client, "a")
+    with override_settings(CACHES=NOWHERE):
+        response = user.get(url("delete", "a"), follow=True)
+    assert told(response)[-1].startswith("Could not read the locks from Redis")
+
+
+def test_anonymous_users_are_sent_to_the_login() -> None:
+    assert "/admin/login/" in Client().get(LIST).headers["Location"]
+
+
+def test_posts_need_a_csrf_token(client: redis.Redis) -> None:
+    put(client, "a")
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.create_superuser("jo"))
+    assert careful.post(url("delete", "a"), {"post": "yes"}).status_code == 403
+    assert careful.post(LIST, SET_A_FREE).status_code == 403
+    assert holder(client, "a")

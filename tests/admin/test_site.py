@@ -1,0 +1,81 @@
+"""Other admin sites, other languages, and no Redis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.admin.models import LogEntry
+from django.test import Client, override_settings
+
+from django_redislock import LockUnavailable, force_release
+from tests.admin.pages import LIST, NOWHERE, select, told, url
+from tests.helpers.state import put
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_admin_site_of_ones_own_links_to_its_own_pages(admin: Client, client: redis.Redis) -> None:
+    put(client, "a")
+    own = LIST.replace("/admin/", "/own/", 1)
+    pages = [admin.get(path).content.decode() for path in (own, url("change", "a", "own"), url("delete", "a", "own"))]
+    pages.append(select(admin, "a", path=own).content.decode())
+    for page in pages:
+        assert "/own/django_redislock/" in page
+        assert "/admin/django_redislock/" not in page
+    assert admin.post(url("delete", "a", "own"), {"post": "yes"}).headers["Location"] == own
+
+
+@override_settings(CACHES=NOWHERE)
+@pytest.mark.parametrize("view", ["change", "history", "delete"])
+def test_without_redis_each_page_of_a_lock_leads_to_the_list_which_says_so(view: str, admin: Client) -> None:
+    response = admin.get(url(view, "a"), follow=True)
+    assert response.redirect_chain == [(LIST, 302)]
+    assert len(told(response)) == 1
+    assert told(response)[0].startswith("Could not read the locks from Redis")
+    assert response.status_code == 200
+
+
+@override_settings(CACHES=NOWHERE)
+def test_without_redis_nothing_is_force_released_and_the_list_says_so(admin: Client) -> None:
+    for data in ({}, {"post": "yes"}):
+        response = select(admin, "a", **data)
+        assert len(told(response)) == 1
+        assert told(response)[0].startswith("Could not read the locks from Redis")
+    assert not LogEntry.objects.exists()
+
+
+def test_what_was_force_released_before_redis_went_is_in_the_history(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        put(client, name)
+
+    def failing(name: str, **options: Any) -> Any:
+        if name == "b":
+            raise LockUnavailable("gone", name)
+        return force_release(name, **options)
+
+    monkeypatch.setattr("django_redislock.admin.lock_admin.force_release", failing)
+    assert told(select(admin, *"abc", post="yes")) == [
+        "Redis stopped responding, 2 locks were not force-released: gone",
+        "1 lock was force-released.",
+    ]
+    assert [entry.object_id for entry in LogEntry.objects.all()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("de", ["Redis-Sperren", "gehalten seit", "Freigabe erzwingen …", "2 h 5 min", "Warteschlange"]),
+        ("zh-hans", ["Redis 锁", "剩余租期", "强制释放…", "2 小时 5 分", "队列"]),
+    ],
+)
+def test_the_pages_speak_the_users_language(
+    language: str, words: list[str], admin: Client, client: redis.Redis, settings: Any
+) -> None:
+    settings.LANGUAGE_CODE = language
+    put(client, "a", since=7500)
+    page = "".join(admin.get(path).content.decode() for path in (LIST, url("change", "a")))
+    assert [word for word in words if word.lower() not in page.lower()] == []

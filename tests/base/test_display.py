@@ -1,0 +1,64 @@
+"""How names, values and durations are shown to people."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from django_redislock.display import duration, printable, shown
+
+
+def test_a_printable_name_stands_as_it_is() -> None:
+    assert printable("größe:ключ:鍵:C:\\x") == "größe:ключ:鍵:C:\\x"
+
+
+def test_what_cannot_be_seen_is_shown_as_a_literal() -> None:
+    assert printable("order:\u202e42") == "'order:\\u202e42'"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (0.44, "0.4 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3599.7, "1 h 0 min"),
+        (7500, "2 h 5 min"),
+        (86400 * 4 + 3600 * 3 + 59, "4 d 3 h"),
+        (math.inf, "without end"),
+    ],
+)
+def test_durations_are_short_and_say_their_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_translator_may_put_the_numbers_elsewhere() -> None:
+    assert duration(200, lambda text: {"%(whole)d min %(part)d s": "%(part)d s nach %(whole)d"}[text]) == "20 s nach 3"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("order", "'order'"),
+        (None, "None"),
+        (10**5000, "<int that is too long to be shown>"),
+        (["a"] * 1000, "['a', 'a', 'a', 'a', 'a', 'a', ...]"),
+    ],
+    ids=["text", "None", "number", "list"],
+)
+def test_a_value_in_an_error_is_a_short_literal(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_a_long_text_in_an_error_is_cut_in_the_middle() -> None:
+    text = shown("a" * 10_000_000 + "b")
+    assert len(text) <= 120
+    assert text.startswith("'aaaa")
+    assert text.endswith("ab'")
+    assert "..." in text

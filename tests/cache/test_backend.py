@@ -1,0 +1,159 @@
+"""The cache backend: whose alias it is, and what its locks are called."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import django_redis.cache
+import django_redis.client
+import pytest
+import redis
+from django.core.cache import cache, caches
+from django.core.exceptions import ImproperlyConfigured
+
+from django_redislock import Lock, list_locks
+from django_redislock.cache import RedisCache
+from django_redislock.cachelock import CacheLock
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.processes import ROOT
+
+OURS = "django_redislock.cache.RedisCache"
+Alias = dict[str, Any]
+Use = Callable[..., None]
+
+
+class OfTheSite(RedisCache):
+    """A site's own."""
+
+
+def by_tenant(key: str, prefix: str, version: int) -> str:
+    return f"tenant-7:{prefix}:{version}:{key}"
+
+
+@pytest.fixture
+def use(settings: Any, server: RedisServer) -> Use:
+    """Set up aliases on our backend."""
+
+    def use(default: Alias | None = None, **others: Alias) -> None:
+        aliases = {"default": default or {}, **others}
+        settings.CACHES = {name: {"BACKEND": OURS, "LOCATION": server.url, **alias} for name, alias in aliases.items()}
+
+    return use
+
+
+def lock(alias: str, key: object, **options: Any) -> CacheLock:
+    made: CacheLock = caches[alias].lock(key, **options)  # type: ignore[attr-defined]
+    return made
+
+
+def test_it_is_django_redis_with_other_locks(use: Use) -> None:
+    use()
+    cache.set("x", {"a": 1}, 60)
+    assert cache.get("x") == {"a": 1}
+    assert isinstance(caches["default"], django_redis.cache.RedisCache)
+    assert isinstance(cache.lock("x"), CacheLock)  # type: ignore[attr-defined]
+
+
+def test_lock_takes_the_arguments_of_django_redis() -> None:
+    theirs = inspect.signature(django_redis.client.DefaultClient.lock).parameters.values()
+    mine = inspect.signature(RedisCache.lock).parameters.values()
+    assert [(p.name, p.default, p.kind) for p in mine] == [(p.name, p.default, p.kind) for p in theirs]
+
+
+def test_a_client_is_accepted(use: Use, client: redis.Redis) -> None:
+    use()
+    assert lock("default", "x", timeout=5, client=client).acquire()
+    assert Lock("x").locked()
+
+
+def test_without_django_redis_everything_else_can_be_imported() -> None:
+    code = "import sys; sys.modules['django_redis'] = None; import django_redislock, django_redislock.cachelock"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+# -- the alias ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
+def test_the_locks_are_on_the_alias_of_the_cache(use: Use, alias: str) -> None:
+    use(
+        {"KEY_PREFIX": "one"},
+        second={"KEY_PREFIX": "two", "OPTIONS": {"SOCKET_TIMEOUT": 3}},
+        third={"KEY_PREFIX": "two"},
+        fourth={"BACKEND": f"{__name__}.OfTheSite", "KEY_PREFIX": "two", "TIMEOUT": None},
+    )
+    made = lock(alias, "x", timeout=5)
+    assert made.using == alias
+    assert made.acquire()
+    assert Lock("x", using=alias).locked()
+    assert Lock("x", using="default").locked() == (alias == "default")
+
+
+def test_a_twin_with_another_backend_is_no_alias_of_it(use: Use, server: RedisServer) -> None:
+    twin = {"BACKEND": "django.core.cache.backends.dummy.DummyCache", "KEY_PREFIX": "a"}
+    use(twin, ours={"KEY_PREFIX": "a"})
+    assert lock("ours", "x").using == "ours"
+
+
+def test_of_two_aliases_with_the_same_settings_the_locks_are_the_same(use: Use) -> None:
+    use({"OPTIONS": {}}, second={"OPTIONS": {}})
+    assert lock("default", "x", timeout=5).acquire()
+    assert not lock("second", "x", timeout=5).acquire(blocking=False)
+
+
+def test_the_setting_cache_does_not_matter(use: Use, settings: Any) -> None:
+    use({"KEY_PREFIX": "one"}, locks={"KEY_PREFIX": "two"})
+    settings.REDISLOCK = {"CACHE": "locks"}
+    assert lock("default", "x", timeout=5).acquire()
+    assert [held.name for held in list_locks(using="default")] == ["x"]
+    assert not Lock("x").locked()
+
+
+def test_the_locks_own_connections_can_be_made_from_it(use: Use) -> None:
+    use({"KEY_PREFIX": "one"})
+    assert get_backend("default").prefix == "one:redislock{0}:"
+
+
+def test_one_that_was_made_by_hand_says_so(use: Use) -> None:
+    use()
+    made = RedisCache("redis://127.0.0.1:1/0", {})
+    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
+        made.lock("x")
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [None, 1, "1"])
+def test_the_key_is_the_name(use: Use, version: Any) -> None:
+    use({"KEY_PREFIX": "site"})
+    assert lock("default", "order:42", version=version).name == "order:42"
+
+
+def test_another_version_is_another_lock(use: Use) -> None:
+    use(second={"VERSION": 2})
+    assert lock("default", "x", version=2, timeout=5).acquire()
+    assert lock("default", "x", timeout=5).acquire()
+    assert lock("default", "x", version=2).name == "%2:x"
+    assert lock("second", "x", version=2).name == "x"
+    assert lock("second", "x", version=1).name == "%1:x"
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])
+@pytest.mark.parametrize("version", [None, 7])
+def test_any_key_can_be_locked(use: Use, key: object, version: int | None) -> None:
+    use()
+    with lock("default", key, version=version, timeout=5):
+        assert not lock("default", key, version=version, timeout=5).acquire(blocking=False)
+        assert lock("default", "other", version=version, timeout=5).acquire(blocking=False)
+
+
+def test_a_key_function_makes_the_name(use: Use) -> None:
+    use({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"})
+    assert lock("default", "x").name == "tenant-7::1:x"
+    assert lock("default", "x", version=2).name == "tenant-7::2:x"

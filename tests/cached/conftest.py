@@ -1,0 +1,138 @@
+"""Values in caches of several kinds, and people who want them: threads, and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from django.core.cache import caches
+
+from django_redislock import alocked_get_or_set, locked_get_or_set
+from django_redislock.cached import Computation, _computations, _Wanted
+from django_redislock.steps import Steps
+from django_redislock.times import Deadline
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd
+
+BACKENDS = {
+    "ours": "django_redislock.cache.RedisCache",
+    "django-redis": "django_redis.cache.RedisCache",
+    "django": "django.core.cache.backends.redis.RedisCache",
+    "locmem": "django.core.cache.backends.locmem.LocMemCache",
+    "dummy": "django.core.cache.backends.dummy.DummyCache",
+}
+NAME = "get_or_set:ours::1:x"  # of the lock on the value x
+
+
+class Value:
+    """``person(value, "get")`` asks for it, with a default that counts its calls and can be held up by ``go``."""
+
+    def __init__(
+        self, value: Any = "computed", *, key: str = "x", using: str = "ours", held_up: bool = False, **options: Any
+    ):
+        self.value = value
+        self.key = key
+        self.options = {"using": using, **options}
+        self.calls = 0
+        self.called = threading.Event()
+        self.go = threading.Event()
+        if not held_up:
+            self.go.set()
+
+    def get(self) -> Any:
+        return locked_get_or_set(self.key, self.compute, **self.options)
+
+    async def aget(self) -> Any:
+        return await alocked_get_or_set(self.key, self.acompute, **self.options)
+
+    def compute(self) -> Any:
+        self._begin()
+        assert self.go.wait(GENEROUS)
+        return self._end()
+
+    async def acompute(self) -> Any:
+        self._begin()
+        while not self.go.is_set():
+            await asyncio.sleep(0.002)
+        return self._end()
+
+    def _begin(self) -> None:
+        self.calls += 1
+        self.called.set()
+
+    def _end(self) -> Any:
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+Computing = Callable[..., AbstractContextManager[Value]]
+
+
+def under_way() -> int:
+    """How many values this process computes."""
+    return len(_computations.get()._under_way)
+
+
+@pytest.fixture(autouse=True)
+def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
+    settings.CACHES = {
+        **settings.CACHES,
+        **{
+            alias: {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
+            for alias, backend in BACKENDS.items()
+        },
+    }
+    caches["locmem"].clear()
+    yield
+    assert not under_way()
+
+
+@pytest.fixture(params=["ours", "django-redis", "django", "locmem"])
+def alias(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def me(crowd: Crowd) -> Any:
+    """A thread, or a task."""
+    return crowd()
+
+
+@pytest.fixture
+def computing(crowd: Crowd) -> Computing:
+    """Somebody else computes the value ``x``, until the value that is returned is let go."""
+
+    @contextmanager
+    def computing(value: Any = "theirs", **options: Any) -> Iterator[Value]:
+        wanted = Value(value, held_up=True, **options)
+        turn = crowd().start(wanted, "get")
+        assert wanted.called.wait(GENEROUS)
+        try:
+            yield wanted
+        finally:
+            wanted.go.set()
+            turn.exception(GENEROUS)
+
+    return computing
+
+
+@pytest.fixture(autouse=True)
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Computation]:
+    """What those of this process wait for who wait for another one of it that computes."""
+    joined: list[Computation] = []
+    wait_for = _Wanted._wait_for
+
+    def noted(self: _Wanted, computation: Computation, deadline: Deadline) -> Steps[bool]:
+        joined.append(computation)
+        try:
+            return (yield from wait_for(self, computation, deadline))
+        finally:
+            joined.remove(computation)
+
+    monkeypatch.setattr(_Wanted, "_wait_for", noted)
+    return joined

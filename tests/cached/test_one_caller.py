@@ -1,0 +1,219 @@
+"""A cached value that one caller wants: what is computed, kept and returned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import caches
+from django.core.cache.backends.base import InvalidCacheBackendError
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import transaction
+
+from django_redislock import (
+    LockError,
+    alocked_get_or_set,
+    force_release,
+    list_locks,
+    locked_get_or_set,
+)
+from tests.helpers.actors import GENEROUS
+from tests.helpers.databases import Account
+
+from .conftest import NAME, Computing, Value, under_way
+
+Heard = list[tuple[str, dict[str, Any]]]
+
+
+class Plain:
+    """``person(plain, "get")`` asks for a value whose default is this one, as it is."""
+
+    def __init__(self, default: Any, **options: Any) -> None:
+        self.default = default
+        self.options: dict[str, Any] = {"using": "ours", **options}
+
+    def get(self) -> Any:
+        return locked_get_or_set("x", self.default, **self.options)
+
+    async def aget(self) -> Any:
+        return await alocked_get_or_set("x", self.default, **self.options)
+
+
+def commands(client: redis.Redis) -> dict[str, int]:
+    """How often each was called since CONFIG RESETSTAT."""
+    counts: dict[str, Any] = client.info("commandstats")
+    return {key.removeprefix("cmdstat_"): stat["calls"] for key, stat in counts.items() if "config" not in key}
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_value_is_computed_under_a_lock_and_kept(me: Any, computing: Computing, alias: str) -> None:
+    with computing([1, 2], using=alias) as value:
+        assert [lock.name for lock in list_locks()] == [f"get_or_set:{alias}::1:x"]
+    assert caches[alias].get("x") == [1, 2]
+    assert me(value, "get") == [1, 2]
+    assert value.calls == 1
+    assert list_locks() == []
+    assert not under_way()
+
+
+async def test_for_a_coroutine_a_plain_function_is_called_in_a_thread_and_what_it_returns_is_awaited() -> None:
+    async def compute() -> str:
+        return "awaited"
+
+    assert await alocked_get_or_set("x", lambda: compute()) == "awaited"
+    assert await alocked_get_or_set("y", asyncio._get_running_loop) is None
+
+
+def test_our_backend_has_it_as_methods() -> None:
+    cache: Any = caches["ours"]
+    assert cache.locked_get_or_set("x", lambda: 1, 60, 2, 5) == 1
+    assert cache.get("x", version=2) == 1
+    assert asyncio.run(cache.alocked_get_or_set("x", lambda: 2, None, 3, None)) == 2
+    assert cache.get("x", version=3) == 2
+    assert cache.get("x") is None
+
+
+def test_a_value_that_is_no_callable_needs_no_lock(me: Any, alias: str, client: redis.Redis) -> None:
+    client.config_resetstat()
+    assert me(Plain(42, using=alias), "get") == 42
+    assert caches[alias].get("x") == 42
+    assert "evalsha" not in commands(client)
+
+
+@pytest.mark.parametrize("alias", ["ours", "django-redis", "django"])
+def test_a_value_that_is_there_costs_one_get(me: Any, alias: str, client: redis.Redis) -> None:
+    me(Plain(1, using=alias), "get")
+    client.config_resetstat()
+    assert me(Value(using=alias), "get") == 1
+    assert commands(client) == {"get": 1}
+
+
+def test_none_is_a_value(me: Any, alias: str) -> None:
+    value = Value(None, using=alias)
+    assert [me(value, "get"), me(value, "get")] == [None, None]
+    assert caches[alias].get_or_set("x", value.compute) is None
+    assert value.calls == 1
+
+
+def test_the_timeout_and_version_are_those_of_the_cache(me: Any, client: redis.Redis) -> None:
+    for value in (Value(key="x", timeout=60, version=2), Value(key="y", timeout=None), Value(key="z")):
+        me(value, "get")
+    assert 30 < int(client.ttl(":2:x")) <= 60
+    assert client.ttl(":1:y") == -1
+    assert 270 < int(client.ttl(":1:z")) <= 300
+
+
+def test_what_somebody_stored_meanwhile_counts_more(me: Any) -> None:
+    mine = Value("mine", held_up=True)
+    turn = me.start(mine, "get")
+    assert mine.called.wait(GENEROUS)
+    caches["ours"].set("x", "theirs")
+    mine.go.set()
+    assert turn.result(GENEROUS) == "theirs"
+
+
+@pytest.mark.parametrize("options", [{"using": "dummy"}, {"timeout": 0}])
+def test_a_value_that_the_cache_does_not_keep_is_computed_each_time(me: Any, options: dict[str, Any]) -> None:
+    value = Value(**options)
+    assert [me(value, "get"), me(value, "get")] == ["computed"] * 2
+    assert value.calls == 2
+
+
+def test_any_key_can_be_computed(me: Any) -> None:
+    assert me(Value(key="ü" * 400 + "\n"), "get") == "computed"
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), StopIteration(7), KeyboardInterrupt()])
+def test_what_the_default_raises_propagates_and_leaves_no_lock(error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        Value(error).get()
+    assert raised.value is error
+    assert list_locks() == []
+    assert Value().get() == "computed"
+
+
+async def test_what_a_coroutine_function_raises_propagates_and_leaves_no_lock() -> None:
+    with pytest.raises(ValueError, match="no") as raised:
+        await Value(error := ValueError("no")).aget()
+    assert raised.value is error
+    assert await Value().aget() == "computed"
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_inside_a_transaction_it_does_not_warn(account: Account) -> None:
+    with transaction.atomic():
+        assert Value().get() == "computed"
+
+
+def test_a_lock_that_is_lost_meanwhile_costs_nobody_the_value(
+    me: Any, heard: Heard, eventually: Callable[..., Any]
+) -> None:
+    mine = Value("mine", held_up=True)
+    turn = me.start(mine, "get")
+    assert mine.called.wait(GENEROUS)
+    assert force_release(NAME)
+    mine.go.set()
+    assert turn.result(GENEROUS) == "mine"
+    eventually(lambda: [facts["name"] for which, facts in heard if which == "lost"] == [NAME])
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [-1, "1", float("nan")])
+def test_a_wrong_blocking_timeout_is_an_error_even_where_the_value_is_there(me: Any, wrong: Any) -> None:
+    caches["ours"].set("x", 1)
+    with pytest.raises((ValueError, TypeError), match="blocking_timeout must be"):
+        me(Value(blocking_timeout=wrong), "get")
+
+
+def test_an_unknown_option_is_refused(me: Any) -> None:
+    with pytest.raises(TypeError, match="lock_timeout"):
+        me(Value(lock_timeout=1), "get")
+
+
+def test_an_unknown_alias_is_named(me: Any) -> None:
+    with pytest.raises(InvalidCacheBackendError, match="nowhere"):
+        me(Value(using="nowhere"), "get")
+
+
+def test_a_coroutine_function_is_for_coroutines() -> None:
+    with pytest.raises(TypeError, match="await alocked_get_or_set"):
+        locked_get_or_set("x", Value().acompute)
+
+
+async def test_it_refuses_to_block_an_event_loop() -> None:
+    with pytest.raises(SynchronousOnlyOperation, match="alocked_get_or_set"):
+        locked_get_or_set("x", Value().compute)
+
+
+# -- a default that asks itself ---------------------------------------------------------------------------------------
+
+
+def test_a_default_that_asks_for_its_own_value_gets_an_error() -> None:
+    def compute() -> Any:
+        return locked_get_or_set("x", compute, using="ours")
+
+    with pytest.raises(LockError, match="would wait for itself"):
+        compute()
+    assert list_locks() == []
+
+
+async def test_a_coroutine_function_that_asks_for_its_own_value_gets_an_error() -> None:
+    async def compute() -> Any:
+        return await alocked_get_or_set("x", compute, using="ours")
+
+    with pytest.raises(LockError, match="would wait for itself"):
+        await compute()
+
+
+def test_a_default_may_ask_for_another_value() -> None:
+    def compute() -> Any:
+        return locked_get_or_set("y", lambda: 20, using="ours") + 1
+
+    assert locked_get_or_set("x", compute, using="ours") == 21

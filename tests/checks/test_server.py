@@ -1,0 +1,143 @@
+"""Checks of the server, for ``check --deploy``."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock.checks import server as server_checks
+from redisserver import RedisServer, redis_server
+from tests.checks import BACKEND, check, ids
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[RedisServer]:
+    """A server of this test alone, behind the alias of the locks."""
+    with redis_server() as running:
+        use(settings, running.url)
+        yield running
+
+
+def use(settings: Any, url: str) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": BACKEND, "LOCATION": url}}
+
+
+@pytest.fixture
+def pretender(settings: Any) -> Iterator[Callable[..., None]]:
+    """A server with this INFO (None: it never answers), and like Redis in what else the check asks."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def pretend(info: bytes | None) -> None:
+            use(settings, f"redis://127.0.0.1:{listening.getsockname()[1]}/0")
+
+            def serve() -> None:
+                connection, _ = listening.accept()
+                with connection:
+                    while data := connection.recv(65536):
+                        if info is None:
+                            continue
+                        for command in re.findall(rb"(?:\A|(?<=\n))\*\d+\r\n\$\d+\r\n(\w+)", data):
+                            text = {b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"EVAL": b":0\r\n"}
+                            connection.sendall(text.get(command, b"+OK\r\n"))
+
+            threading.Thread(target=serve, daemon=True).start()
+
+        yield pretend
+
+
+def test_without_deploy_nobody_asks_the_server(settings: Any) -> None:
+    use(settings, "redis://127.0.0.1:1/0")
+    assert ids() == []
+
+
+def test_a_server_out_of_reach_is_no_more_than_a_warning(settings: Any) -> None:
+    use(settings, "redis://127.0.0.1:1/0")
+    ((message),) = check(deploy=True)
+    assert message.id == "django_redislock.W004"
+    assert "refused" in message.msg
+
+
+def test_a_server_that_does_not_answer_is_given_up_soon(
+    pretender: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server_checks.PATIENCE <= 2
+    monkeypatch.setattr(server_checks, "PATIENCE", 0.2)
+    pretender(None)
+    begin = monotonic()
+    assert ids(deploy=True) == ["W004"]
+    assert monotonic() - begin < 10
+
+
+def test_checks_start_no_threads_and_leave_no_connection(
+    own: RedisServer, eventually: Callable[[Callable[[], Any]], Any]
+) -> None:
+    with own.client() as client:
+        eventually(lambda: len(client.client_list()) == 1)  # whoever started the server has left
+        threads = threading.active_count()
+        assert ids(deploy=True) == []
+        assert threading.active_count() == threads
+        eventually(lambda: len(client.client_list()) == 1)
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_evicts_is_found(policy: str, own: RedisServer) -> None:
+    with own.client() as client:
+        client.config_set("maxmemory-policy", policy)
+        ((message),) = check(deploy=True)
+        assert message.id == "django_redislock.W005"
+        assert f"as soon as it has a memory limit (maxmemory-policy {policy})" in message.msg
+        client.config_set("maxmemory", "100mb")
+        assert "when its memory is full" in check(deploy=True)[0].msg
+        client.config_set("maxmemory-policy", "noeviction")
+    assert ids(deploy=True) == []
+
+
+@pytest.mark.parametrize(("version", "expected"), [("6.0.16", ["E006"]), ("5.0.14", ["E006"]), ("6.2.0", []), ("", [])])
+def test_a_server_that_is_too_old_is_found(version: str, expected: list[str], pretender: Callable[..., None]) -> None:
+    pretender(f"# Server\r\nredis_version:{version}\r\nredis_mode:standalone\r\n".encode())
+    assert ids(deploy=True) == expected
+
+
+def acl(client: redis.Redis, *rights: str) -> None:
+    client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *rights)
+
+
+@pytest.mark.parametrize(
+    ("rights", "expected"),
+    [
+        (["+@all", "resetchannels"], ["W006"]),
+        (["+@all", "resetchannels", "&redislock*"], []),
+        (["+@all", "&*", "-subscribe"], ["W006"]),
+        (["+@all", "&*", "-info"], ["W004"]),
+    ],
+)
+def test_missing_rights_are_found(rights: list[str], expected: list[str], own: RedisServer, settings: Any) -> None:
+    with own.client() as client:
+        acl(client, *rights)
+    use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
+    assert ids(deploy=True) == expected
+
+
+def test_where_all_locks_poll_nobody_needs_rights_to_channels(own: RedisServer, settings: Any) -> None:
+    with own.client() as client:
+        acl(client, "+@all", "resetchannels", "-subscribe")
+    use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
+    assert ids(deploy=True) == ["W006"]
+    settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}
+    assert ids(deploy=True) == []
+
+
+def test_the_hint_to_missing_rights_helps(own: RedisServer, settings: Any) -> None:
+    with own.client() as client:
+        acl(client, "+info", "resetchannels")
+        use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
+        ((message),) = check(deploy=True)
+        acl(client, "+info", "resetchannels", *(message.hint or "").rpartition("... ")[2].split())
+    assert ids(deploy=True) == []

@@ -1,0 +1,142 @@
+"""Checks of the settings: a mistake shows when the site starts. None of them asks Redis."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redisserver import RedisServer
+from tests.checks import BACKEND, DJANGOS, check, ids
+
+
+def test_a_sound_site_passes() -> None:
+    assert ids() == ids(deploy=True) == []
+
+
+def test_wrong_settings_are_found(settings: Any) -> None:
+    settings.REDISLOCK = {"TLL": 3}
+    assert ids() == ["E001"]
+
+
+def test_every_wrong_setting_is_told(settings: Any) -> None:
+    settings.REDISLOCK = {"TLL": 3, "TTL": "soon", "MAX_HOLD": 5, "VIEW_STATUS": 200}
+    assert ids() == ["E001"] * 3
+    assert [re.findall(r"'(\w+)'", message.msg)[0] for message in check()] == ["TLL", "TTL", "VIEW_STATUS"]
+    settings.REDISLOCK = ["TTL"]
+    assert ids() == ["E001"]
+
+
+def test_an_alias_that_is_missing_is_found(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "nowhere"}
+    ((message),) = check()
+    assert message.id == "django_redislock.E002"
+    assert "The aliases are: default, memory, locks." in message.msg
+
+
+def test_an_alias_that_is_no_redis_is_found(settings: Any, tmp_path: Path) -> None:
+    files = {"BACKEND": "django.core.cache.backends.filebased.FileBasedCache", "LOCATION": str(tmp_path)}
+    settings.CACHES = {**settings.CACHES, "locks": files}
+    assert ids() == ["E003"]
+    assert ids(deploy=True) == ["E003"]
+
+
+def test_the_memory_mode_warns_where_it_is_not_for_development(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "memory"}
+    ((message),) = check()
+    assert message.id == "django_redislock.W001"
+    assert "guard that process only" in message.msg
+    assert ids(deploy=True) == ["W001"]
+    settings.DEBUG = True
+    assert ids() == []
+
+
+@pytest.mark.parametrize("prefix", ["a{b}", "{", "}"])
+def test_braces_in_a_prefix_are_found(prefix: str, settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "KEY_PREFIX": prefix}
+    assert ids() == ["E004"]
+    settings.REDISLOCK = {"CACHE": "locks", "KEY_PREFIX": prefix, "TTL": 0}
+    assert ids() == ["E004", "E001"]
+
+
+def test_braces_in_the_prefix_of_the_alias_are_found(settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": {**settings.CACHES["locks"], "KEY_PREFIX": "{site}"}}
+    ((message),) = check()
+    assert message.id == "django_redislock.E004"
+    assert "'{site}'" in message.msg
+
+
+@pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain"])
+def test_a_function_for_conflicts_that_cannot_be_called_is_found(path: str, settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "VIEW_ON_CONFLICT": path}
+    assert ids() == ["E005"]
+
+
+def test_a_function_for_conflicts_that_can_be_called_passes(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "VIEW_ON_CONFLICT": "django.http.HttpResponse"}
+    assert ids() == []
+
+
+def test_a_max_hold_below_a_ttl_is_found(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60, "TTL": 60, "TTLS": {"report:*": 600}}
+    ((message),) = check()
+    assert message.id == "django_redislock.W002"
+    assert "(60 s) is shorter than REDISLOCK['TTLS']['report:*'] (600 s)" in message.msg
+
+
+def test_a_ttl_too_short_to_be_renewed_in_time_is_found(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", "TTL": 0.6, "TTLS": {"a": 1, "b": 0.5}}
+    assert ids() == ["W003", "W003"]
+    assert "renewed every 0.2 s" in check()[0].msg
+    settings.REDISLOCK = {**settings.REDISLOCK, "AUTO_RENEW": False}
+    assert ids() == []
+
+
+# -- a cache beside the locks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [BACKEND, DJANGOS])
+def test_a_cache_in_the_same_database_is_told(backend: str, settings: Any, server: RedisServer) -> None:
+    pages = {"BACKEND": backend, "LOCATION": f"redis://localhost:{server.port}/5", "KEY_PREFIX": "pages"}
+    settings.CACHES = {**settings.CACHES, "pages": pages}
+    ((message),) = check()
+    assert message.id == "django_redislock.I001"
+    assert "the cache 'pages'" in message.msg
+    settings.CACHES = {**settings.CACHES, "pages": {**pages, "LOCATION": f"redis://localhost:{server.port}/6"}}
+    assert ids() == []
+
+
+def test_locks_in_the_default_cache_are_told_as_that_one_is_cleared_by_cache_clear(settings: Any) -> None:
+    settings.REDISLOCK = {}
+    assert ids() == ["I001"]
+
+
+def test_the_same_unix_socket_is_the_same_server(settings: Any, server: RedisServer) -> None:
+    url = f"unix://{server.socket}?db=5"
+    settings.CACHES = {
+        "default": {"BACKEND": BACKEND, "LOCATION": url},
+        "locks": {"BACKEND": DJANGOS, "LOCATION": url},
+    }
+    assert ids() == ["I001"]
+
+
+def test_the_same_service_of_a_sentinel_is_the_same_server(settings: Any) -> None:
+    sentinel = {
+        "BACKEND": BACKEND,
+        "LOCATION": "redis://main/0",
+        "OPTIONS": {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+            "SENTINELS": [("127.0.0.1", 1)],
+        },
+    }
+    settings.CACHES = {"default": sentinel, "locks": sentinel}
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+    assert ids() == ["I001"]
+
+
+def test_a_cache_that_cannot_be_used_is_somebody_elses_business(settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "broken": {**settings.CACHES["locks"], "LOCATION": "carrier-pigeon://"}}
+    assert ids() == []

@@ -1,0 +1,203 @@
+"""``redislocks clear``: locks are force-released, whoever holds them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_redislock import Lock, LockLost, force_release
+from tests.cli.conftest import Answer, Eventually, WaitFor, hold, redislocks
+from tests.helpers.actors import GENEROUS
+
+
+def test_the_named_locks_are_released_and_it_says_whose_they_were() -> None:
+    for name in ("a", "b", "c"):
+        hold(name)
+    printed = redislocks("clear", "a", "b", "--noinput")
+    assert [line.split(",")[0] for line in printed.splitlines()] == ["Force-released a", "Force-released b"]
+    assert f":{os.getpid()}:" in printed
+    assert [Lock(name).locked() for name in "abc"] == [False, False, True]
+
+
+def test_the_next_waiter_gets_the_lock(wait_for: WaitFor) -> None:
+    hold("a", ttl=600)
+    waiting = wait_for("a")
+    assert redislocks("clear", "a", "--noinput").endswith(", 1 waiting.\n")
+    assert waiting.result(GENEROUS)
+
+
+def test_the_old_holder_is_told(eventually: Eventually) -> None:
+    losses: list[LockLost] = []
+    lock = Lock("a", ttl=600, on_lost=losses.append)
+    lock.acquire()
+    redislocks("clear", "a", "--noinput")
+    eventually(lambda: losses)
+    assert "force-released" in losses[0].reason
+    assert lock.lost
+    with pytest.raises(LockLost):
+        lock.release()
+
+
+def test_the_site_is_told_who_did_it(heard: list[tuple[str, dict[str, Any]]]) -> None:
+    hold("a")
+    redislocks("clear", "a", "--noinput")
+    told = [(facts["name"], facts["by"]) for which, facts in heard if which == "force"]
+    assert told == [("a", "manage.py redislocks clear")]
+
+
+# -- which ones -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pattern_leaves_the_others() -> None:
+    for name in ("order:1", "order:2", "seat:1"):
+        hold(name)
+    assert redislocks("clear", "--match", "order:*", "--noinput").count("Force-released order:") == 2
+    assert re.findall(r"^\S+:\d", redislocks("list"), re.M) == ["seat:1"]
+
+
+def test_all_means_everything() -> None:
+    hold("order:1")
+    hold("seat:1")
+    assert redislocks("clear", "--all", "--noinput").count("Force-released ") == 2
+    assert redislocks("list") == "No locks are held.\n"
+
+
+def test_nothing_to_clear_by_pattern_is_no_failure() -> None:
+    assert redislocks("clear", "--all", "--noinput") == "No locks are held.\n"
+    assert redislocks("clear", "--match=x*", "--noinput") == "No held lock matches x*.\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--match=a"], ["--all", "--match=a"]], ids=" ".join)
+def test_there_must_be_exactly_one_way_to_say_what(arguments: list[str]) -> None:
+    hold("a")
+    with pytest.raises(CommandError, match="either names, or --match PATTERN, or --all"):
+        redislocks("clear", *arguments, "--noinput")
+    assert Lock("a").locked()
+
+
+def test_a_name_given_twice_is_cleared_once() -> None:
+    hold("a")
+    assert redislocks("clear", "a", "a", "--noinput").count("Force-released a") == 1
+
+
+def test_a_name_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(CommandError, match=r"contains '\\x1b'"):
+        redislocks("clear", "a\x1b[2J", "--noinput")
+
+
+def test_it_fails_when_a_named_lock_is_not_held_and_clears_the_others() -> None:
+    hold("a")
+    with pytest.raises(CommandError, match=r"^Not held: b, c$") as caught:
+        redislocks("clear", "b", "a", "c", "--noinput")
+    assert caught.value.returncode == 1
+    assert not Lock("a").locked()
+
+
+def test_a_dry_run_only_says_what_would_be_cleared() -> None:
+    hold("order:1")
+    hold("seat:1")
+    printed = redislocks("clear", "--match", "order:*", "--dry-run")
+    assert printed.startswith("Would force-release:\n")
+    assert "order:1" in printed
+    assert "seat:1" not in printed
+    assert Lock("order:1").locked()
+
+
+def test_a_dry_run_fails_too_when_a_named_lock_is_not_held() -> None:
+    with pytest.raises(CommandError, match=r"^Not held: b$"):
+        redislocks("clear", "b", "--dry-run")
+
+
+# -- the question ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("yes", ["y", "yes", "Y", " YES "])
+def test_it_asks_first_and_shows_what_it_would_clear(yes: str, answer: Answer) -> None:
+    hold("a")
+    hold("b")
+    answer(yes)
+    printed = redislocks("clear", "a", "b")
+    question = printed.index("Force-release 2 locks? [y/N] ")
+    assert f":{os.getpid()}:" in printed[:question]
+    assert "Cleared" not in printed[:question]
+    assert printed.count("Force-released ") == 2
+
+
+@pytest.mark.parametrize("no", ["", "n", "no", "yeah", "a"])
+def test_everything_is_left_alone_when_the_answer_is_not_yes(no: str, answer: Answer) -> None:
+    hold("a")
+    answer(no)
+    with pytest.raises(CommandError, match=r"^Nothing was force-released\.$"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+def test_nothing_happens_when_nobody_can_be_asked(answer: Answer) -> None:
+    hold("a")
+    answer(None)
+    with pytest.raises(CommandError, match="--noinput"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+def test_ctrl_c_at_the_question_clears_nothing(typed: Callable[..., None]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    hold("a")
+    typed(interrupt)
+    with pytest.raises(CommandError, match=r"^Nothing was force-released\.$"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Somebody says yes, but something happens first."""
+
+    def typed(first: Callable[[], Any]) -> None:
+        def type_yes_late() -> str:
+            first()
+            return "yes"
+
+        monkeypatch.setattr("builtins.input", type_yes_late)
+
+    return typed
+
+
+def test_a_lock_that_came_free_before_the_answer_counts_as_not_held(typed: Callable[..., None]) -> None:
+    token = hold("a")
+    typed(lambda: Lock("a", token=token).release())
+    with pytest.raises(CommandError, match=r"^Not held: a$"):
+        redislocks("clear", "a")
+
+
+def test_what_came_free_before_the_answer_is_no_failure_of_a_pattern(typed: Callable[..., None]) -> None:
+    tokens = {name: hold(name) for name in "ab"}
+    typed(lambda: Lock("a", token=tokens["a"]).release())
+    printed = redislocks("clear", "--all")
+    assert "Force-released b" in printed
+    assert "Force-released a" not in printed
+
+
+@pytest.mark.parametrize("argument", ["a", "--all"])
+def test_who_came_after_the_question_is_spared(
+    argument: str, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = hold("a")
+
+    def change_hands() -> None:
+        Lock("a", token=token).release()
+        hold("a")
+
+    typed(change_hands)
+    with pytest.raises(CommandError, match=r"^Left alone, since the holder has changed: a$") as caught:
+        call_command("redislocks", "clear", argument)
+    assert caught.value.returncode == 1
+    assert "Cleared" not in capsys.readouterr().out
+    assert force_release("a")

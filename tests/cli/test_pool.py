@@ -1,0 +1,63 @@
+"""``redislocks pool``: a pool, who holds its members, and who waits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from django.core.management import CommandError
+
+from django_redislock import LockPool
+from tests.cli.conftest import Eventually, redislocks
+from tests.helpers.actors import GENEROUS, Other
+
+
+@pytest.fixture
+def pool() -> LockPool:
+    return LockPool("proxies")
+
+
+def test_it_tells_how_many_are_free_and_who_holds_the_others(pool: LockPool) -> None:
+    pool.extend(["a", "b:c", "d"])
+    with pool.acquire() as first, pool.acquire() as second:
+        text = redislocks("pool", "proxies")
+    facts, held = text.split("\n\n")
+    assert dict(re.split(r" {2,}", line) for line in facts.splitlines()) == {
+        "POOL": "proxies",
+        "MEMBERS": "3",
+        "FREE": "1",
+        "WAITERS": "0",
+    }
+    assert [line.split()[0] for line in held.splitlines()] == ["NAME", *sorted([first.name, second.name])]
+
+
+def test_of_a_pool_that_nobody_uses_there_are_only_numbers(pool: LockPool) -> None:
+    pool.extend(["a"])
+    assert redislocks("pool", "proxies") == "POOL     proxies\nMEMBERS  1\nFREE     1\nWAITERS  0\n"
+
+
+def test_it_shows_its_queue(pool: LockPool, other: Callable[[], Other], eventually: Eventually) -> None:
+    pool.extend(["a"])
+    with pool.acquire():
+        waiting = other().start(lambda: pool.acquire(blocking_timeout=GENEROUS).release())
+        eventually(lambda: pool.info().waiters == 1)
+        text = redislocks("pool", "proxies")
+        found = json.loads(redislocks("pool", "proxies", "--format=json"))
+    waiting.result(GENEROUS)
+    assert re.search(r"\n\n#  WAITER +WAITED\n1  \S.* s$", text.rstrip())
+    assert (found["name"], found["members"], found["free"], found["waiters"]) == ("proxies", 1, 0, 1)
+    assert [lock["name"] for lock in found["locks"]] == ["pool:proxies:a"]
+    assert [set(waiter) for waiter in found["queue"]] == [{"owner", "waited", "note"}]
+
+
+def test_a_pool_without_members_fails() -> None:
+    with pytest.raises(CommandError, match=r"^No members: proxies$") as caught:
+        redislocks("pool", "proxies")
+    assert caught.value.returncode == 1
+
+
+def test_a_name_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(CommandError, match="has 607 bytes"):
+        redislocks("pool", " " * 200)

@@ -1,0 +1,245 @@
+"""``redislocks run``: signals, terminals, and a command that is killed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, get_lock
+from django_redislock.cli import program as programs
+from django_redislock.cli import run as runner
+from django_redislock.cli.program import Relay
+from django_redislock.management.commands.redislocks import Command
+from tests.cli.conftest import ROOT, Eventually, InProcess
+from tests.cli.programs import FOREVER, NAME, is_running, number_in, sh
+from tests.helpers.actors import GENEROUS
+
+pytestmark = pytest.mark.usefixtures("no_terminal")
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
+def test_a_signal_to_the_command_reaches_the_program(name: str) -> None:
+    assert sh(f"trap 'exit 7' {name}; kill -{name} $PPID; {FOREVER}") == 7
+
+
+def test_a_program_without_a_handler_dies_of_the_signal() -> None:
+    assert sh(f"kill -TERM $PPID; {FOREVER}") == 128 + signal.SIGTERM
+
+
+def test_signals_reach_what_the_program_has_started_and_the_lock_is_held_until_that_has_ended(
+    tmp_path: Path,
+) -> None:
+    child = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; touch {tmp_path}/ready; {FOREVER}"
+    script = f'sh -c "{child}" & while [ ! -e {tmp_path}/ready ]; do sleep 0.02; done; kill -TERM $PPID; {FOREVER}'
+    assert sh(script) == 128 + signal.SIGTERM
+    assert (tmp_path / "out").read_text() == "cleaned\n"
+
+
+def test_what_the_program_leaves_behind_on_purpose_is_not_waited_for(tmp_path: Path) -> None:
+    begin = monotonic()
+    assert sh(f"sleep 30 & echo $! > {tmp_path}/pid") == 0
+    assert monotonic() - begin < 20
+    os.kill(number_in(tmp_path / "pid"), signal.SIGKILL)
+
+
+def test_signals_that_were_ignored_stay_so_for_the_program_too() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert sh("kill -HUP $PPID; kill -HUP $$; exit 5") == 5
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_exit_status_survives_an_ignored_sigchld() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert sh("exit 5") == 5
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def test_handlers_are_what_they_were_when_the_program_has_ended() -> None:
+    before = [signal.getsignal(number) for number in programs.RELAYED]
+    assert sh("exit 0") == 0
+    assert [signal.getsignal(number) for number in programs.RELAYED] == before
+
+
+def test_a_signal_ends_the_wait_for_the_lock_and_leaves_no_place_in_the_queue(
+    run_in_process: InProcess, eventually: Eventually, client: redis.Redis
+) -> None:
+    # not in this process: an exception in the midst of coverage's own work would leave that locked
+    queue = f"redislock{{0}}:queue:{NAME}"
+    with Lock(NAME):
+        process = run_in_process(NAME, "--blocking-timeout", "60", "--", "true")
+        eventually(lambda: client.zcard(queue))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(GENEROUS) == 128 + signal.SIGTERM
+        eventually(lambda: not client.zcard(queue))
+
+
+def test_before_there_is_a_program_a_signal_ends_the_command() -> None:
+    def wait() -> None:
+        with Relay():
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(GENEROUS)
+
+    with pytest.raises(SystemExit) as caught:
+        wait()
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_comes_while_the_program_is_being_started_reaches_it() -> None:
+    got: list[int] = []
+
+    class Started:
+        signal = staticmethod(got.append)
+
+    def make() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Started()
+
+    with Relay() as relay:
+        relay.start(make)
+    assert got == [signal.SIGTERM]
+
+
+def test_a_signal_to_a_program_that_is_another_users_or_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill = os.kill
+
+    def forbidden(pid: int, number: int) -> None:
+        kill(pid, number)
+        if number == signal.SIGUSR1:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", forbidden)
+    assert sh(f"trap 'exit 7' USR1; kill -USR1 $PPID; {FOREVER}") == 7
+
+
+# -- kill -9 of the command -------------------------------------------------------------------------------------------
+
+
+TELLS = "trap ': > {folder}/told' USR1"
+
+
+def kill_when_guarded(process: subprocess.Popen[str], folder: Path, eventually: Eventually) -> None:
+    """kill -9, but not in the instant in which the program runs already and the guard has not heard of it."""
+    process.send_signal(signal.SIGUSR1)  # passed on by one that has told the guard
+    eventually((folder / "told").exists)
+    process.kill()
+
+
+def test_the_program_ends_with_all_that_it_has_started_when_the_command_is_killed(
+    run_in_process: InProcess, eventually: Eventually, tmp_path: Path
+) -> None:
+    begun = f"{TELLS.format(folder=tmp_path)}; sh -c 'trap \"\" USR1; echo $$ > {tmp_path}/child; {FOREVER}'"
+    script = f"{begun} & until [ -s {tmp_path}/child ]; do sleep 0.02; done; echo $$ > {tmp_path}/parent; {FOREVER}"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = run_in_process(NAME, "--", "sh", "-c", script, **quiet)
+    parent = eventually(lambda: number_in(tmp_path / "parent"))
+    child = number_in(tmp_path / "child")
+    kill_when_guarded(process, tmp_path, eventually)
+    eventually(lambda: not is_running(parent) and not is_running(child))
+    assert get_lock(NAME) is not None  # until its TTL
+
+
+def test_the_guard_kills_what_does_not_end_by_sigterm(
+    run_in_process: InProcess, eventually: Eventually, tmp_path: Path
+) -> None:
+    script = f"trap '' TERM; {TELLS.format(folder=tmp_path)}; echo $$ > {tmp_path}/pid; {FOREVER}"
+    process = run_in_process(NAME, "--kill-after=1", "--", "sh", "-c", script)
+    pid = eventually(lambda: number_in(tmp_path / "pid"))
+    kill_when_guarded(process, tmp_path, eventually)
+    eventually(lambda: not is_running(pid))
+
+
+@pytest.mark.parametrize("shell", ["/no/such/shell", "/bin/true"], ids=["none", "gone"])
+def test_without_a_guard_programs_run_all_the_same(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "SHELL", shell)
+    assert sh("sleep 0.2; exit 3") == 3
+
+
+# -- at a terminal ----------------------------------------------------------------------------------------------------
+
+
+# gives a process that has begun a session the terminal that its input comes from
+AT_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "django", "redislocks", *sys.argv[1:]])
+"""
+
+
+def read_until(handle: int, word: bytes) -> None:
+    seen = b""
+    while word not in seen:
+        seen += os.read(handle, 1024)
+
+
+def test_at_a_terminal_the_program_stays_in_the_foreground_and_may_read() -> None:
+    script = f"trap 'echo interrupted; exit 9' INT; read line < /dev/tty; echo got $line; {FOREVER}"
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", AT_TERMINAL, "run", NAME, "--", "sh", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        start_new_session=True,
+        stdin=end,
+        stdout=end,
+        stderr=end,
+    )
+    os.close(end)
+    try:
+        os.write(terminal, b"hello\n")
+        read_until(terminal, b"got hello")
+        os.write(terminal, b"\x03")
+        read_until(terminal, b"interrupted")
+        assert process.wait(GENEROUS) == 9
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    assert get_lock(NAME) is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("errors", "told"), [(Terminal(), "LockBusy: Could not acquire the lock nightly: held by "), (io.StringIO(), "")]
+)
+def test_a_busy_lock_is_told_at_a_terminal_only(errors: io.StringIO, told: str) -> None:
+    with Lock(NAME), pytest.raises(SystemExit) as caught:
+        Command(stderr=errors).run_from_argv(["manage.py", "redislocks", "run", NAME, "--", "true"])
+    assert caught.value.code == 75
+    assert errors.getvalue()[: len(told)] == told
+    assert bool(errors.getvalue()) == bool(told)
+
+
+def test_from_a_shared_process_group_only_the_program_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "has_terminal", lambda: True)
+    # the terminal has sent SIGINT to both already; here nobody has, so it stays away
+    assert sh(f"trap 'exit 8' INT; trap 'exit 7' TERM; kill -INT $PPID; kill -TERM $PPID; {FOREVER}") == 7
+
+
+def test_there_is_no_terminal_where_input_comes_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not programs.has_terminal()
+    monkeypatch.setattr(os, "isatty", lambda handle: True)
+    assert not programs.has_terminal()  # one that we are not in control of

@@ -1,0 +1,104 @@
+"""``redislocks show``: one lock and its queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+import redis
+from django.core.management import CommandError
+
+from django_redislock import Lock, WaiterInfo, get_lock
+from django_redislock.cli.text import portrait
+from tests.cli.conftest import WaitFor, hold, redislocks
+
+KEY = "redislock{0}:lock:order:42"
+
+
+def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
+    with Lock("order:42", ttl=600) as lock:
+        for _ in range(2):
+            wait_for("order:42")
+        fence, text = lock.fence, redislocks("show", "order:42")
+    top, queue = text.split("\n\n")
+    facts = dict(re.split(r" {2,}", line, maxsplit=1) for line in top.splitlines())
+    assert list(facts) == ["NAME", "OWNER", "SINCE", "HELD FOR", "LEASE LEFT", "FENCE", "TOKEN", "WAITERS"]
+    assert (facts["NAME"], facts["FENCE"], facts["WAITERS"]) == ("order:42", str(fence), "2")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \w+", facts["SINCE"])
+    head, *rows = [re.split(r" {2,}", line) for line in queue.splitlines()]
+    assert head == ["#", "WAITER", "WAITED"]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert all(f":{os.getpid()}:" in row[1] for row in rows)
+
+
+def test_of_a_lock_without_waiters_it_ends_with_the_lock() -> None:
+    hold("order:42")
+    assert redislocks("show", "order:42").endswith("WAITERS     0\n")
+
+
+def test_notes_have_a_place_where_there_are_any() -> None:
+    hold("order:42", note="of the year")
+    info = get_lock("order:42")
+    assert info is not None
+    assert "NOTE        of the year\n" in redislocks("show", "order:42")
+    queue = (WaiterInfo("host:2:Main", 3.0, "first\nsecond"), WaiterInfo("host:3:Main", 2.0))
+    head, *rows = portrait(replace(info, waiters=2, queue=queue)).splitlines()[-3:]
+    assert re.split(r" {2,}", head) == ["#", "WAITER", "WAITED", "NOTE"]
+    assert [re.split(r" {2,}", row)[3:] for row in rows] == [[r"'first\nsecond'"], []]
+
+
+def test_it_says_how_many_more_wait_than_it_lists() -> None:
+    hold("order:42")
+    info = get_lock("order:42")
+    assert info is not None
+    lines = portrait(replace(info, waiters=1234, queue=(WaiterInfo("host:2:Main \x1b[2J", 3.0),))).splitlines()
+    assert lines[-1] == "... and 1233 more"
+    assert re.split(r" {2,}", lines[-2])[-1] == "3.0 s"
+    assert "\\x1b[2J" in lines[-2]
+
+
+def test_of_a_free_lock_it_fails() -> None:
+    with pytest.raises(CommandError, match=r"^Not held: order:42$") as caught:
+        redislocks("show", "order:42")
+    assert caught.value.returncode == 1
+
+
+def test_as_json_it_has_the_queue_too(wait_for: WaitFor) -> None:
+    with Lock("order:42"):
+        wait_for("order:42")
+        lock = json.loads(redislocks("show", "order:42", "--format=json"))
+    assert (lock["name"], lock["waiters"]) == ("order:42", 1)
+    ((waiter),) = lock["queue"]
+    assert set(waiter) == {"owner", "waited", "note"}
+
+
+def test_a_name_that_cannot_be_one_is_refused() -> None:
+    with pytest.raises(CommandError, match="control characters"):
+        redislocks("show", "a\x1b")
+
+
+# -- locks that never end -------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_never_ends_says_so_to_people_and_has_no_end_for_programs(client: redis.Redis) -> None:
+    hold("order:42", ttl=100)
+    client.persist(KEY)
+    assert re.search(r"LEASE LEFT +without end$", redislocks("show", "order:42"), re.M)
+    told = json.loads(redislocks("show", "order:42", format="json"))
+    assert (told["lease_left"], told["expires"]) == (None, None)
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["clear", "--noinput"]])
+def test_of_what_somebody_else_has_written_it_says_which_key_to_delete(
+    arguments: list[str], client: redis.Redis
+) -> None:
+    client.set(KEY, "of somebody else")
+    with pytest.raises(CommandError) as caught:
+        redislocks(*arguments, "order:42")
+    assert str(caught.value) == (
+        f"Not a lock of this app: order:42. Somebody else has written the key {KEY!r}; delete it to free the name."
+    )
+    assert client.exists(KEY)

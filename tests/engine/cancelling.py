@@ -1,0 +1,247 @@
+"""Interrupts coroutines at each of their awaits, and looks for what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+import pytest
+import redis
+
+from django_redislock import Lock, locked
+from django_redislock.engine.runtime import runtime
+from django_redislock.engine.waiters import Park, TaskWaiter
+from django_redislock.signals import Send
+from django_redislock.steps import Call, CallOut, Evaluate, Pause
+from django_redislock.store.backend import get_backend
+from django_redislock.store.retry import Execute, ExecuteMany
+from tests.helpers import state
+from tests.helpers.actors import GENEROUS
+from tests.helpers.state import NAME, listener
+
+T = TypeVar("T")
+Operation = Callable[[Lock], Coroutine[Any, Any, None]]
+
+TTL = 300  # the lease of a handoff lasts 100 s then: what goes on sooner, goes on because it was passed on
+
+
+# -- waiting for states ------------------------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for a state, in a thread."""
+    deadline = monotonic() + GENEROUS
+    while not condition():
+        assert monotonic() < deadline
+        threading.Event().wait(0.001)
+
+
+async def auntil(condition: Callable[[], Any]) -> None:
+    """Wait for a state, in a coroutine."""
+    deadline = monotonic() + GENEROUS
+    while not condition():
+        assert monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) -> None:
+    await auntil(lambda: task.done() or condition())
+
+
+def parked() -> bool:
+    """Whether a coroutine sleeps until it is told."""
+    return any(isinstance(one, TaskWaiter) and one._parked for one in listener().waiters.of())
+
+
+def got_in_turn(name: str = NAME) -> bool:
+    """In a thread: wait for the lock and give it back."""
+    with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
+        return True
+
+
+# -- what may be left over ---------------------------------------------------------------------------------------------
+
+
+def _ends_by_itself(client: redis.Redis, key: str) -> bool:
+    """The trace of a handoff (``!``) holds up nobody."""
+    name = f"{state.PREFIX}{key}"
+    return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
+
+
+def leftovers(client: redis.Redis) -> dict[str, Any]:
+    """What Redis, the listener, the watchdog and the event loop keep of those who are gone."""
+    backend, watchdog, waiters = get_backend(), runtime().watchdog, listener().waiters
+    known = {
+        "keys": [key for key in state.leftovers(client) if not _ends_by_itself(client, key)],
+        "waiters": waiters.of(),
+        "groups": dict(waiters._groups),
+        "tasks that wait": dict(waiters._tasks),
+        "leases": state.leases(),
+        "pending releases": set(watchdog._pending),
+    }
+    connections = backend._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
+    if connections is not None:
+        known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
+        known["loans"] = dict(connections._loans)
+        known["connections beyond the bound"] = max(0, len(connections._idle) - backend._bound)
+    return {what: found for what, found in known.items() if found}
+
+
+async def nothing_left(client: redis.Redis) -> None:
+    deadline = monotonic() + GENEROUS
+    while (found := leftovers(client)) and monotonic() < deadline:
+        await asyncio.sleep(0.001)
+    assert found == {}
+
+
+# -- at every await ----------------------------------------------------------------------------------------------------
+
+
+def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request lets other callbacks of the loop run before it begins and after it has ended."""
+    for request in (Call, CallOut, Evaluate, Execute, ExecuteMany, Park, Pause, Send):
+        monkeypatch.setattr(request, "arun", _gated(request.arun))
+
+
+def _gated(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def between_gates(request: object) -> Any:
+        await asyncio.sleep(0)
+        answer = await arun(request)
+        await asyncio.sleep(0)
+        return answer
+
+    return between_gates
+
+
+class Interrupted(Awaitable[T]):
+    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended.
+
+    ``late``: not while it waits, but when that for which it waits has come and the task has not yet been resumed.
+    ``again``: and each time that it is suspended after that.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, *, late: bool = False, again: bool = False) -> None:
+        self.coroutine = coroutine
+        self.at = at
+        self.late = late
+        self.again = again
+        self.suspended = 0
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        inner = self.coroutine.__await__()
+        resume = partial(inner.send, None)
+        while True:
+            try:
+                awaited = resume()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self.suspended += 1
+            if self.suspended == self.at or (self.again and self.suspended > self.at):
+                if self.late and awaited is not None:
+                    # called before the callback that resumes the task, which the task has yet to add
+                    awaited.add_done_callback(lambda _: task.cancel())
+                else:
+                    loop.call_soon(task.cancel)
+            try:
+                yield awaited
+            except BaseException as error:
+                resume = partial(inner.throw, error)
+            else:
+                resume = partial(inner.send, None)
+
+
+class Closed(Exception):
+    """The coroutine was closed half way."""
+
+
+class Closing(Interrupted[T]):
+    """Close the coroutine instead, at once: it sees a GeneratorExit and can await nothing any more."""
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        inner = self.coroutine.__await__()
+        while True:
+            try:
+                awaited = inner.send(None)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self.suspended += 1
+            if self.suspended == self.at:
+                if awaited is not None:
+                    awaited._asyncio_future_blocking = False
+                    awaited.cancel()  # else the loop would watch a socket that is closed
+                self.coroutine.close()
+                raise Closed
+            yield awaited
+
+
+async def lives_on(
+    lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
+) -> bool:
+    """In a task of its own, do ``before`` and then what is interrupted; return whether it came to its end.
+
+    ``keeps``: the lock is still held after an interruption.
+    """
+    still_held: list[bool] = []
+
+    async def victim() -> None:
+        await before(lock)
+        await connect()
+        try:
+            await interrupted
+        finally:
+            still_held.append(lock.token is not None)
+            if lock.token is not None:
+                await lock.arelease()
+
+    task = asyncio.create_task(victim())
+    await asyncio.wait([task])
+    if task.cancelled():
+        assert interrupted.suspended >= interrupted.at
+        assert still_held == [keeps]
+        return False
+    task.result()
+    assert interrupted.suspended < interrupted.at
+    return True
+
+
+# -- what is done with a lock ------------------------------------------------------------------------------------------
+
+
+async def nothing(lock: Lock) -> None:
+    pass
+
+
+async def acquire(lock: Lock) -> None:
+    assert await lock.aacquire()
+
+
+async def release(lock: Lock) -> None:
+    await lock.arelease()
+
+
+async def section(lock: Lock) -> None:
+    async with lock:
+        await asyncio.sleep(0)
+
+
+async def failing_section(lock: Lock) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        async with lock:
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+
+async def decorated(lock: Lock) -> None:
+    @locked(lock.name, ttl=TTL)
+    async def function() -> None:
+        await asyncio.sleep(0)
+
+    await function()

@@ -1,0 +1,75 @@
+"""What several tests of the engine need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import listener
+
+from .cancelling import add_gates, until
+
+
+@pytest.fixture
+def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    """A proxy between the default alias and the server."""
+    with proxy(server.port) as running:
+        default = {**settings.CACHES["default"], "LOCATION": running.url}
+        settings.CACHES = {**settings.CACHES, "default": default}
+        yield running
+        settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture
+def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
+    """A proxy before the server, through which the alias ``far`` goes."""
+    with proxy(server.port) as running:
+        settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": running.url}}
+        yield running
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits must be woken."""
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)
+
+
+@pytest.fixture
+def listening(fresh: None) -> None:
+    """Whoever queues does so at once; and no test meets what another one has left over."""
+    ears = listener()
+    ears.start()
+    until(lambda: ears.ready)
+
+
+@pytest.fixture
+def gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_gates(monkeypatch)
+
+
+@pytest.fixture
+def one_connection(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """For each event loop."""
+    monkeypatch.setattr("django_redislock.store.backend.MAX_CONNECTIONS", 1)
+    settings.CACHES = {**settings.CACHES}
+
+
+@pytest.fixture(params=["cold", "warm", "idle"])
+def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
+    """See to it that the loop has no connection, or (warm) one, or (idle) one that is looked at before it is used."""
+    if request.param == "idle":
+        monkeypatch.setattr("django_redislock.store.aio.IDLE", -1.0)
+
+    async def connect() -> None:
+        await Lock("any").alocked()
+        if request.param == "cold":
+            await get_backend()._loops[asyncio.get_running_loop()].drop_idle()
+
+    return connect

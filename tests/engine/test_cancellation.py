@@ -1,0 +1,357 @@
+"""Cancelled at whichever await, a coroutine leaves nothing behind: no lock, no place in the queue, nobody who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import ConstantBackoff
+
+from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
+from django_redislock.store.aio import ENTERING
+from django_redislock.store.backend import get_backend
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import NAME, holder, queued
+
+from .cancelling import (
+    TTL,
+    Interrupted,
+    Operation,
+    acquire,
+    auntil,
+    auntil_done_or,
+    decorated,
+    failing_section,
+    got_in_turn,
+    lives_on,
+    nothing,
+    nothing_left,
+    parked,
+    release,
+    section,
+)
+
+pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
+
+Connect = Callable[[], Awaitable[None]]
+
+ROUNDS = int(os.environ.get("REDISLOCK_TEST_ROUNDS", "600"))
+SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
+
+moments = pytest.mark.parametrize("moment", ["early", "late", "again and again"])
+
+
+def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
+    return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
+
+
+async def warm() -> None:
+    await Lock("any").alocked()
+
+
+async def try_once(lock: Lock) -> None:
+    await lock.aacquire(blocking=False)
+
+
+async def extend(lock: Lock) -> None:
+    await lock.aextend(5)
+
+
+async def seize(lock: Lock) -> None:
+    await lock.aseize()
+
+
+async def nested(lock: Lock) -> None:
+    async with lock, Lock(lock.name, reentrant=True, ttl=TTL), Lock("another", ttl=TTL):
+        await asyncio.sleep(0)
+
+
+# -- alone -------------------------------------------------------------------------------------------------------------
+
+ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is interrupted, whether the lock is kept then
+    "acquire": (nothing, acquire, False),
+    "try once": (nothing, try_once, False),
+    "seize": (nothing, seize, False),
+    "release": (acquire, release, False),
+    "extend": (acquire, extend, True),
+    "section": (nothing, section, False),
+    "failing section": (nothing, failing_section, False),
+    "nested": (nothing, nested, False),
+    "decorated": (nothing, decorated, False),
+}
+
+
+@moments
+@pytest.mark.usefixtures("gates")
+@pytest.mark.parametrize("what", ALONE)
+async def test_cancelled_at_any_await_nothing_is_left_of_what_meets_nobody(
+    what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
+) -> None:
+    before, operation, keeps = ALONE[what]
+    bystander = other()
+    at, over = 0, False
+    while not over:
+        at += 1
+        lock = Lock(NAME, ttl=TTL)
+        over = await lives_on(lock, before, connect, interrupted(operation, lock, at, moment), keeps)
+        # whatever is still under way, it is not waited for
+        assert await asyncio.wrap_future(bystander.start(got_in_turn))
+        await nothing_left(client)
+    assert at > 3
+
+
+@pytest.fixture
+def slow_receivers() -> Iterator[None]:
+    """Receivers that take their time."""
+
+    async def receive(**facts: object) -> None:
+        await asyncio.sleep(0)
+
+    for signal in (lock_acquired, lock_released):
+        signal.connect(receive)
+    yield
+    for signal in (lock_acquired, lock_released):
+        signal.disconnect(receive)
+
+
+@moments
+@pytest.mark.usefixtures("gates", "slow_receivers")
+async def test_cancelled_while_receivers_of_signals_are_told_nothing_is_left(moment: str, client: redis.Redis) -> None:
+    at, over = 0, False
+    while not over:
+        at += 1
+        lock = Lock(NAME, ttl=TTL)
+        over = await lives_on(lock, nothing, warm, interrupted(section, lock, at, moment), False)
+        await nothing_left(client)
+    assert at > 7
+
+
+@moments
+@pytest.mark.usefixtures("gates")
+async def test_a_lock_whose_detachment_was_cancelled_can_be_released(moment: str, client: redis.Redis) -> None:
+    tokens: list[str] = []
+
+    async def detach(lock: Lock) -> None:
+        tokens.append(await lock.adetach())
+
+    at, over = 0, False
+    while not over:
+        at += 1
+        lock = Lock(NAME, ttl=TTL)
+        over = await lives_on(lock, acquire, warm, interrupted(detach, lock, at, moment), True)
+        if over:
+            await Lock(NAME, token=tokens[0]).arelease()
+        await nothing_left(client)
+    assert at > 2
+
+
+# -- among others ------------------------------------------------------------------------------------------------------
+
+
+async def wait_too_short(lock: Lock) -> None:
+    assert not await lock.aacquire(blocking_timeout=0.005)
+
+
+async def poll(lock: Lock) -> None:
+    async with Lock(lock.name, ttl=TTL, poll=True, backoff=ConstantBackoff(0.005)):
+        await asyncio.sleep(0)
+
+
+async def poll_too_short(lock: Lock) -> None:
+    assert not await Lock(lock.name, poll=True, attempts=2, backoff=ConstantBackoff(0.005)).aacquire()
+
+
+CONTENDED: dict[str, Operation] = {
+    "acquire": acquire,
+    "section": section,
+    "wait too short": wait_too_short,
+    "poll": poll,
+    "poll too short": poll_too_short,
+}
+
+
+@moments
+@pytest.mark.usefixtures("gates")
+@pytest.mark.parametrize("what", CONTENDED)
+async def test_cancelled_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind_it(
+    what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
+) -> None:
+    operation = CONTENDED[what]
+    first, behind = other(), other()
+    at, over = 0, False
+    while not over:
+        at += 1
+        held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
+        first(held.acquire)
+        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(operation, lock, at, moment), False))
+        await auntil_done_or(waiting, lambda: parked() or (operation in (poll, poll_too_short) and queued(client)))
+        bystander = behind.start(got_in_turn)
+        if operation in (wait_too_short, poll_too_short):
+            await asyncio.wait([waiting])
+        else:
+            await auntil_done_or(waiting, lambda: queued(client) == 2)
+        first(held.release)
+        over = await waiting
+        assert await asyncio.wrap_future(bystander)
+        await nothing_left(client)
+    assert at > 5
+
+
+@moments
+@pytest.mark.usefixtures("gates")
+async def test_cancelled_at_any_await_the_first_waiter_of_a_process_leaves_nothing(
+    moment: str, client: redis.Redis, other: Callable[[], Other], settings: Any
+) -> None:
+    async def connect() -> None:
+        settings.CACHES = {**settings.CACHES}  # nothing is connected, and nothing listens
+
+    first, behind = other(), other()
+    at, over = 0, False
+    while not over:
+        at += 1
+        held, lock = Lock(NAME, ttl=TTL), Lock(NAME, ttl=TTL)
+        first(held.acquire)
+        waiting = asyncio.create_task(lives_on(lock, nothing, connect, interrupted(acquire, lock, at, moment), False))
+        await auntil_done_or(waiting, parked)
+        first(held.release)
+        over = await waiting
+        assert await asyncio.wrap_future(behind.start(got_in_turn))
+        await nothing_left(client)
+    assert at > 10
+
+
+@moments
+@pytest.mark.usefixtures("one_connection", "gates")
+@pytest.mark.parametrize(
+    ("what", "in_time"), [("acquire", True), ("release", True), ("acquire", False)], ids=lambda value: str(value)
+)
+async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_from_the_others(
+    what: str,
+    moment: str,
+    in_time: bool,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
+) -> None:
+    retry_for(0.0)
+    if not in_time:
+        monkeypatch.setattr("django_redislock.store.aio.PATIENCE", 0.005)
+    before, operation, keeps = ALONE[what]
+    await get_backend().aexecute(("PING",), urgency=ENTERING)
+    connections = get_backend()._loops[asyncio.get_running_loop()]
+    at, over = 0, False
+    while not over:
+        at += 1
+        lock = Lock(NAME, ttl=TTL)
+        occupied: list[asyncio.Task[Any]] = []
+
+        async def occupy(occupied: list[asyncio.Task[Any]] = occupied) -> None:
+            blocked = get_backend().aexecute(("BLPOP", "gate", str(GENEROUS)), urgency=ENTERING)
+            occupied.append(asyncio.create_task(blocked))
+            await auntil(lambda: connections._loans)
+
+        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
+        await auntil_done_or(waiting, lambda: any(connections._queues))
+        if in_time:
+            client.rpush("gate", "open")
+        try:
+            over = await waiting
+        except LockUnavailable:
+            assert not in_time
+            over = True
+        if not in_time:
+            client.rpush("gate", "open")
+        await occupied[0]
+        await nothing_left(client)
+    assert at > 2
+
+
+# -- while a request or its answer is on the way -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_request_that_arrives_after_its_sender_was_cancelled_takes_no_lock_and_no_place(
+    blocking: bool, network: Proxy, client: redis.Redis
+) -> None:
+    await section(Lock("any", ttl=TTL))
+    late = network.hold_request(NAME)
+    task = asyncio.create_task(Lock(NAME, ttl=TTL, blocking=blocking).aacquire())
+    await auntil(late.caught.is_set)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    await auntil(lambda: client.keys("*:gone:*"))  # the withdrawal was faster
+    late.let_go()
+    await auntil(late.over.is_set)
+    await nothing_left(client)
+
+
+async def test_an_answer_that_arrives_after_its_reader_was_cancelled_is_read_by_nobody_else(
+    network: Proxy, client: redis.Redis
+) -> None:
+    await section(Lock("any", ttl=TTL))
+    late = network.hold_answer(NAME)
+    task = asyncio.create_task(Lock(NAME, ttl=TTL).aacquire())
+    await auntil(late.caught.is_set)
+    await auntil(lambda: holder(client))
+    task.cancel()
+    await asyncio.wait([task])
+    late.let_go()
+    for _ in range(20):
+        assert await Lock("any").alocked() is False
+    async with Lock(NAME, ttl=TTL, blocking_timeout=GENEROUS) as lock:
+        assert await lock.aowned()
+    await nothing_left(client)
+
+
+# -- at random ---------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelled_at_random_again_and_again_nothing_is_left(client: redis.Redis) -> None:
+    print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_ROUNDS={ROUNDS}")
+    dice = random.Random(SEED)
+    inside: set[str] = set()
+    ends = {"cancelled": 0, "done": 0}
+    longest = 0.1  # seconds that a round is let alone; learned, so that a fifth is done on whichever machine
+
+    async def use(name: str, work: float) -> None:
+        async with Lock(name, ttl=TTL) as lock:
+            assert name not in inside
+            inside.add(name)
+            try:
+                if dice.random() < 0.3:
+                    await lock.aextend(1)
+                if work:
+                    await asyncio.sleep(work)
+            finally:
+                inside.remove(name)
+
+    async def play(rounds: int) -> None:
+        nonlocal longest
+        for _ in range(rounds):
+            task = asyncio.create_task(use(dice.choice(["a", "b", "c"]), dice.choice([0, 0.0005])))
+            patience = longest * dice.choice([0.0, dice.random() * 0.03, dice.random() * 0.2, dice.random()])
+            await asyncio.wait([task], timeout=patience)
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=dice.choice([None, 0.0, 0.001]))
+            ends["cancelled" if task.cancelled() else "done"] += 1
+            longest = min(longest * 1.01 if task.cancelled() else longest / 1.04, GENEROUS)
+            if not task.cancelled():
+                task.result()
+
+    players = 20
+    await asyncio.gather(*(play(ROUNDS // players) for _ in range(players)))
+    print(f"ends={ends} longest={longest:.4f}")
+    assert min(ends.values()) > ROUNDS / 20
+    await nothing_left(client)
+    bound = get_backend()._bound
+    assert len(get_backend()._loops[asyncio.get_running_loop()]._idle) <= bound
+    # besides those of the loop: this one, the listener's, that of the sender and one of threads
+    await auntil(lambda: len(client.client_list()) <= bound + 4)

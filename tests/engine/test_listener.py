@@ -1,0 +1,274 @@
+"""The listener: when its thread starts, how many of it there are, and what it does with messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock.engine.listener import Listener
+from django_redislock.engine.notifier import Notifier
+from django_redislock.engine.runtime import runtime
+from django_redislock.store import backend as backends
+from django_redislock.store.aliases import Origin
+from django_redislock.store.backend import Backend, get_backend
+from tests.helpers.actors import GENEROUS, server_time, stands_at
+from tests.helpers.state import NAME
+
+Eventually = Callable[..., Any]
+
+
+# -- one for each backend ----------------------------------------------------------------------------------------------
+
+
+def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list[Any]:
+    """What several threads get that all come while nobody has been there before them."""
+    got: list[Any] = []
+    threads = [threading.Thread(target=lambda: got.append(ask()), daemon=True) for _ in range(3)]
+    with mutex:
+        for thread in threads:
+            thread.start()
+        eventually(lambda: all(stands_at(thread, ask.__name__, "mutex:") for thread in threads))
+    for thread in threads:
+        thread.join(GENEROUS)
+    return got
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    """One that nothing has used before."""
+    made = Backend("default", "listened")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ears(backend: Backend) -> Listener:
+    return runtime().listener(backend)
+
+
+def test_threads_that_need_a_listener_together_share_one(backend: Backend, eventually: Eventually) -> None:
+    def listener() -> Listener:
+        return runtime().listener(backend)
+
+    first, second, third = together(listener, runtime()._mutex, eventually)
+    assert first is second is third is runtime().listener(backend)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_threads_that_need_a_backend_together_share_one(eventually: Eventually) -> None:
+    def get_backend() -> Backend:
+        return backends.get_backend()
+
+    first, second, third = together(get_backend, backends._backends.get().mutex, eventually)
+    assert first is second is third is backends.get_backend()
+
+
+def test_a_backend_has_one_listener_and_other_settings_have_another(ears: Listener) -> None:
+    assert runtime().listener(ears.backend) is ears
+    assert runtime().listener(get_backend()) is not ears
+    another = Backend("default", "listened")
+    assert runtime().listener(another) is not ears
+    another.close()
+
+
+# -- its thread --------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_that_was_closed_does_not_start_any_more(ears: Listener) -> None:
+    ears.backend.close()
+    ears.start()
+    assert ears._thread is None
+    assert not ears.ready
+
+
+def test_a_listener_of_settings_that_have_changed_does_not_start(backend: Backend) -> None:
+    """A lease of before may still ask for it, and nobody would close it any more."""
+    backend.close()
+    ears = runtime().listener(backend)
+    ears.start()
+    assert ears._thread is None
+
+
+def test_a_listener_that_is_started_twice_has_one_thread_which_ends_with_the_settings(
+    ears: Listener, eventually: Eventually
+) -> None:
+    ears.start()
+    thread = ears._thread
+    eventually(lambda: ears.ready)
+    ears.start()
+    assert ears._thread is thread
+    ears.backend.close()
+    assert thread is not None
+    thread.join(GENEROUS)
+    assert not thread.is_alive()
+
+
+def fails_once(
+    real: Callable[..., Any], concerned: Callable[[Any], bool]
+) -> tuple[Callable[..., Any], list[Exception]]:
+    """``real``, which raises the first time; and what it has yet to raise."""
+    troubles: list[Exception] = [ZeroDivisionError("of the site's own class")]
+
+    def clumsy(first: Any, *args: Any) -> Any:
+        if troubles and concerned(first):
+            raise troubles.pop()
+        return real(first, *args)
+
+    return clumsy, troubles
+
+
+@pytest.mark.parametrize("where", ["connecting", "subscribed"])
+def test_whatever_goes_wrong_the_listener_goes_on(
+    where: str,
+    ears: Listener,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if where == "connecting":
+        clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.backend.origin)
+        monkeypatch.setattr(Origin, "listening", clumsy)
+    else:
+        clumsy, troubles = fails_once(ears._on_connected, lambda backend: True)
+        monkeypatch.setattr(ears, "_on_connected", clumsy)
+    ears.start()
+    eventually(lambda: not troubles and ears.ready)
+    eventually(lambda: "event=listener-disconnected" in caplog.text)
+
+
+def test_where_the_probe_is_refused_waiters_poll(
+    ears: Listener, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("django_redislock.store.calls.PROBE", "no script")
+    ears.start()
+    eventually(lambda: ears.polled)
+    assert ears.ready
+    eventually(lambda: "event=not-subscribed" in caplog.text)
+
+
+def test_a_connection_that_was_cut_is_made_again_and_all_waiters_look(
+    ears: Listener, client: redis.Redis, eventually: Eventually
+) -> None:
+    ears.start()
+    eventually(lambda: ears.ready)
+    waiter = ears.make_waiter("one", NAME, None)
+    ears.register(waiter)
+    before = ears.generation
+    assert not waiter.look
+    client.client_kill_filter(_type="pubsub", skipme=True)
+    eventually(lambda: ears.ready and ears.generation > before)
+    assert waiter.look
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+ID = "i" * 22
+
+
+class Heard:
+    """A listener that runs by itself: what it passes on, and says."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.backend = Backend("default", "heard")
+        self.strays: list[tuple[str, str, str]] = []
+        self.connected: list[Backend] = []
+        self.listener = Listener(self.backend, Notifier(), self._stray, self.connected.append)
+        self.listener.start()
+
+    def _stray(self, backend: Backend, kind: str, id: str, name: str) -> None:
+        assert backend is self.backend
+        self.strays.append((kind, id, name))
+
+    def say(self, message: str | bytes) -> None:
+        assert self.client.publish(self.backend.channel, message) == 1
+
+    def grant(self, id: str) -> None:
+        """The lock NAME was handed over just now, for half a minute."""
+        self.say(f"g {id} 7 {server_time(self.client)} 30000 {NAME}")
+
+
+@pytest.fixture
+def heard_by(client: redis.Redis, eventually: Eventually) -> Iterator[Heard]:
+    made = Heard(client)
+    eventually(lambda: made.listener.ready)
+    yield made
+    made.backend.close()
+
+
+def test_a_subscription_is_told_each_time(heard_by: Heard, client: redis.Redis, eventually: Eventually) -> None:
+    eventually(lambda: heard_by.connected == [heard_by.backend])
+    client.client_kill_filter(_type="pubsub", skipme=True)
+    eventually(lambda: heard_by.connected == [heard_by.backend] * 2)
+
+
+def test_a_wake_reaches_the_one_that_it_is_for(heard_by: Heard, eventually: Eventually) -> None:
+    one, another = (heard_by.listener.make_waiter(id, NAME, None) for id in (ID, "j" * 22))
+    for waiter in (one, another):
+        heard_by.listener.register(waiter)
+    heard_by.say(f"w {ID} {NAME}")
+    eventually(lambda: one.look)
+    assert not another.look
+    assert not heard_by.strays
+
+
+@pytest.mark.parametrize("kind", ["w", "f", "a", "r"])
+def test_what_is_for_nobody_who_waits_is_passed_on(kind: str, heard_by: Heard, eventually: Eventually) -> None:
+    heard_by.say(f"{kind} {ID} größe:鍵 mit allem")
+    eventually(lambda: heard_by.strays == [(kind, ID, "größe:鍵 mit allem")])
+
+
+def test_news_of_a_lease_is_for_its_holder_also_while_somebody_waits_by_that_id(
+    heard_by: Heard, eventually: Eventually
+) -> None:
+    waiter = heard_by.listener.make_waiter(ID, NAME, None)
+    heard_by.listener.register(waiter)
+    heard_by.say(f"f {ID} {NAME}")
+    eventually(lambda: heard_by.strays == [("f", ID, NAME)])
+    assert not waiter.look
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"p",
+        b"hello",
+        f"w {ID}",
+        f"x {ID} {NAME}",
+        f"w short {NAME}",
+        f"w {ID} ",
+        f"w {ID} a\nb",
+        f"w {ID} {'n' * 513}",
+        f"g {ID} {NAME}",
+        f"g {ID} 1 2 {NAME}",
+        f"g {ID} {'9' * 17} 1 1 {NAME}",
+        f"w {ID} a".encode() + b"\xff",
+    ],
+    ids=repr,
+)
+def test_what_nobody_of_ours_has_said_is_ignored(message: str | bytes, heard_by: Heard, eventually: Eventually) -> None:
+    heard_by.say(message)
+    heard_by.say(f"r {ID} {NAME}")  # and it goes on
+    eventually(lambda: heard_by.strays)
+    assert heard_by.strays == [("r", ID, NAME)]
+
+
+def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, eventually: Eventually) -> None:
+    """The process stood still: others may have dropped all its waiters."""
+    listener = heard_by.listener
+    one, of_another_name = (listener.make_waiter(id, name, None) for id, name in ((ID, NAME), ("j" * 22, "another")))
+    for waiter in (one, of_another_name):
+        listener.register(waiter)
+    heard_by.backend.anchor = None  # nothing is known of the server's clock: a lease is presumed to be over
+    heard_by.grant(ID)
+    eventually(lambda: one.grant)
+    assert one.look
+    assert not of_another_name.look
+    heard_by.grant("k" * 22)  # of one that nobody here waits by any more, maybe of a pool
+    eventually(lambda: of_another_name.look)
+    assert heard_by.strays == [("g", "k" * 22, NAME)]

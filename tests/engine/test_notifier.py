@@ -1,0 +1,119 @@
+"""The notifier: in how many threads it calls the site's code, and that nothing is left out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock, LockLost, force_release, lock_lost
+from django_redislock.engine.notifier import THREADS, Notifier
+from tests.helpers.actors import GENEROUS
+
+Eventually = Callable[..., Any]
+
+
+class Receiver:
+    """Slow code of a site's: it goes on when the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.threads: set[threading.Thread] = set()
+        self.told: list[int] = []
+
+    def __call__(self, news: int) -> None:
+        self.threads.add(threading.current_thread())
+        assert self.gate.wait(GENEROUS)
+        self.told.append(news)
+
+
+def test_however_much_there_is_to_tell_few_threads_tell_it_all_and_end(eventually: Eventually) -> None:
+    receiver, notifier = Receiver(), Notifier()
+    for news in range(3000):
+        notifier.call(partial(receiver, news))
+    eventually(lambda: len(receiver.threads) == THREADS)
+    receiver.gate.set()
+    eventually(lambda: len(receiver.told) == 3000)
+    assert sorted(receiver.told) == list(range(3000))
+    assert len(receiver.threads) == THREADS
+    eventually(lambda: not any(thread.is_alive() for thread in receiver.threads))
+
+
+def test_after_its_threads_have_ended_there_is_a_new_one(eventually: Eventually) -> None:
+    receiver, notifier = Receiver(), Notifier()
+    receiver.gate.set()
+    for news in range(3):
+        notifier.call(partial(receiver, news))
+        eventually(lambda news=news: receiver.told == list(range(news + 1)))
+        eventually(lambda: not any(thread.is_alive() for thread in receiver.threads))
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_what_raises_is_logged_and_does_not_keep_the_next_one_from_being_told(
+    error: type[BaseException], eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    receiver, notifier = Receiver(), Notifier()
+    receiver.gate.set()
+    for news in range(2 * THREADS):
+        notifier.call(fail)
+        notifier.call(partial(receiver, news))
+    eventually(lambda: len(receiver.told) == 2 * THREADS)
+    eventually(lambda: caplog.text.count("event=notifier-failed") == 2 * THREADS)
+
+
+def test_a_call_from_within_a_call_is_made_as_well(eventually: Eventually) -> None:
+    """A finalizer may run in any of its threads and find out a loss."""
+    told: list[str] = []
+    notifier = Notifier()
+    notifier.call(lambda: notifier.call(lambda: told.append("inner")))
+    eventually(lambda: told == ["inner"])
+
+
+def test_what_nobody_would_log_costs_no_thread(caplog: pytest.LogCaptureFixture, eventually: Eventually) -> None:
+    notifier = Notifier()
+    with caplog.at_level(logging.ERROR, "django_redislock"):
+        notifier.log(logging.WARNING, "lost", name="a")
+        assert not notifier._jobs
+        assert not notifier._threads
+        notifier.log(logging.ERROR, "on-lost-failed", name="a")
+        eventually(lambda: caplog.messages == ["event=on-lost-failed name=a"])
+
+
+def test_a_receiver_that_hangs_does_not_silence_the_next_loss(eventually: Eventually) -> None:
+    gate = threading.Event()
+
+    def hang(*, name: str, **facts: object) -> None:
+        if name == "first":
+            gate.wait(2 * GENEROUS)
+
+    losses: list[str | None] = []
+    lock_lost.connect(hang)
+    try:
+        for name in ("first", "second"):
+            lock = Lock(name, ttl=600, on_lost=lambda error: losses.append(error.name))
+            lock.acquire()
+            force_release(name)
+            with pytest.raises(LockLost):
+                eventually(lock.check)
+        eventually(lambda: losses == ["second"])
+    finally:
+        lock_lost.disconnect(hang)
+        gate.set()
+    eventually(lambda: losses == ["second", "first"])
+
+
+def test_nothing_of_the_sites_runs_in_the_thread_that_finds_out_the_loss(eventually: Eventually) -> None:
+    told_in: list[str] = []
+    lock = Lock("a", ttl=600, on_lost=lambda error: told_in.append(threading.current_thread().name))
+    lock.acquire()
+    force_release("a")
+    with pytest.raises(LockLost):
+        lock.release()  # finds it out by itself, or was told before
+    eventually(lambda: told_in == ["redislock-notifier"])

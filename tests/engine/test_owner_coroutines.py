@@ -1,0 +1,176 @@
+"""Whose acquisition it is in coroutines that sync code calls, and where both call each other: the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync, sync_to_async
+
+from django_redislock import Lock, LockError
+from tests.helpers.actors import Other
+from tests.helpers.bridges import aowns, arefuses, in_thread, refuses, settled
+from tests.helpers.state import NAME, holder
+
+Eventually = Callable[..., Any]
+
+
+# -- coroutines that sync code calls -----------------------------------------------------------------------------------
+
+
+def test_a_coroutine_below_async_to_sync_owns_the_lock_of_the_caller(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    assert async_to_sync(lock.aowned)()
+    assert async_to_sync(aowns)(lock)
+    assert async_to_sync(lock.aextend)(1)
+    with pytest.raises(LockError, match="would wait for itself without end"):
+        async_to_sync(Lock(NAME).aacquire)()
+    assert not async_to_sync(Lock(NAME).aacquire)(blocking_timeout=0.01)
+    assert lock.owned()
+    async_to_sync(lock.arelease)()
+    assert holder(client) == ""
+    assert refuses(lock)
+
+
+def test_what_a_coroutine_acquires_below_async_to_sync_is_the_callers_who_goes_on_with_it(
+    client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = Lock(NAME, ttl=3)
+    assert async_to_sync(lock.aacquire)()
+    assert lock.owned()
+    end = monotonic() + lock.remaining()
+    eventually(lambda: monotonic() + lock.remaining() > end + 0.3)  # the task has ended, but not who called it
+    assert async_to_sync(aowns)(lock)
+    assert "owner-ended" not in caplog.text
+    lock.release()
+    assert holder(client) == ""
+
+
+def test_a_lock_from_below_async_to_sync_is_not_renewed_when_its_caller_has_ended(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    thread = other()
+    assert thread(async_to_sync(Lock(NAME, ttl=1).aacquire))
+    thread.end()
+    eventually(lambda: not holder(client))
+
+
+def test_a_child_task_below_async_to_sync_does_not_own_the_lock_of_the_caller() -> None:
+    async def below(lock: Lock) -> None:
+        assert await aowns(lock)
+        assert await asyncio.create_task(arefuses(lock))
+        assert await asyncio.create_task(in_thread(refuses, lock))
+        assert await aowns(lock)
+
+    with Lock(NAME) as lock:
+        async_to_sync(below)(lock)
+        assert lock.owned()
+
+
+def test_a_task_of_nothing_but_sync_code_below_async_to_sync_does_not_own_the_lock_of_the_caller() -> None:
+    async def below(lock: Lock) -> None:
+        assert all(await asyncio.gather(sync_to_async(settled(refuses))(lock)))
+
+    with Lock(NAME) as lock:
+        async_to_sync(below)(lock)
+
+
+# -- sync code that calls coroutines that call sync code that calls coroutines -----------------------------------------
+
+Then = Callable[[Lock], Awaitable[Any]]
+
+
+def below(lock: Lock, levels: int, then: Then, asks: bool) -> Any:
+    """Sync code that calls a coroutine that calls sync code, so many levels deep; the last one does ``then``.
+
+    ``asks``: each of them looks whether it owns the lock.
+    """
+    assert not asks or lock.owned()
+
+    async def abelow() -> Any:
+        assert not asks or await lock.aowned()
+        if levels == 0:
+            return await then(lock)
+        return await in_thread(below, lock, levels - 1, then, asks)
+
+    return async_to_sync(abelow)()
+
+
+async def arelease(lock: Lock) -> None:
+    await lock.arelease()
+
+
+async def release_in_thread(lock: Lock) -> None:
+    await in_thread(lock.release)
+
+
+def release_below(levels: int, then: Then, asks: bool) -> bool:
+    lock = Lock(NAME)
+    lock.acquire()
+    below(lock, levels, then, asks)
+    return refuses(lock)
+
+
+asking = pytest.mark.parametrize("asks", [True, False], ids=["all ask", "nobody asks"])
+thens = pytest.mark.parametrize("then", [arelease, release_in_thread])
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2])
+@asking
+@thens
+def test_what_the_deepest_releases_is_released_for_the_sync_code_above_it(
+    levels: int, then: Then, asks: bool, client: redis.Redis
+) -> None:
+    assert release_below(levels, then, asks)
+    assert holder(client) == ""
+
+
+@pytest.mark.parametrize("levels", [0, 1, 2])
+@asking
+@thens
+async def test_what_the_deepest_releases_is_released_for_the_task_above_it(
+    levels: int, then: Then, asks: bool, client: redis.Redis
+) -> None:
+    lock = Lock(NAME)
+    await lock.aacquire()
+    await in_thread(below, lock, levels, then, asks)
+    assert await arefuses(lock)
+    assert holder(client) == ""
+    # asgiref runs the coroutines of sync code in the loop that has called it
+    assert await in_thread(release_below, levels, then, asks)
+    assert holder(client) == ""
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["all ask", "nobody asks"])
+async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(asks: bool, client: redis.Redis) -> None:
+    outer, inner = Lock("outer"), Lock(NAME)
+
+    async def acquire(_: Lock) -> None:
+        await inner.aacquire()
+
+    def sync_code() -> None:
+        with outer:
+            below(outer, 2, acquire, asks)
+            assert inner.owned()
+            inner.release()
+
+    await in_thread(sync_code)
+    assert holder(client) == ""
+
+
+@pytest.mark.parametrize("levels", [0, 1])
+async def test_a_child_task_of_the_deepest_owns_nothing_of_those_above_it(levels: int) -> None:
+    async def ask(lock: Lock) -> bool:
+        return await asyncio.create_task(arefuses(lock)) and await asyncio.create_task(in_thread(refuses, lock))
+
+    lock = Lock(NAME)
+    assert await in_thread(lock.acquire)
+    assert await in_thread(below, lock, levels, ask, True)
+    await lock.arelease()
+    async with lock:
+        assert await in_thread(below, lock, levels, ask, True)

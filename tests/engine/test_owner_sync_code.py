@@ -1,0 +1,317 @@
+"""Whose acquisition it is in sync code that a task calls: the task's."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+
+from django_redislock import Lock, LockError, LockNotOwned
+from tests.helpers import bridges
+from tests.helpers.actors import GENEROUS
+from tests.helpers.bridges import arefuses, owns, refuses, settled, to_thread
+from tests.helpers.state import NAME, holder
+
+InThread = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(params=[bridges.in_thread, bridges.in_any_thread], ids=["thread-sensitive", "any thread"])
+def in_thread(request: pytest.FixtureRequest) -> InThread:
+    """Call a function in a thread, on behalf of the task."""
+    return request.param  # type: ignore[no-any-return]
+
+
+# -- sync code that a task calls ---------------------------------------------------------------------------------------
+
+
+async def test_sync_code_owns_the_lock_of_the_task_that_calls_it(in_thread: InThread) -> None:
+    async with Lock(NAME) as lock:
+        assert await in_thread(lambda: lock.token) == lock.token
+        assert await in_thread(lock.owned)
+        assert await in_thread(lock.extend, 1)
+        await in_thread(lock.check)
+        with pytest.raises(LockError, match="would wait for itself without end"):
+            await in_thread(Lock(NAME).acquire)
+        assert not await in_thread(functools.partial(Lock(NAME).acquire, blocking_timeout=0.01))
+        assert await lock.aowned()
+
+
+async def test_what_sync_code_releases_the_task_has_no_more(in_thread: InThread, client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    await lock.aacquire()
+    await in_thread(lock.release)
+    assert holder(client) == ""
+    assert await arefuses(lock)
+    await lock.aacquire()
+    token = await in_thread(lock.detach)
+    assert await arefuses(lock)
+    await Lock(NAME, token=token).arelease()
+
+
+async def test_what_sync_code_acquires_is_its_tasks(in_thread: InThread, client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    assert await in_thread(lock.acquire)
+    assert await lock.aowned()
+    assert await in_thread(lock.owned)
+    await in_thread(lock.release)
+    assert await in_thread(refuses, lock)
+    assert await in_thread(lock.acquire)
+    await lock.arelease()
+    assert holder(client) == ""
+
+
+async def test_what_sync_code_has_acquired_is_renewed_for_the_task(in_thread: InThread) -> None:
+    lock = Lock(NAME, ttl=3)
+    assert await in_thread(lock.acquire)
+    end = monotonic() + lock.remaining()
+    while monotonic() + lock.remaining() < end + 0.3:
+        assert not lock.lost
+        await asyncio.sleep(0.01)
+    await in_thread(lock.release)
+
+
+async def test_two_tasks_share_no_lock_though_their_sync_code_runs_in_one_thread(in_thread: InThread) -> None:
+    async def hold() -> None:
+        assert await in_thread(lock.acquire)
+        taken.set()
+        await asked.wait()
+        await in_thread(lock.release)
+
+    lock, taken, asked = Lock(NAME), asyncio.Event(), asyncio.Event()
+    holding = asyncio.create_task(hold())
+    await taken.wait()
+    assert await in_thread(refuses, lock)
+    assert await in_thread(functools.partial(lock.acquire, blocking=False)) is False
+    asked.set()
+    await holding
+
+
+async def test_the_sync_code_of_many_tasks_at_once_is_told_apart(in_thread: InThread) -> None:
+    async def use(number: int) -> None:
+        lock = Lock(f"seat:{number}")
+        assert await in_thread(lock.acquire)
+        assert await in_thread(owns, lock)
+        assert not any(await asyncio.gather(*(in_thread(owns, other) for other in locks)))
+        locks.append(lock)
+        assert await in_thread(lock.reacquire)
+        await lock.arelease()
+
+    locks: list[Lock] = []
+    await asyncio.gather(*(use(number) for number in range(30)))
+
+
+async def test_requests_with_threads_of_their_own_keep_their_locks_apart() -> None:
+    lock, inside = Lock(NAME), list[int]()
+
+    def section(number: int) -> None:
+        with lock:
+            inside.append(number)
+            assert lock.owned()
+            assert inside == [number]
+            inside.remove(number)
+        assert refuses(lock)
+
+    async def request(number: int) -> None:
+        async with ThreadSensitiveContext():
+            await sync_to_async(settled(section))(number)
+            await sync_to_async(settled(section))(number)
+
+    await asyncio.gather(*(request(number) for number in range(5)))
+
+
+async def test_to_thread_takes_the_locks_of_the_task_along_and_an_executor_does_not() -> None:
+    async with Lock(NAME) as lock:
+        assert await to_thread(lock.owned)
+        assert await to_thread(lock.extend, 1)
+        assert await asyncio.get_running_loop().run_in_executor(None, refuses, lock)
+
+
+async def test_what_sync_code_acquires_reentrantly_any_code_of_the_task_releases(
+    in_thread: InThread, client: redis.Redis
+) -> None:
+    lock = Lock(NAME, reentrant=True)
+
+    def sync_code() -> None:
+        with lock, Lock(NAME, reentrant=True):
+            async_to_sync(coroutine)()
+            assert holder(client) == token
+
+    async def coroutine() -> None:
+        async with lock, Lock(NAME, reentrant=True):
+            assert holder(client) == token
+
+    async with lock:
+        token = holder(client)
+        await in_thread(sync_code)
+        assert await in_thread(lock.acquire)
+        await lock.arelease()
+        assert holder(client) == token
+    assert holder(client) == ""
+    assert await arefuses(lock)
+
+
+# -- sync code that is faster than its task ----------------------------------------------------------------------------
+
+
+class AtOnce(ThreadPoolExecutor):
+    """What is submitted has begun before submit() returns, so before the task that has done so can wait for it.
+
+    That is what happens when a thread has to be started first, or on a busy machine.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        begun = threading.Event()
+
+        def begin() -> Any:
+            begun.set()
+            return function(*args, **kwargs)
+
+        future = super().submit(begin)
+        assert begun.wait(GENEROUS)
+        return future
+
+
+@pytest.fixture
+def at_once() -> Iterator[InThread]:
+    with AtOnce(1) as executor:
+
+        async def at_once(function: Callable[..., Any], *args: Any) -> Any:
+            return await sync_to_async(function, thread_sensitive=False, executor=executor)(*args)
+
+        yield at_once
+
+
+async def test_sync_code_that_begins_before_its_task_waits_owns_the_tasks_lock(at_once: InThread) -> None:
+    async with Lock(NAME) as lock:
+        assert await at_once(owns, lock)
+
+
+async def test_what_sync_code_acquires_before_its_task_waits_is_the_tasks(at_once: InThread) -> None:
+    lock = Lock(NAME)
+    assert await at_once(lock.acquire)
+    assert await lock.aowned()
+
+
+async def test_sync_code_that_begins_before_its_child_task_waits_owns_nothing_of_the_parent(at_once: InThread) -> None:
+    async with Lock(NAME) as lock:
+        assert await asyncio.create_task(at_once(refuses, lock))  # type: ignore[arg-type]
+
+
+# -- where in the task it stands ---------------------------------------------------------------------------------------
+
+Way = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+async def by_await(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+async def by_generator(awaitable: Awaitable[Any]) -> Any:
+    async def items() -> AsyncIterator[Any]:
+        yield await awaitable
+
+    async for item in items():
+        result = item
+    return result
+
+
+async def by_context_manager(awaitable: Awaitable[Any]) -> Any:
+    @asynccontextmanager
+    async def block() -> AsyncIterator[Any]:
+        yield await awaitable
+
+    async with block() as result:
+        return result
+
+
+async def by_awaitable(awaitable: Awaitable[Any]) -> Any:
+    class Wrapped:
+        def __await__(self) -> Generator[Any, Any, Any]:
+            return (yield from awaitable.__await__())
+
+    return await Wrapped()
+
+
+ways = pytest.mark.parametrize("way", [by_await, by_generator, by_context_manager, by_awaitable])
+
+
+@ways
+async def test_sync_code_owns_the_locks_of_its_task_from_wherever_that_calls_it(way: Way, in_thread: InThread) -> None:
+    async with Lock(NAME) as lock:
+        assert await way(in_thread(owns, lock))
+        assert await way(to_thread(owns, lock))
+
+
+@ways
+async def test_what_sync_code_acquires_is_its_tasks_from_wherever_that_calls_it(way: Way, in_thread: InThread) -> None:
+    lock = Lock(NAME)
+    assert await way(in_thread(lock.acquire))
+    assert await lock.aowned()
+    await lock.arelease()
+
+
+# -- sync code of child tasks ------------------------------------------------------------------------------------------
+
+
+async def test_sync_code_of_a_child_task_does_not_own_the_lock_of_the_parent(in_thread: InThread) -> None:
+    async def release() -> None:
+        with pytest.raises(LockNotOwned):
+            await in_thread(lock.release)
+
+    async with Lock(NAME, reentrant=True) as lock:
+        assert await asyncio.create_task(in_thread(refuses, lock))  # type: ignore[arg-type]
+        assert await asyncio.gather(in_thread(refuses, lock)) == [True]
+        assert await asyncio.create_task(to_thread(refuses, lock))
+        assert await asyncio.gather(in_thread(functools.partial(lock.acquire, blocking=False))) == [False]
+        await asyncio.create_task(release())
+        assert await lock.aowned()
+
+
+async def test_a_lock_that_was_acquired_in_a_task_of_nothing_but_sync_code_is_not_renewed_when_that_has_ended(
+    client: redis.Redis, aeventually: Callable[..., Awaitable[Any]]
+) -> None:
+    lock = Lock(NAME, ttl=1)
+    assert all(await asyncio.gather(sync_to_async(settled(lock.acquire))()))
+    await aeventually(lambda: not holder(client))
+
+
+async def test_what_sync_code_of_a_child_task_acquires_is_the_childs(in_thread: InThread) -> None:
+    lock, taken, asked = Lock(NAME), asyncio.Event(), asyncio.Event()
+
+    async def child() -> None:
+        assert await in_thread(lock.acquire)
+        taken.set()
+        await asked.wait()
+        assert await lock.aowned()
+        await lock.arelease()
+
+    async with Lock("another") as another:
+        holding = asyncio.create_task(child())
+        await taken.wait()
+        assert await arefuses(lock)
+        assert await in_thread(refuses, lock)
+        assert await in_thread(owns, another)
+        asked.set()
+        await holding
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+async def test_a_coroutine_below_the_sync_code_of_a_child_task_owns_nothing_of_the_parents(
+    asks_first: bool, in_thread: InThread
+) -> None:
+    def sync_code() -> bool:
+        if asks_first:
+            assert not owns(lock)
+        return async_to_sync(arefuses)(lock)
+
+    async with Lock(NAME) as lock:
+        assert await asyncio.create_task(in_thread(sync_code))  # type: ignore[arg-type]

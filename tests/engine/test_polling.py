@@ -1,0 +1,348 @@
+"""``poll=True``: locks without messages, for a server behind a proxy that knows no pub/sub."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import ConstantBackoff
+
+from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked, locked_atomic
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, server_time
+from tests.helpers.processes import Worker
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import NAME, QUEUE, WAITERS, holder, lease_of, listener, put, queued
+from tests.helpers.twins import Twins
+
+Eventually = Callable[..., Any]
+
+LONG = 600.0  # seconds; a test that waits for that has failed
+SOON = ConstantBackoff(0.01)
+
+
+def entries(client: Any) -> list[tuple[str, int]]:
+    """Channel, and until when it counts as alive, of each waiter; first come first."""
+    found = []
+    for id in client.zrange(QUEUE, 0, -1):
+        channel, _, until, _ = client.hget(WAITERS, id).decode().split(" ", 3)
+        found.append((channel, int(until)))
+    return found
+
+
+def wait_in_line(
+    person: Any, lock: Lock, client: redis.Redis, eventually: Eventually, method: str = "acquire"
+) -> Future[Any]:
+    """Let somebody ask for the lock, and wait until they queue."""
+    before = queued(client)
+    waiting: Future[Any] = person.start(lock, method)
+    eventually(lambda: queued(client) == before + 1)
+    return waiting
+
+
+# -- no pub/sub --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["who subscribes is cut off", "no right to any channel"])
+def no_messages(request: pytest.FixtureRequest, client: redis.Redis, server: RedisServer, settings: Any) -> Any:
+    """The default alias leads to where nobody can subscribe; what must not happen is counted."""
+    if request.param == "who subscribes is cut off":
+        network: Proxy = request.getfixturevalue("network")
+        subscribing = network.lose_answer("SUBSCRIBE", times=1000)
+        yield lambda: subscribing.met
+        return
+    client.execute_command("ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "-subscribe", "resetchannels")
+    url = f"redis://mute:secret@127.0.0.1:{server.port}/0"
+    settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": url}}
+    client.execute_command("ACL", "LOG", "RESET")
+    yield lambda: len(client.execute_command("ACL", "LOG"))
+    client.execute_command("ACL", "DELUSER", "mute")
+
+
+def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
+    crowd: Crowd,
+    no_messages: Callable[[], int],
+    client: redis.Redis,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    me, you = crowd(), crowd()
+    lock, another = Lock(NAME, poll=True, ttl=3), Lock(NAME, poll=True)
+    me(lock, "acquire")
+    fence, lease = me.read(lambda: (lock.fence, lease_of(lock)))
+    ends = lease.ends
+    waiting = wait_in_line(you, another, client, eventually)
+    eventually(lambda: lease.ends > ends + 0.5)
+    assert me(lock, "owned")
+    assert me.read(lambda: lock.fence) == fence
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    you(another, "release")
+    assert no_messages() == 0
+    assert listener()._thread is None
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
+
+
+@pytest.mark.usefixtures("fresh")
+def test_with_the_setting_everybody_polls(
+    crowd: Crowd, settings: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"POLL": True}
+    me, you, lock, pool = crowd(), crowd(), Lock(NAME), LockPool("accounts")
+    me(lock, "acquire")
+    assert you(Lock(NAME, attempts=3, backoff=SOON), "acquire") is False
+    waiting = wait_in_line(you, Lock(NAME), client, eventually)
+    assert [channel for channel, _ in entries(client)] == ["-"]
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire")
+    with pytest.raises(LockNotAcquired) as caught:
+        you(pool, "acquire", blocking_timeout=0.2)
+    assert caught.value.attempts > 1
+    assert listener()._thread is None
+
+
+def test_the_memory_mode_can_poll(crowd: Crowd, eventually: Eventually) -> None:
+    get_backend("memory").execute(("FLUSHALL",))
+    me, you, lock = crowd(), crowd(), Lock(NAME, using="memory")
+    me(lock, "acquire")
+    waiting = you.start(Lock(NAME, poll=True, using="memory"), "acquire")
+    eventually(lambda: (info := lock.info()) and info.waiters)
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+# A process that polls for one lock.
+POLLS = """
+from redis.backoff import ConstantBackoff
+lock = Lock(name, poll=True, blocking_timeout=60, backoff=ConstantBackoff(delay))
+say("ready")
+hear()
+lock.acquire()
+say("acquired", lock.fence)
+hear()
+lock.release()
+hear()
+"""
+
+
+def test_processes_that_poll_get_a_lock_in_the_order_in_which_they_asked(
+    start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
+) -> None:
+    """However often each of them looks."""
+    workers = [start(POLLS, name=NAME, delay=delay) for delay in (0.3, 0.02)]
+    for worker in workers:
+        worker.expect("ready")
+    with Lock(NAME):
+        for number, worker in enumerate(workers):
+            worker.tell()
+            eventually(lambda number=number: queued(client) == number + 1)
+    fences = []
+    for number, worker in enumerate(workers, 1):
+        fences.append(int(worker.expect("acquired")[0]))
+        assert queued(client) == len(workers) - number
+        worker.tell()
+    assert fences == sorted(set(fences))
+
+
+class Section:
+    """``with`` and ``async with`` as one; notes who was in, and whether nobody else was."""
+
+    def __init__(self, lock: Lock, times: int = 1) -> None:
+        self.lock = lock
+        self.times = times
+
+    def run(self, into: list[Any], who: Any) -> None:
+        for _ in range(self.times):
+            with self.lock:
+                into.append(who)
+                time.sleep(0.0005)
+                assert into[-1] is who
+
+    async def arun(self, into: list[Any], who: Any) -> None:
+        for _ in range(self.times):
+            async with self.lock:
+                into.append(who)
+                time.sleep(0.0005)
+                assert into[-1] is who
+
+
+def test_those_who_poll_and_those_who_are_woken_share_one_queue(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    order, waiting = list[int](), []
+    with Lock(NAME):
+        for number in range(9):
+            section = Section(Lock(NAME, poll=number % 3 > 0, blocking_timeout=GENEROUS))
+            waiting.append(crowd().start(section, "run", order, number))
+            eventually(lambda number=number: queued(client) == number + 1)
+        assert [channel == "-" for channel, _ in entries(client)] == [number % 3 > 0 for number in range(9)]
+    for future in waiting:
+        future.result(GENEROUS)
+    assert order == list(range(9))
+
+
+def test_those_who_poll_exclude_each_other(crowd: Crowd) -> None:
+    order: list[object] = []
+    sections = [Section(Lock(NAME, poll=True, backoff=ConstantBackoff(0.002)), times=8) for _ in range(6)]
+    for future in [crowd().start(section, "run", order, section) for section in sections]:
+        future.result(GENEROUS)
+    assert len(order) == 48
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+@pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
+def test_heads_that_polled_and_died_cost_no_longer_than_they_may_miss_their_looks(
+    poll: bool, crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis, eventually: Eventually
+) -> None:
+    dead, me = ghost(alive=False), crowd()
+    put(client, NAME)
+    for id in ("x" * 22, "y" * 22):
+        wanted = dead.wanted(id, name=NAME)._replace(listens=False)
+        assert run(calls.acquire(wanted, calls.polled(1.0), None, until=inf, by=None)).state == calls.BUSY
+    began = monotonic()
+    waiting = wait_in_line(me, Lock(NAME, poll=poll), client, eventually)
+    force_release(NAME)
+    assert waiting.result(GENEROUS)
+    assert monotonic() - began < 1.0 + 2  # of which two are for a busy machine; all wait for one second, not in turn
+
+
+def test_one_with_a_long_delay_counts_as_alive_for_four_of_them(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me = crowd()
+    with Lock(NAME):
+        waiting = wait_in_line(me, Lock(NAME, poll=True, backoff=ConstantBackoff(2)), client, eventually)
+        ((_, until),) = entries(client)
+        assert 5 < (until - server_time(client)) / 1e6 <= 8
+    assert not Lock(NAME).acquire(blocking=False)
+    assert waiting.result(GENEROUS)
+
+
+def test_one_that_was_dropped_comes_back_to_its_place(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    lock.acquire()
+    first = wait_in_line(me, Lock(NAME, poll=True, backoff=SOON), client, eventually)
+    ids: Any = client.zrange(QUEUE, 0, -1)
+    second = wait_in_line(you, Lock(NAME), client, eventually)
+    client.zrem(QUEUE, *ids)
+    client.hdel(WAITERS, *ids)
+    eventually(lambda: client.zrange(QUEUE, 0, 0) == ids)
+    lock.release()
+    assert first.result(GENEROUS)
+    assert holder(client) == ids[0].decode()
+    force_release(NAME)
+    assert second.result(GENEROUS)
+
+
+# -- how often, how long -----------------------------------------------------------------------------------------------
+
+
+def scripts_run(client: redis.Redis) -> int:
+    stats: Any = client.info("commandstats")
+    return sum(int(stats.get(f"cmdstat_{command}", {}).get("calls", 0)) for command in ("eval", "evalsha"))
+
+
+class NoneAfter(ConstantBackoff):
+    """A short delay after each attempt, but after the last one."""
+
+    def __init__(self, attempts: int) -> None:
+        self.attempts = attempts
+
+    def compute(self, failures: int) -> float:
+        return 0.01 if failures < self.attempts else LONG
+
+
+@pytest.fixture
+def busy(client: redis.Redis) -> None:
+    """Somebody holds the lock, and does nothing else; and the scripts are known."""
+    with Lock(NAME, poll=True) as lock:
+        lock.info()
+    put(client, NAME, ttl=20)
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize(("attempts", "found"), [(1, 1), (7, 7 + 1)])  # who waits has to leave the queue
+def test_so_many_attempts_are_so_many_calls_and_end_with_the_last_one(
+    attempts: int, found: int, crowd: Crowd, client: redis.Redis
+) -> None:
+    me, lock = crowd(), Lock(NAME, poll=True, attempts=attempts, backoff=NoneAfter(attempts))
+    client.config_resetstat()
+    with pytest.raises(LockNotAcquired) as caught:
+        me(lock, "enter")
+    assert scripts_run(client) == found
+    assert caught.value.attempts == attempts
+    assert queued(client) == 0
+
+
+def test_the_last_attempt_comes_at_the_deadline_however_long_the_delay(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, lock = crowd(), Lock(NAME, poll=True, backoff=ConstantBackoff(10), blocking_timeout=0.5)
+    began = monotonic()
+    with Lock(NAME):
+        with pytest.raises(LockNotAcquired) as caught:
+            me(lock, "enter")
+        assert caught.value.attempts == 2
+        assert 0.5 <= caught.value.waited < monotonic() - began < 5
+        waiting = wait_in_line(me, lock, client, eventually)
+    assert waiting.result(5)
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
+def test_who_is_refused_hears_how_often_and_how_long_it_tried(poll: bool, crowd: Crowd) -> None:
+    options: Any = {"blocking_timeout": 0.1, "poll": poll}
+    me = crowd()
+    for thing, method in ((Lock(NAME, **options), "enter"), (Twins(locked(NAME, **options), nothing), "call")):
+        with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(\d+ attempts?\)") as caught:
+            me(thing, method)
+        assert caught.value.attempts >= 1 + poll
+        assert 0.1 <= caught.value.waited < 5
+        assert 10 < caught.value.busy_for <= 20
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("busy")
+def test_a_transaction_and_a_command_can_poll(client: redis.Redis, other: Callable[[], Other]) -> None:
+    class Command(LockedCommand):
+        lock_name = NAME
+        lock_blocking_timeout = GENEROUS
+        lock_options = {"poll": True, "attempts": 2, "backoff": SOON}
+
+    client.config_resetstat()
+    with pytest.raises(LockNotAcquired):
+        locked_atomic(NAME, poll=True, attempts=2, backoff=SOON).__enter__()
+    assert scripts_run(client) == 2 + 1
+    with pytest.raises(Exception, match="held by"):
+        other()(partial(Command().execute, no_color=True, force_color=False, skip_checks=True))
+    assert scripts_run(client) == 3 + 2 + 1 + 1  # and who it is that holds it
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_token_of_one_who_polls_makes_nobody_listen() -> None:
+    """Nobody takes it for dead before its lease ends, whoever has its token."""
+    lock = Lock(NAME, poll=True, ttl=600)
+    lock.acquire()
+    assert lock.token
+    assert listener()._thread is None

@@ -1,0 +1,426 @@
+"""The watchdog when what it does in the background is overtaken, or cannot be done."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, force_release
+from django_redislock.engine.lease import ENDED, FORCED, RELEASED, TAKEN, VANISHED, Lease
+from django_redislock.engine.runtime import runtime
+from django_redislock.engine.watchdog import Watchdog
+from django_redislock.log import logger
+from django_redislock.store import calls
+from django_redislock.store.backend import get_backend
+from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+def watchdog() -> Watchdog:
+    return runtime().watchdog
+
+
+@pytest.fixture
+def seen(eventually: Eventually) -> Callable[[Lock], Lease]:
+    """The lease of a lock, when the watchdog knows it for a long section."""
+
+    def seen(lock: Lock) -> Lease:
+        lease = lease_of(lock)
+        eventually(lambda: lease.seen)
+        return lease
+
+    return seen
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, tuple[str, Callable[[redis.Redis, Lock], object]]] = {
+    "deleted": (VANISHED, lambda client, lock: client.delete(LOCK)),
+    "taken": (TAKEN, lambda client, lock: client.set(LOCK, f"{'x' * 22} c c 9 9 - me", px=600_000)),
+    "forced": (FORCED, lambda client, lock: force_release(NAME)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_is_told_once_and_with_its_reason(
+    way: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: list[tuple[str, dict[str, Any]]]
+) -> None:
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=1.5, on_lost=losses.append)
+    me(lock, "acquire")
+    fence = me.read(lambda: lock.fence)
+    reason, lose = WAYS[way]
+    lose(client, lock)
+
+    def signals() -> list[dict[str, Any]]:
+        return [facts for which, facts in heard if which == "lost"]
+
+    eventually(lambda: losses and signals())
+    assert me.read(lambda: lock.lost)
+    (loss,) = losses
+    assert (loss.name, loss.reason, loss.fence) == (NAME, reason, fence)
+    with pytest.raises(LockLost, match="was lost while it was held here") as caught:
+        me(lock, "release")
+    assert caught.value.reason == reason
+    assert signals() == [{"name": NAME, "fence": fence, "reason": reason}]
+    assert len(losses) == 1
+
+
+def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(crowd: Crowd, far: Proxy, eventually: Eventually) -> None:
+    ears = listener("far")
+    ears.start()
+    # a listener that subscribes later lets the lease be asked for, which sees more of it
+    eventually(lambda: ears.ready)
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append, using="far")
+    me(lock, "acquire")
+    held = far.hold_answer("add")
+    extending = me.start(lock, "extend", 600)
+    eventually(lambda: losses)
+    held.let_go()
+    with pytest.raises(LockLost):
+        extending.result(GENEROUS)
+    assert me.read(lambda: lock.lost)
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert [loss.reason for loss in losses] == [ENDED]
+
+
+def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(
+    crowd: Crowd, watchdog: Watchdog, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[LockLost] = []
+    me, you = crowd(), crowd()
+    lock = Lock(NAME, ttl=1, on_lost=losses.append, poll=True)  # told of nothing
+    me(lock, "acquire")
+    lease = me.read(lambda: lease_of(lock))
+    answered, noted = watchdog._sender._answered, threading.Event()
+
+    def late(backend: Any, parcels: list[Any], answers: list[Any], sent: float) -> None:
+        lost = (lease, calls.LOST) in [
+            (parcel.task, answer[0]) for parcel, answer in zip(parcels, answers, strict=True)
+        ]
+        if lost:
+            eventually(lambda: losses)
+        answered(backend, parcels, answers, sent)
+        if lost:
+            noted.set()
+
+    monkeypatch.setattr(watchdog._sender, "_answered", late)
+    seized = Lock(NAME, ttl=600)
+    you(seized, "seize")
+    assert noted.wait(GENEROUS)
+    assert [loss.reason for loss in losses] == [ENDED]
+    with pytest.raises(LockLost) as caught:
+        me(lock, "release")
+    assert caught.value.reason == ENDED
+    assert you(seized, "owned")
+
+
+def test_a_release_by_token_in_the_same_process_is_a_loss_for_the_holder(crowd: Crowd, eventually: Eventually) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    you(Lock(NAME, token=me.read(lambda: lock.token)), "release")
+    eventually(lambda: me.read(lambda: lock.lost))
+    with pytest.raises(LockLost) as caught:
+        me(lock, "release")
+    assert caught.value.reason == RELEASED
+
+
+# -- renewals that are overtaken, and releases in the background -------------------------------------------------------
+
+
+def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
+    far: Proxy,
+    watchdog: Watchdog,
+    seen: Callable[[Lock], Lease],
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lock = Lock(NAME, ttl=3, using="far")
+    lock.acquire()
+    lease = seen(lock)
+    backend = get_backend("far")
+    held = far.hold_request("keep")
+    watchdog.renew_all(backend)
+    assert held.caught.wait(GENEROUS)
+    lock.release()
+    due = lease.due
+    eventually(lambda: "event=renewal-failed" in caplog.text)
+    eventually(lambda: not watchdog._sender._trips[backend])
+    assert lease.due == due
+    held.let_go()
+
+
+def test_the_owner_of_a_lock_that_was_released_may_end(
+    watchdog: Watchdog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, owner = Lock(NAME, ttl=600), Other()
+    owner(lock.acquire)
+    lease = owner(lambda: lease_of(lock))
+    work, overtaken = watchdog._work, threading.Event()
+
+    def late(tasks: list[Any]) -> None:
+        overtakes = lease in tasks and not overtaken.is_set()
+        if overtakes:
+            owner(lock.release)
+            owner.end()
+        work(tasks)
+        if overtakes:
+            overtaken.set()
+
+    monkeypatch.setattr(watchdog, "_work", late)
+    watchdog.renew_all(lease.backend)
+    assert overtaken.wait(GENEROUS)
+    assert "owner-ended" not in caplog.text
+
+
+def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
+    watchdog: Watchdog, client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    client.zadd(QUEUE, {f"dead-{number}": number + 1 for number in range(6000)})
+    watchdog.release_later(lease_of(lock).wanted, unknown=False)
+    eventually(lambda: not client.exists(LOCK, QUEUE))
+
+
+def test_what_was_planned_anew_does_not_pile_up(
+    watchdog: Watchdog, seen: Callable[[Lock], Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.agenda.MANY", 10)
+    monkeypatch.setattr(watchdog._agenda, "_sweep_at", 10)
+    with Lock(NAME, ttl=600) as lock:
+        seen(lock)
+        for _ in range(100):
+            lock.reacquire()
+        assert len(watchdog._agenda) < 50
+
+
+def test_a_generator_that_is_collected_in_the_middle_of_the_watchdogs_work_gives_its_lock_back(
+    client: redis.Redis, other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgotten() -> Iterator[None]:
+        with Lock("forgotten", ttl=600):
+            yield
+
+    def collect_and_push(*args: Any) -> None:
+        if threading.current_thread() in working:  # the garbage collection strikes where something is made
+            working.clear()
+            generator.close()
+        heappush(*args)
+
+    def work() -> None:
+        next(generator)
+        working.add(threading.current_thread())
+        with monkeypatch.context() as patch:
+            patch.setattr(heapq, "heappush", collect_and_push)
+            with Lock(NAME, ttl=600):
+                assert not working
+
+    working: set[threading.Thread] = set()
+    generator: Any = forgotten()
+    heappush = heapq.heappush
+    other()(work)
+    eventually(lambda: not holder(client, "forgotten"))
+
+
+# -- what cannot be logged ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken_filter() -> Iterator[list[str]]:
+    """A filter of the site's that raises; the messages that have met it."""
+    met: list[str] = []
+
+    def broken(record: logging.LogRecord) -> bool:
+        met.append(record.getMessage())
+        raise ZeroDivisionError
+
+    logger.addFilter(broken)
+    yield met
+    logger.removeFilter(broken)
+
+
+def test_a_renewal_that_failed_is_tried_again_though_that_cannot_be_logged(
+    far: Proxy,
+    watchdog: Watchdog,
+    seen: Callable[[Lock], Lease],
+    eventually: Eventually,
+    broken_filter: list[str],
+) -> None:
+    lock = Lock(NAME, ttl=30, using="far")
+    lock.acquire()
+    lease = seen(lock)
+    ends = lease.ends
+    far.cut()
+    watchdog.renew_all(lease.backend)
+    eventually(lambda: any("event=renewal-failed" in message for message in broken_filter))
+    far.mend()
+    eventually(lambda: lease.ends > ends)
+    lock.release()
+
+
+def test_a_renewal_that_cannot_be_sent_nor_logged_leaves_the_watchdog_alive(
+    watchdog: Watchdog,
+    seen: Callable[[Lock], Lease],
+    eventually: Eventually,
+    broken_filter: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = Lock(NAME, ttl=30)
+    lock.acquire()
+    lease = seen(lock)
+    ends = lease.ends
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "_look_after", None)
+        watchdog.renew_all(lease.backend)
+        eventually(lambda: any("event=watchdog-failed" in message for message in broken_filter))
+    eventually(lambda: lease.ends > ends)
+    lock.release()
+
+
+def test_a_loss_is_told_though_it_cannot_be_logged(eventually: Eventually, broken_filter: list[str]) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=0.3, auto_renew=False, on_lost=losses.append)
+    lock.acquire()
+    eventually(lambda: losses)
+    assert any("event=lost" in message for message in broken_filter)
+
+
+# -- a process that gets no more threads -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_threads() -> Iterator[Callable[[bool], object]]:
+    """Let the process be unable to start threads: no stack is that large."""
+
+    def no_threads(really: bool) -> None:
+        threading.stack_size(1 << 48 if really else 0)
+
+    yield no_threads
+    no_threads(False)
+
+
+def test_the_watchdog_survives_that_no_thread_can_be_started(
+    far: Proxy,
+    watchdog: Watchdog,
+    seen: Callable[[Lock], Lease],
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    no_threads: Callable[[bool], object],
+) -> None:
+    backend, ears = get_backend("far"), listener("far")
+    ears.start()
+    eventually(lambda: ears.ready)
+    lock = Lock(NAME, ttl=600, using="far")
+    lock.acquire()
+    seen(lock)
+    no_threads(True)
+
+    def failed() -> bool:
+        watchdog.renew_all(backend)  # as often as there is still a thread of the sender's on its way
+        return "can't start new thread" in caplog.text
+
+    eventually(failed)
+    no_threads(False)
+    after = Lock("after", ttl=60, using="far")  # as patient as what could not be sent
+    after.acquire()
+    lease = seen(after)
+    ends = lease.ends
+
+    def renewed() -> bool:
+        watchdog.renew_all(backend)
+        return lease.ends > ends
+
+    eventually(renewed)
+    after.release()
+
+
+def test_a_lease_whose_listener_could_not_be_started_is_renewed_all_the_same(
+    settings: Any,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    no_threads: Callable[[bool], object],
+) -> None:
+    with Lock("first"):
+        pass  # the watchdog's own thread runs
+    settings.CACHES = {**settings.CACHES, "fresh": settings.CACHES["default"]}
+    no_threads(True)
+    lock = Lock(NAME, ttl=6, using="fresh")
+    lock.acquire()
+    lease = lease_of(lock)
+    ends = lease.ends
+    eventually(lambda: "event=watchdog-failed" in caplog.text)
+    no_threads(False)
+    eventually(lambda: lease.ends > ends)
+    eventually(lambda: listener("fresh").ready)  # it hears at once what happens to it, after all
+    lock.release()
+
+
+def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
+    listens: Callable[[Lock], None], eventually: Eventually, no_threads: Callable[[bool], object]
+) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=600, on_lost=losses.append)
+    lock.acquire()
+    listens(lock)
+    no_threads(True)
+    force_release(NAME)
+    eventually(lambda: losses)
+    no_threads(False)
+    with pytest.raises(LockLost, match="force-released"):
+        lock.release()
+
+
+# -- the end of the process --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
+    """One whose thread does nothing any more, as at the end of the process."""
+    before = set(watchdog._pending)
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "_work", lambda tasks: None)
+        yield watchdog
+    watchdog._pending -= watchdog._pending - before
+
+
+def test_releases_that_were_not_yet_sent_are_sent_before_the_process_ends(
+    stopped: Watchdog, client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    lease = lease_of(lock)
+    stopped.release_later(lease.wanted, unknown=False)
+    stopped.end(lease)
+    eventually(lambda: not stopped._agenda)
+    assert client.exists(LOCK)
+    stopped.send_pending()
+    assert not client.exists(LOCK)
+
+
+@pytest.mark.parametrize(("how", "told"), [(calls.HOLDER, True), (calls.WITHDRAWAL, False)])
+def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
+    how: str, told: bool, far: Proxy, stopped: Watchdog, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = Lock(NAME, ttl=600, using="far")
+    lock.acquire()
+    lease = lease_of(lock)
+    stopped.end(lease)
+    stopped.release_later(lease.wanted, unknown=False, how=how)
+    eventually(lambda: not stopped._agenda)
+    far.cut()
+    stopped.send_pending()
+    # who did not acquire a lock has been told why
+    assert ("event=releases-not-sent alias=far" in caplog.text) is told

@@ -1,0 +1,248 @@
+"""Who acts in the tests: threads and tasks that take orders, and processes that only queue."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from linecache import getline
+from typing import Any, Protocol, TypeVar
+
+import redis
+
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.backend import Backend
+from django_redislock.store.keys import make_keys
+
+T = TypeVar("T")
+
+GENEROUS = 30  # seconds that nothing should take
+
+
+class Other:
+    """A thread that does what it is told, one thing after the other."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def start(self, call: Callable[[], T]) -> Future[T]:
+        """Let it begin; the future has the result."""
+        future: Future[T] = Future()
+        self._jobs.put((future, call))
+        return future
+
+    def __call__(self, call: Callable[[], T]) -> T:
+        return self.start(call).result(GENEROUS)
+
+    def end(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(GENEROUS)
+
+
+class Actor:
+    """A task that does what it is told, one thing after the other. See Other."""
+
+    def __init__(self) -> None:
+        self._jobs: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], Awaitable[Any]]]] = asyncio.Queue()
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            future, call = await self._jobs.get()
+            try:
+                future.set_result(await call())
+            except Exception as error:
+                future.set_exception(error)
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+
+    def start(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
+        """Let it begin; the future has the result."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait((future, call))
+        return future
+
+    async def __call__(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await asyncio.wait_for(self.start(call), GENEROUS)
+
+    async def end(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+class Person(Protocol):
+    """A thread or a task that uses locks, told what to do by the test's own thread.
+
+    ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its twin; ``start`` does not wait for
+    the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
+    """
+
+    awaits: bool
+
+    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any: ...
+
+    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]: ...
+
+    def read(self, look: Callable[[], T]) -> T: ...
+
+    def end(self) -> None: ...
+
+
+class ThreadPerson:
+    awaits = False
+
+    def __init__(self) -> None:
+        self._thread = Other()
+
+    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
+        # with and async with: dunder methods by their plain names
+        name = method if hasattr(thing, method) else f"__{method}__"
+        return self._thread.start(lambda: getattr(thing, name)(*args, **options))
+
+    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
+        return self.start(thing, method, *args, **options).result(GENEROUS)
+
+    def read(self, look: Callable[[], T]) -> T:
+        return self._thread(look)
+
+    def end(self) -> None:
+        self._thread.end()
+
+
+class TaskPerson:
+    awaits = True
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._actor = self._in_loop(self._make)
+
+    async def _make(self) -> Actor:
+        return Actor()
+
+    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
+        async def wrapper() -> T:
+            return await call()
+
+        return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result(GENEROUS)
+
+    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
+        name = f"a{method}" if hasattr(thing, f"a{method}") else f"__a{method}__"
+
+        async def act() -> Any:
+            return await self._actor.start(lambda: getattr(thing, name)(*args, **options))
+
+        return asyncio.run_coroutine_threadsafe(act(), self._loop)
+
+    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
+        return self.start(thing, method, *args, **options).result(GENEROUS)
+
+    def read(self, look: Callable[[], T]) -> T:
+        async def alook() -> T:
+            return look()
+
+        async def act() -> T:
+            return await self._actor.start(alook)
+
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
+
+    def end(self) -> None:
+        self._in_loop(self._actor.end)
+
+
+class Crowd:
+    """Makes people: threads, or tasks of one event loop in a thread of its own."""
+
+    def __init__(self, *, tasks: bool) -> None:
+        self.awaits = tasks
+        self._people: list[Any] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        if tasks:
+            ready = threading.Event()
+
+            async def live() -> None:
+                self._loop = asyncio.get_running_loop()
+                self._end = asyncio.Event()
+                ready.set()
+                await self._end.wait()
+
+            self._thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
+            self._thread.start()
+            assert ready.wait(GENEROUS)
+
+    def __call__(self) -> Any:
+        """Another person."""
+        person = ThreadPerson() if self._loop is None else TaskPerson(self._loop)
+        self._people.append(person)
+        return person
+
+    def close(self) -> None:
+        for person in self._people:
+            person.end()
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(GENEROUS)
+
+
+def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
+    """Whether a thread is in ``function``, at a line with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return (
+        frame is not None
+        and frame.f_code.co_name == function
+        and code in getline(frame.f_code.co_filename, frame.f_lineno)
+    )
+
+
+class Ghost:
+    """Another process, as Redis sees it: it queues (alive: its channel is heard), and then does nothing any more."""
+
+    def __init__(self, client: redis.Redis, *, alive: bool) -> None:
+        self.client = client
+        self.backend = Backend("default", "redislock")
+        self.pubsub = client.pubsub()
+        if alive:
+            self.pubsub.subscribe(self.backend.channel)
+            assert self.pubsub.get_message(timeout=GENEROUS)
+
+    def wanted(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> calls.Wanted:
+        """What an attempt of this process asks with."""
+        keys = make_keys(self.backend.prefix, name)
+        return calls.Wanted(self.backend, keys, name, id, ttl, **{"owner": "ghost", **more})
+
+    def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> calls.Taken:
+        """Queue as a waiter that came ``age`` seconds ago."""
+        ticket = server_time(self.client) - round(age * 1e6)
+        wanted = self.wanted(id, name=name, ttl=ttl)
+        return run(calls.acquire(wanted, calls.QUEUED, ticket, until=float("inf"), by=None))
+
+    def hear(self) -> list[str]:
+        """The words of the next message to this process."""
+        message = self.pubsub.get_message(timeout=GENEROUS)
+        assert message
+        return str(message["data"].decode()).split()
+
+    def close(self) -> None:
+        self.pubsub.close()
+        self.backend.close()
+
+
+def server_time(client: redis.Redis) -> int:
+    """Microseconds by the server's clock."""
+    seconds, micros = client.time()
+    return int(seconds) * 1_000_000 + int(micros)

@@ -1,0 +1,125 @@
+"""A real browser for the tests of the admin, and what they do with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from .actors import GENEROUS
+from .requirements import MissingError, require
+
+LIST = "/admin/django_redislock/heldlock/"
+PICTURES = os.environ.get("REDISLOCK_PICTURES")  # a folder for screenshots, for people to look at
+
+Visit = Callable[..., Page]
+Picture = Callable[..., None]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+REMEDY = "apt-get install chromium, or name an executable in CHROMIUM"
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def find_chromium() -> str:
+    named = os.environ.get("CHROMIUM")
+    for name in [named] if named else NAMES:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise MissingError("Chromium", REMEDY)
+
+
+@contextmanager
+def chromium(executable: str) -> Iterator[Browser]:
+    """A running browser for the time of a block."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=QUIET)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = require(find_chromium)
+    # Playwright keeps an event loop in this thread, which would make Django and our locks refuse to block it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+        with chromium(executable) as running:
+            yield running
+
+
+@pytest.fixture
+def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
+    """Open a page as an administrator, or as one of the staff who has these permissions only."""
+    contexts = []
+    errors: list[str] = []
+
+    def visit(path: str = LIST, *, permissions: list[str] | None = None, **options: Any) -> Page:
+        if permissions is None:
+            user = User.objects.create_superuser("jo")
+        else:
+            user = User.objects.create_user("sam", is_staff=True)
+            user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client = Client()
+        client.force_login(user)
+        context = browser.new_context(base_url=live_server.url, **options)
+        contexts.append(context)
+        context.set_default_timeout(GENEROUS * 1000)
+        context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}])
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(path)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert errors == []  # of the scripts on the pages
+
+
+@pytest.fixture
+def picture() -> Picture:
+    """Take screenshots, light and dark, wide and narrow, where somebody wants them."""
+
+    def picture(page: Page, name: str) -> None:
+        if PICTURES:
+            for scheme in ("light", "dark"):
+                for width in (1200, 400):
+                    page.emulate_media(color_scheme=scheme)
+                    page.set_viewport_size({"width": width, "height": 800})
+                    page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}-{width}.png", full_page=True)
+            page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": 1200, "height": 800})
+
+    return picture
+
+
+def names(page: Page) -> list[str]:
+    return page.locator("#result_list tbody th").all_inner_texts()
+
+
+def row(page: Page, name: str) -> Any:
+    return page.locator("#result_list tbody tr").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def run_action(page: Page) -> None:
+    page.locator("select[name=action]").select_option("delete_selected")
+    page.locator("button[name=index]").click()

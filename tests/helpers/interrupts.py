@@ -1,0 +1,77 @@
+"""Raises where the interpreter runs signal handlers, at one place after the other.
+
+CPython looks for them when a function begins, after a call has returned, and when a loop jumps back. So does an
+exception that another thread sends (PyThreadState_SetAsyncExc): time limits of task queues work in these two ways.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+class Interrupter:
+    """Runs a function and raises Interrupt at the ``place``-th of these places (None: nowhere, only counts them).
+
+    Those in files that ``where`` says are counted, and not those in finalizers, whose exceptions Python swallows.
+    """
+
+    def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
+        self.places = 0
+        self.struck = ""  # where, for people
+        self._where = where
+        self._place = place
+        self._before: dict[int, str] = {}  # instructions, by the ids of frames: the frames must not live on here
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return function()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
+            return None
+        self._before.pop(id(frame), None)
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event != "opcode":
+            return self._step
+        name = _instructions(frame.f_code).get(frame.f_lasti, "")
+        looks = name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE") or self._before.get(id(frame), "").startswith(
+            "CALL"
+        )
+        self._before[id(frame)] = name
+        if looks:
+            if self.places == self._place:
+                self.struck = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}, before {name}"
+                self.places += 1
+                raise Interrupt
+            self.places += 1
+        return self._step
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@cache
+def _instructions(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}

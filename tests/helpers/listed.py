@@ -1,0 +1,50 @@
+"""For the tests of listing, in Python and in the admin: locks that somebody else has spoilt, and what a list costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock
+from django_redislock.store.backend import Backend
+
+from .actors import server_time
+from .state import INDEX, PREFIX, put
+
+
+@pytest.fixture
+def endless(client: redis.Redis, eventually: Callable[..., Any]) -> None:
+    """Two locks that never end, and a sound one: the first was ours, the second never was."""
+    put(client, "persisted", owner="web-1", ttl=1)
+    client.persist(f"{PREFIX}lock:persisted")
+    client.set(f"{PREFIX}lock:foreign", "<b>of somebody else</b>")
+    assert not Lock("foreign").acquire(blocking=False)  # somebody of ours wants it
+    put(client, "sound")
+    eventually(lambda: (client.zscore(INDEX, "persisted") or 0.0) < server_time(client))
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of commands of each round trip of this process's threads."""
+    made: list[int] = []
+    execute_many = Backend.execute_many
+
+    def many(self: Backend, commands: Any, *args: Any) -> Any:
+        made.append(len(commands))
+        return execute_many(self, commands, *args)
+
+    monkeypatch.setattr(Backend, "execute_many", many)
+    return made
+
+
+def put_member(client: redis.Redis, pool: str, member: str, *, ttl: int | None = 60) -> None:
+    """A held member of a pool, as the scripts write it; ``ttl`` None: it never ends."""
+    now = server_time(client)
+    value = f"{'t' * 22} channel c {now} {now} - host:1:Main"
+    client.hset(f"{PREFIX}held:pool:{pool}:", member, value)
+    client.zadd(f"{PREFIX}index", {f"pool:{pool}:{member}": now + (ttl or 0) * 1_000_000})
+    if ttl is not None:
+        client.zadd(f"{PREFIX}busy:pool:{pool}:", {member: now + ttl * 1_000_000})

@@ -1,0 +1,91 @@
+"""Every command that a server runs, those of scripts too: by MONITOR."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import redis
+
+from django_redislock.store.wire import exchange
+from redisserver import RedisServer
+
+from .actors import GENEROUS
+
+_LINE = re.compile(r"\S+ \[\d+ (.*?)\] (\".*)")
+_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+class Seen(NamedTuple):
+    """One command; ``words`` as MONITOR writes them, unusual characters escaped."""
+
+    source: str  # "lua" for those of scripts, else an address
+    words: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.words[0].lower()
+
+
+class Monitor:
+    """Sees what happens on the server from now on."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=GENEROUS)
+        self._lines = self._socket.makefile("rb")
+        self._socket.sendall(b"MONITOR\r\n")
+        assert self._lines.readline() == b"+OK\r\n"
+
+    def seen(self) -> Iterator[Seen]:
+        """What has happened since the last call, in order; the commands of a script come behind the call of it."""
+        with self._server.client() as client:
+            client.echo("the end")
+        for line in iter(self._lines.readline, b""):
+            found = _LINE.match(line.decode("latin-1"))
+            assert found, line
+            seen = Seen(found[1], _WORD.findall(found[2]))
+            if seen.words == ["ECHO", "the end"]:
+                return
+            yield seen
+
+    def scripts(self) -> Iterator[tuple[Seen, list[Seen]]]:
+        """Each call of a script since the last call, with the commands that it has run."""
+        call: Seen | None = None
+        inner: list[Seen] = []
+        for seen in self.seen():
+            if seen.source == "lua":
+                inner.append(seen)
+                continue
+            if call:
+                yield call, inner
+            call, inner = (seen if seen.name in ("evalsha", "eval") else None), []
+        if call:
+            yield call, inner
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+class Touched:
+    """Which keys commands touch, by what the server says of them."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._connection = redis.Connection(port=server.port, protocol=2)
+        self._places: dict[str, tuple[int, int, int]] = {}
+
+    def by(self, seen: Seen) -> set[str]:
+        if seen.name not in self._places:
+            ((about,),) = exchange(self._connection, [("COMMAND", "INFO", seen.name)])
+            flags, *places = about[2:6]
+            assert b"movablekeys" not in flags
+            self._places[seen.name] = places[0], places[1], places[2]
+        first, last, step = self._places[seen.name]
+        words = seen.words
+        return set(words[first : len(words) + last + 1 if last < 0 else last + 1 : step]) if first else set()
+
+    def close(self) -> None:
+        self._connection.disconnect()

@@ -1,0 +1,129 @@
+"""The main operations on locks, pools and values, by several people; every script of ours runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+import django_redislock
+from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.backend import get_backend
+from django_redislock.store.keys import make_keys
+
+from .actors import GENEROUS, Crowd
+from .state import leases
+
+Eventually = Callable[..., Any]
+
+
+def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
+    """Each of these locks is taken, queued for, polled for, renewed, handed over, adopted, seized and forced."""
+    me, you, third = crowd(), crowd(), crowd()
+    for name in names:
+        lock, following = Lock(name, ttl=60), Lock(name, ttl=60, note="for people")
+        assert me(lock, "acquire")
+        assert not you(following, "acquire", blocking=False)
+        assert not you(following, "acquire", blocking_timeout=0.05)
+        waiting = you.start(following, "acquire")
+        eventually(lambda name=name: django_redislock.get_lock(name).waiters == 1)  # type: ignore[union-attr]
+        assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
+        assert me(lock, "extend", 60)
+        eventually(lambda: all(lease.seen for lease in leases()))  # by the watchdog
+        me(lock, "release")
+        assert waiting.result(GENEROUS)
+        eventually(lambda following=following: you(following, "info").lease_left > 30)  # it has confirmed the handoff
+        assert you(following, "reacquire")
+        token = you(following, "detach")
+        adopted = Lock(name, token=token)
+        assert me(adopted, "acquire")
+        third(Lock(name, ttl=60), "seize")
+        eventually(lambda adopted=adopted: me.read(lambda: adopted.lost))
+        assert name in [info.name for info in third(django_redislock, "list_locks")]
+        assert third(django_redislock, "force_release", name)
+        assert me(lock, "status").value == "free"
+
+
+def use_pool(crowd: Crowd, eventually: Eventually) -> None:
+    me, you, pool = crowd(), crowd(), LockPool("machines")
+    assert me(pool, "assign", ["alice", "bob"]) == 2
+    assert me(pool, "extend", ["carol"]) == 1
+    assert me(pool, "shrink", ["carol", "bob"]) == 2
+    assert (me(pool, "keys"), me(pool, "len" if crowd.awaits else "__len__")) == (["alice"], 1)
+    member = me(pool, "acquire")
+    assert [status.value for _, status in you(pool, "items_locked_status")] == ["unavailable"]
+    with pytest.raises(LockNotAcquired):
+        you(pool, "acquire", blocking_timeout=0.05)
+    waiting = you.start(pool, "acquire", blocking_timeout=GENEROUS)
+    eventually(lambda: me(pool, "info").waiters == 1)
+    assert me(member, "extend", 5)
+    me(member, "release")
+    you(waiting.result(GENEROUS), "release")
+    me(pool, "clear")
+
+
+def use_values(crowd: Crowd) -> None:
+    me, counter, high = crowd(), Counter("hits"), ConditionalValue("high")
+    assert [me(counter, "incr", ttl=60), me(counter, "get"), me(counter, "reset"), me(counter, "reset")] == [1, 1, 1, 0]
+    assert [me(high, "setgt", 1), me(high, "setgt", 1), me(high, "setne", "b"), me(high, "deleq", "b")] == [
+        *(True, False, True, True)
+    ]
+
+
+def clear_all(crowd: Crowd) -> None:
+    """By the command, with members of pools among them."""
+    me, pool = crowd(), LockPool("seats")
+    me(pool, "extend", ["1"])
+    me(pool, "acquire")
+    me(Lock("cleared"), "acquire")
+    call_command("redislocks", "list", verbosity=0)
+    call_command("redislocks", "clear", "--all", "--noinput", verbosity=0)
+    assert me(django_redislock, "list_locks") == []
+
+
+def meet_the_dead(name: str) -> None:
+    """Waiters that are gone, that poll, or that stand still; an attempt that was given up; a lock that has ended."""
+    backend = get_backend()
+    keys = make_keys(backend.prefix, name)
+
+    def wanted(id: str, *, listens: bool = False, token: str | None = None) -> calls.Wanted:
+        return calls.Wanted(backend, keys, name, id * 22, 30, owner="somebody", listens=listens, token=token)
+
+    def acquire(id: str, wait: str = calls.QUEUED, *, listens: bool = True) -> int:
+        asked = calls.acquire(wanted(id, listens=listens), wait, None, until=float("inf"), by=None)
+        return run(asked).state
+
+    backend_channel, backend.channel = backend.channel, f"{backend.prefix}wake:nobody-listens"
+    try:
+        assert acquire("a") == calls.GRANTED
+        assert acquire("a") == calls.ALREADY
+        assert acquire("b", calls.polled(50), listens=False) == calls.BUSY
+        assert acquire("c") == calls.BUSY
+        for how in ("keep", "confirm", "add", "set", "detach"):
+            assert run(calls.renew(wanted("a"), how, 30)).state == calls.HELD
+        assert run(calls.release(wanted("a"), unknown=False)) == (calls.DETACHED, False)
+        assert run(calls.release(wanted("a"), unknown=False, how=calls.BEARER))[0] == calls.RELEASED
+        assert acquire("b", calls.polled(50), listens=False) == calls.GRANTED  # it was left for it
+        assert run(calls.force(backend, keys, name))
+        assert run(calls.renew(wanted("b"), "keep", 30)).state == calls.LOST
+        assert run(calls.release(wanted("d"), unknown=True))[0] == calls.NOT_HELD
+        assert acquire("d") == calls.GIVEN_UP
+    finally:
+        backend.channel = backend_channel
+
+
+def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
+    LockPool("accounts").extend(["alice"])
+    use_locks(crowd, eventually, "order:42", "pool:accounts:alice")
+    for name in ("order:43", "pool:accounts:alice"):
+        meet_the_dead(name)
+    use_pool(crowd, eventually)
+    use_values(crowd)
+    for _ in range(24):  # now and then, one sweeps the index
+        with Lock("swept"):
+            pass
+    clear_all(crowd)

@@ -1,0 +1,145 @@
+"""Pools in the tests: their keys in Redis, and whether these fit together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from django_redislock import PoolMember, lock_name
+from django_redislock.names import pool_name
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.backend import get_backend
+from django_redislock.store.keys import pool_keys
+from django_redislock.store.wire import Command
+
+from .actors import GENEROUS, Ghost, server_time
+from .state import PREFIX
+from .state import leftovers as all_leftovers
+
+POOL = "accounts"
+ANY = pool_name(POOL)
+TTL = 600  # seconds: longer than any test
+MEMBERS, FRESH, FREE, HELD, BUSY, TOOK, WANTED, LINE, LINE_WAITERS = pool_keys(PREFIX, ANY)
+
+# A process with threads that wait for a member each, keep it until they are told, or give it back at once.
+WAITS = """
+from django_redislock.engine import listener
+listener.LOOK_EVERY = look_every
+pool = LockPool(name)
+
+def wait(number):
+    with pool.acquire(ttl=ttl) as member:
+        say("got", number, member.key)
+        if keeps:
+            threading.Event().wait()
+    say("gave", number)
+
+for number in range(count):
+    threading.Thread(target=wait, args=(number,), daemon=True).start()
+say("ready")
+threading.Event().wait()
+"""
+
+Held = Callable[[str], None]
+Wait = Callable[..., Future[PoolMember]]
+
+
+def got(wanted: Future[PoolMember]) -> str:
+    """The key of the member that somebody who waited has got."""
+    return wanted.result(GENEROUS).key
+
+
+def lock_of(key: str, pool: str = POOL) -> str:
+    """The name of a member's lock, as the documentation tells users to make it."""
+    return lock_name("pool", pool, key)
+
+
+def raw(using: str, *command: Any) -> Any:
+    """A command of somebody else, on the Redis of this alias, in memory too."""
+    given: Command = tuple(command)
+    return get_backend(using).execute(given)
+
+
+@dataclass
+class Audit:
+    """What Redis has of a pool at one moment."""
+
+    members: set[str]
+    free: set[str]  # members that nobody holds, and that a checkout finds
+    held: set[str]
+    lost: set[str]  # members that nobody holds, and that no checkout will ever find
+
+
+def audit(client: redis.Redis, pool: str = POOL, prefix: str = PREFIX) -> Audit:
+    """What there is of a pool, if it fits together."""
+    members, fresh, free, held, busy, took, *_ = pool_keys(prefix, pool_name(pool))
+    with client.pipeline() as moment:
+        for key in (members, fresh, free, busy):
+            moment.zrange(key, 0, -1)
+        moment.hgetall(held)
+        moment.hgetall(took)
+        moment.zrange(f"{prefix}index", 0, -1)
+        *sets, values, taken, index = moment.execute()
+    every, unused, used, leased = (_texts(found) for found in sets)
+    holders = {member.decode(): value.decode().split() for member, value in values.items()}
+    assert holders.keys() <= leased, "a lease without an end"
+    assert {pool_name(pool) + member for member in holders} <= _texts(index), "held, and not in the list of locks"
+    for id, member in taken.items():
+        words = holders.get(member.decode(), ["nobody"] * 6)
+        assert id.decode() in (words[0], words[5]), f"{member.decode()} was given to an attempt that does not hold it"
+    open_to_all = (unused | used) - holders.keys()
+    return Audit(every, every & open_to_all, set(holders), every - open_to_all - leased)
+
+
+def leases_end(client: redis.Redis, *keys: str) -> None:
+    """The leases of these members end now, and nobody is told."""
+    assert client.hlen(HELD) >= len(keys)
+    client.zadd(BUSY, dict.fromkeys(keys, server_time(client) - 1), xx=True)
+
+
+def leave(ghost: Ghost, id: str) -> None:
+    """A waiter of this process leaves the line, or gives back what it was granted."""
+    run(calls.release(ghost.wanted(id, name=ANY), unknown=False))
+
+
+def poll(ghost: Ghost, id: str, patience: float = 50) -> calls.Taken:
+    """A waiter of this process asks for any member, and will look again by itself within ``patience`` seconds."""
+    return run(calls.acquire(ghost.wanted(id, name=ANY), calls.polled(patience), None, until=math.inf, by=None))
+
+
+def holder(client: redis.Redis, key: str) -> str:
+    """The id of the attempt that holds a member; empty when nobody does."""
+    value = client.hget(HELD, key)
+    return value.decode().split()[0] if isinstance(value, bytes) else ""
+
+
+def in_line(client: redis.Redis) -> list[str]:
+    """The ids of those who want any member, in order."""
+    found: list[Any] = client.zrange(LINE, 0, -1)
+    return [id.decode() for id in found]
+
+
+def leftovers(client: redis.Redis) -> list[str]:
+    """Keys beside a pool's members, but for the last fence and what ends by itself within a minute or so."""
+    return [
+        key
+        for key in all_leftovers(client)
+        if not key.startswith(("members:", "fresh:", "free:")) and not _ends(client, key)
+    ]
+
+
+def _ends(client: redis.Redis, key: str) -> bool:
+    """Whether it holds up nobody, and ends by itself: the trace of a handoff, or members that were sent in part."""
+    fields: list[Any] = client.hkeys(f"{PREFIX}{key}") if key.startswith("waiters:") else [b"none"]
+    trace = all(field.startswith((b"!", b"?")) for field in fields)
+    return (trace or key.startswith("next_")) and 0 < int(client.pttl(f"{PREFIX}{key}")) <= 70_000
+
+
+def _texts(found: list[bytes]) -> set[str]:
+    return {member.decode() for member in found}

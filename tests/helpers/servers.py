@@ -1,0 +1,119 @@
+"""Handlers that run views for real: a WSGI server with a thread per request, uvicorn, and Django's two test clients."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+import uvicorn
+from asgiref.sync import async_to_sync
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.test import AsyncClient, Client
+
+from tests.helpers.actors import GENEROUS
+
+# what Django leaves open when a client goes or a stream raises, and its asynchronous test client at any time
+LEFT_OPEN = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in. <(function (SpooledTemporaryFile|BaseConnection)\.__del__|sqlite3\.Connection)"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Server(ThreadedWSGIServer):
+    request_queue_size = 1024
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that has gone, or an error that the test wants
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Web:
+    """Something that responds to requests."""
+
+    port = 0
+
+    def is_idle(self) -> bool:
+        """Whether it has seen that no client is there any more (a WSGI server does not look)."""
+        return True
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        """Over HTTP."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GENEROUS)
+        try:
+            connection.request(method, path, headers=headers)
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.getheaders()), response.read())
+        finally:
+            connection.close()
+
+
+class SyncTestClient(Web):
+    def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        response = Client(raise_request_exception=False).generic(method, path, headers=headers)
+        body = b"".join(response) if response.streaming else response.content
+        return Reply(response.status_code, response.headers, body)
+
+
+class AsyncTestClient(Web):
+    def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        @async_to_sync
+        async def ask() -> Reply:
+            response: Any = await AsyncClient(raise_request_exception=False).generic(method, path, headers=headers)
+            body = b"".join([part async for part in response]) if response.streaming else response.content
+            return Reply(response.status_code, response.headers, body)
+
+        return ask()
+
+
+@contextmanager
+def wsgi_server() -> Iterator[Web]:
+    server = _Server(("127.0.0.1", 0), _QuietHandler)
+    server.set_app(WSGIHandler())
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    web = Web()
+    web.port = server.server_port
+    try:
+        yield web
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def asgi_server() -> Iterator[Web]:
+    config = uvicorn.Config(
+        ASGIHandler(), port=0, log_config=None, log_level="critical", lifespan="off", http="h11", ws="none",
+        loop="asyncio", timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.005)
+        assert thread.is_alive()
+    web = Web()
+    web.is_idle = lambda: not server.server_state.connections  # type: ignore[method-assign]
+    web.port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield web
+    finally:
+        server.should_exit = True
+        thread.join()

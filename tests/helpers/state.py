@@ -1,0 +1,96 @@
+"""What Redis holds of locks, and this process: looked at from outside, and from inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from django_redislock import Lock
+from django_redislock.engine import Lease, current_owner
+from django_redislock.engine.runtime import runtime
+from django_redislock.store.backend import get_backend
+from django_redislock.store.keys import make_keys
+
+from .actors import server_time
+
+NAME = "order:42"
+PREFIX = "redislock{0}:"
+KEYS = make_keys(PREFIX, NAME)
+LOCK, QUEUE, WAITERS, INDEX, FENCE = KEYS.all
+TOKEN = "a-token-that-the-tests-know"
+
+
+# -- in Redis -------------------------------------------------------------------------------------------------------
+
+
+def put(
+    client: redis.Redis,
+    name: str,
+    *,
+    owner: str = "host:1:Main",
+    since: int = 0,
+    ttl: int = 60,
+    waiters: int = 0,
+    now: int | None = None,
+) -> None:
+    """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
+    now = server_time(client) if now is None else now
+    began = now - since * 1_000_000
+    client.set(f"{PREFIX}lock:{name}", f"{'t' * 22} channel c {began} {began} - {owner}", px=ttl * 1000)
+    client.zadd(f"{PREFIX}index", {name: now + ttl * 1_000_000})
+    if waiters:
+        client.zadd(f"{PREFIX}queue:{name}", {f"id-{number}": now + number for number in range(waiters)})
+
+
+def value(client: redis.Redis, name: str = NAME) -> list[str]:
+    """The words of a lock's value; empty when nobody holds it."""
+    found = client.get(make_keys(PREFIX, name).lock)
+    return found.decode().split(" ") if isinstance(found, bytes) else []
+
+
+def holder(client: redis.Redis, name: str = NAME) -> str:
+    """The id of the attempt that holds the lock in Redis; empty when nobody does."""
+    return (value(client, name) or [""])[0]
+
+
+def flag(client: redis.Redis, name: str = NAME) -> str:
+    """c: the lock was taken or is confirmed, h: it was handed over, d: detached; empty when nobody holds it."""
+    return (value(client, name) or ["", "", ""])[2]
+
+
+def queued(client: redis.Redis, name: str = NAME) -> int:
+    """How many wait, by whichever key has more of them."""
+    keys = make_keys(PREFIX, name)
+    marks = sum(bool(client.hexists(keys.all[2], field)) for field in "!?")
+    return max(int(client.zcard(keys.queue)), int(client.hlen(keys.all[2])) - marks)
+
+
+def leftovers(client: redis.Redis) -> list[str]:
+    """The keys of locks, but for those that are meant to stay, or to end by themselves."""
+    keys = sorted(key.decode().removeprefix(PREFIX) for key in client.scan_iter())
+    return [key for key in keys if key != "fence" and not key.startswith(("gone:", "slot:"))]
+
+
+# -- in this process ------------------------------------------------------------------------------------------------
+
+
+def lease_of(lock: Lock) -> Lease:
+    """That of this thread or task."""
+    section = current_owner().section(lock)
+    assert section is not None
+    return section.held
+
+
+def leases() -> list[Lease]:
+    """All that this process renews."""
+    return list(runtime().watchdog._leases.values())
+
+
+def listener(using: str | None = None) -> Any:
+    return runtime().listener(get_backend(using))
+
+
+def waiting(using: str | None = None) -> int:
+    """How many wait in this process."""
+    return len(listener(using).waiters.of())

@@ -1,0 +1,104 @@
+"""A function or view and its twin, a coroutine function: for tests with one body for both."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from functools import wraps
+from time import sleep
+from typing import Any
+
+import redis
+from django.http import HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import URLPattern, path
+
+from django_redislock import locked_view
+
+from .state import PREFIX
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def lock_names(client: redis.Redis) -> list[str]:
+    """Of the locks that are held, looked at from outside."""
+    prefix = f"{PREFIX}lock:"
+    return sorted(key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*"))
+
+
+class Twins:
+    """``person(twins, "call", ...)`` calls the function, or awaits the coroutine function; both are decorated.
+
+    ``body`` is a plain function, or a generator function that lets others run where it yields. ``finish`` is called
+    with what it returns.
+    """
+
+    def __init__(self, decorator: Decorator, body: Callable[..., Any], finish: Callable[[Any], Any] = lambda x: x):
+        @wraps(body)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = body(*args, **kwargs)
+            if isinstance(result, Generator):
+                steps = _Steps(result)
+                for _ in steps:
+                    sleep(0.001)
+                result = steps.result
+            return finish(result)
+
+        @wraps(body)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0)
+            result = body(*args, **kwargs)
+            if isinstance(result, Generator):
+                steps = _Steps(result)
+                for _ in steps:
+                    await asyncio.sleep(0.001)
+                result = steps.result
+            return finish(result)
+
+        self.call = decorator(call)
+        self.acall = decorator(acall)
+
+
+class _Steps:
+    """Goes through a generator and keeps what it returns."""
+
+    def __init__(self, generator: Generator[Any, None, Any]) -> None:
+        self._generator = generator
+        self.result: Any = None
+
+    def __iter__(self) -> Generator[Any, None, None]:
+        self.result = yield from self._generator
+
+
+class Pages:
+    """A site of plain views (or async ones): ``person(pages, "get", "/order/1/")`` asks it by Django's own handler."""
+
+    def __init__(self, *, awaits: bool) -> None:
+        self.awaits = awaits
+        self.urlpatterns: list[URLPattern] = []
+
+    def add(self, route: str, name: Any, body: Callable[..., Any], **options: Any) -> None:
+        """A view with ``locked_view(name, **options)``, whose content is what ``body(request, ...)`` returns."""
+        twins = Twins(locked_view(name, **options), body, HttpResponse)
+        self.add_view(route, twins.acall if self.awaits else twins.call)
+
+    def add_view(self, route: str, view: Any) -> None:
+        self.urlpatterns.append(path(route, view))
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> Any:
+        return Client().generic(method, path, headers=headers)
+
+    async def aget(self, path: str, method: str = "GET", **headers: str) -> Any:
+        return await AsyncClient().generic(method, path, headers=headers)
+
+
+@types.coroutine
+def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Generator[Any, None, None]:
+    """Run a coroutine until ``when``, then close it, as the end of its loop or the garbage collection does."""
+    while True:
+        future = coroutine.send(None)
+        if when():
+            break
+        yield future
+    coroutine.close()

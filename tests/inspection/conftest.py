@@ -1,0 +1,40 @@
+"""What the tests of inspection share: locks that nobody in particular holds, and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock
+from django_redislock.steps import run
+from django_redislock.store import calls
+from tests.helpers.actors import Ghost
+from tests.helpers.listed import endless as endless
+from tests.helpers.listed import trips as trips
+
+Queue = Callable[..., list[str]]
+NEVER = float("inf")
+
+
+def hold(name: str, **options: Any) -> str:
+    """Leave the lock held by nobody in particular; return the token."""
+    lock = Lock(name, **options)
+    assert lock.acquire(blocking=False)
+    return lock.detach()
+
+
+@pytest.fixture
+def queue_up(ghost: Callable[..., Ghost]) -> Queue:
+    """Let so many waiters queue for a lock, one after the other; returns their owners in order."""
+    there = ghost()
+
+    def queue_up(name: str, count: int, **more: Any) -> list[str]:
+        owners = [f"waiter-{number}" for number in range(count)]
+        for number, owner in enumerate(owners):
+            wanted = there.wanted(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
+            run(calls.acquire(wanted, calls.QUEUED, None, until=NEVER, by=None))
+        return owners
+
+    return queue_up

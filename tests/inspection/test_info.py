@@ -1,0 +1,226 @@
+"""One lock as Redis says it is: ``get_lock()``, ``Lock.info()``, and what somebody else may have written there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import redis
+from django.test import override_settings
+
+import django_redislock
+from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock.inspection.listing import read_lock
+from tests.helpers.actors import Crowd, Ghost
+from tests.inspection.conftest import Queue, hold
+
+PREFIX = "redislock{0}:"
+NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+
+
+def known(name: str) -> LockInfo:
+    info = get_lock(name)
+    assert info is not None
+    return info
+
+
+# -- a lock of ours -------------------------------------------------------------------------------------------------
+
+
+def test_of_a_free_lock_there_is_nothing_to_tell(crowd: Crowd) -> None:
+    me = crowd()
+    assert me(django_redislock, "get_lock", "a") is None
+    assert me(Lock("a"), "info") is None
+    assert me(Lock("a"), "status") is LockStatus.FREE
+
+
+def test_info_tells_who_since_when_and_until_when(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    lock = Lock("a", ttl=60, note="of the holder", purpose="/orders/42/")
+    before = datetime.now(timezone.utc)
+    me(lock, "acquire")
+    info = me(lock, "info")
+    after = datetime.now(timezone.utc)
+    fence, token = me.read(lambda: (lock.fence, lock.token))
+    assert (info.name, info.fence, info.note, info.status) == ("a", fence, "of the holder", LockStatus.UNAVAILABLE)
+    assert (info.waiters, info.queue, info.pool_waiters, info.pool_queue) == (0, (), 0, ())
+    assert info.owner.endswith(" /orders/42/")
+    assert before <= info.since <= after
+    # Redis counts a lease in whole milliseconds
+    assert abs(info.expires - info.since - timedelta(seconds=60)) < timedelta(milliseconds=5)
+    assert 0 <= info.held_for <= (after - before).total_seconds()
+    assert 0 < info.lease_left <= 60
+    assert info.token_hint == f"{token[:4]}…"
+    assert token not in repr(info)
+    assert you(django_redislock, "get_lock", "a").since == info.since
+
+
+def test_a_token_that_was_given_is_hinted_at_and_not_the_id() -> None:
+    with Lock("a", token="known" * 5):
+        assert known("a").token_hint == "know…"
+
+
+def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(queue_up: Queue, crowd: Crowd) -> None:
+    hold("a")
+    owners = queue_up("a", 130)
+    info = crowd()(django_redislock, "get_lock", "a")
+    assert info.waiters == 130
+    assert [waiter.owner for waiter in info.queue] == owners[:100]
+    waited = [waiter.waited for waiter in info.queue]
+    assert waited == sorted(waited, reverse=True)
+    assert waited[-1] >= 0
+
+
+def test_a_waiter_tells_who_it_is_and_its_note(crowd: Crowd, eventually: Callable[..., Any]) -> None:
+    token = hold("a")
+    waiting = crowd().start(Lock("a", note="two\nlines", purpose="/pay/"), "acquire")
+    (waiter,) = eventually(lambda: known("a").queue)
+    assert waiter.owner.endswith(" /pay/")
+    assert waiter.note == "two\nlines"
+    Lock("a", token=token).release()
+    assert waiting.result(30)
+
+
+def test_a_queue_without_a_holder_is_no_lock(client: redis.Redis, queue_up: Queue) -> None:
+    hold("a")
+    queue_up("a", 2)
+    client.delete(f"{PREFIX}lock:a")
+    assert get_lock("a") is None
+
+
+def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: Callable[..., Ghost]) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice", "bob"])
+    for _ in range(2):
+        pool.acquire(ttl=600)
+    there = ghost()
+    for number in range(105):
+        name = "pool:accounts:alice" if number < 2 else "pool:accounts:"
+        there.queue(f"{number:025}", name=name, age=200 - number)
+    alice, bob = known("pool:accounts:alice"), known("pool:accounts:bob")
+    assert (alice.waiters, len(alice.queue), alice.pool_waiters, len(alice.pool_queue)) == (2, 2, 103, 100)
+    assert (bob.waiters, bob.queue, bob.pool_waiters, bob.pool_queue[0].owner) == (0, (), 103, "ghost")
+    assert 500 < alice.lease_left <= 600
+    assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
+
+
+def test_the_memory_mode_has_locks_to_tell_of_too() -> None:
+    with Lock("a", using="memory") as lock:
+        info = get_lock("a", using="memory")
+        assert info is not None
+        assert info.fence == lock.fence
+        assert get_lock("a") is None
+    assert get_lock("a", using="memory") is None
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "x" * 513, "pool:accounts:"])
+@pytest.mark.parametrize("ask", ["get_lock", "force_release"])
+def test_what_cannot_be_a_name_is_refused(ask: str, name: str, crowd: Crowd) -> None:
+    with pytest.raises(ValueError, match=r"name|pool") as caught:
+        crowd()(django_redislock, ask, name)
+    assert not isinstance(caught.value, LockUnavailable)
+
+
+@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release"])
+def test_redis_out_of_reach_is_lock_unavailable(ask: str, crowd: Crowd) -> None:
+    me = crowd()
+    with override_settings(CACHES=NOWHERE), pytest.raises(LockUnavailable, match="alias 'default'"):
+        me(django_redislock, ask, "a")
+
+
+# -- what somebody else may have written ----------------------------------------------------------------------------
+
+FOREIGN = [
+    b"",
+    b"x",
+    b"\xff\xfe\x00",
+    b"id channel c 1",
+    b"id channel c 1 1 -",
+    b"id channel c one two - owner",
+    b"id channel c -1 -1 - owner",
+    b"id channel c \xc2\xb2 \xc2\xb2 - owner",
+    b"id channel c 1 " + b"9" * 18 + b" - owner",
+    b"id channel c 1 " + b"9" * 400 + b" - owner",
+    b"id channel c " + b"9" * 5000 + b" 1 - owner",
+]
+each_foreign = pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
+
+
+@each_foreign
+def test_a_foreign_value_is_no_lock(value: bytes, client: redis.Redis) -> None:
+    client.set(f"{PREFIX}lock:foreign", value, px=60_000)
+    assert get_lock("foreign") is None
+    assert read_lock("foreign") is None
+    assert Lock("foreign").status() is LockStatus.UNAVAILABLE
+
+
+@each_foreign
+def test_a_foreign_value_can_be_forced_away(value: bytes, client: redis.Redis) -> None:
+    client.set(f"{PREFIX}lock:foreign", value)
+    force_release("foreign")
+    assert not client.exists(f"{PREFIX}lock:foreign")
+    with Lock("foreign", blocking=False):
+        pass
+
+
+@pytest.mark.parametrize("entry", [None, b"", b"channel", b"channel x y z w", b"c 1 0 -", b"\xff \xff \xff \xff \xff"])
+def test_a_foreign_entry_in_the_queue_hides_no_lock(entry: bytes | None, client: redis.Redis) -> None:
+    hold("a")
+    client.zadd(f"{PREFIX}queue:a", {"stranger": "-inf", "other": "inf"})
+    if entry is not None:
+        client.hset(f"{PREFIX}waiters:a", "stranger", entry)
+    info = known("a")
+    assert (info.waiters, [waiter.owner for waiter in info.queue]) == (2, ["?", "?"])
+    assert [waiter.waited for waiter in info.queue] == [pytest.approx(10 * 365 * 86400), 0.0]
+    assert [lock.waiters for lock in list_locks()] == [2]
+
+
+@pytest.mark.parametrize("key", ["lock:a", "queue:a"])
+def test_a_lock_behind_a_key_of_the_wrong_type_is_a_clear_error(key: str, client: redis.Redis) -> None:
+    hold("a")
+    client.delete(f"{PREFIX}{key}")
+    client.rpush(f"{PREFIX}{key}", "some", "list")
+    with pytest.raises(LockUnavailable, match=r"alias 'default'.*(WRONGTYPE|wrong kind)") as caught:
+        get_lock("a")
+    assert caught.value.name == "a"
+
+
+# -- locks that never end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_lock_of_ours_that_never_ends_says_so() -> None:
+    for info in (get_lock("persisted"), read_lock("persisted")):
+        assert info is not None
+        assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
+        assert info.owner == "web-1"
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_foreign_value_that_never_ends_is_shown_where_errors_are_asked_for() -> None:
+    assert get_lock("foreign") is None
+    info = read_lock("foreign")
+    assert info is not None
+    assert (info.status, info.lease_left, info.owner, info.fence, info.note) == (
+        LockStatus.ERROR,
+        math.inf,
+        "?",
+        0,
+        "",
+    )
+    assert info.held_for == 0
+    assert Lock("foreign").status() is LockStatus.ERROR
+
+
+def test_a_pools_member_whose_end_somebody_has_taken_away_says_so(client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    with pool.acquire() as alice:
+        client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
+        info = read_lock(alice.name)
+        assert info is not None
+        assert (info.status, info.lease_left, info.fence) == (LockStatus.ERROR, math.inf, alice.fence)
+        assert alice.status() is LockStatus.ERROR

@@ -1,0 +1,383 @@
+"""``locked``: one call of a function or coroutine function at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
+
+import asgiref.sync
+import pytest
+import redis
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUnavailable, aforce_release, locked
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.state import LOCK, NAME, queued
+from tests.helpers.twins import Twins, abandon, lock_names
+
+Eventually = Callable[..., Any]
+AEventually = Callable[..., Any]
+Body = Generator[None, None, Any]
+
+
+# -- the name -------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_runs_under_the_lock_of_its_arguments(crowd: Crowd, client: redis.Redis) -> None:
+    def report(year: int, *rest: int, kind: str = "a b", **more: int) -> list[str]:
+        return lock_names(client)
+
+    me, twins = crowd(), Twins(locked("report:{year}:{kind}"), report)
+    assert me(twins, "call", 2026) == ["report:2026:a%20b"]
+    assert me(twins, "call", 2026, 1, kind="x", other=2) == ["report:2026:x"]
+    assert lock_names(client) == []
+
+
+def test_keyword_arguments_lie_flat_in_the_template(crowd: Crowd, client: redis.Redis) -> None:
+    def job(**options: str) -> list[str]:
+        return lock_names(client)
+
+    assert crowd()(Twins(locked("job:{queue}"), job), "call", queue="mail") == ["job:mail"]
+
+
+def test_a_callable_makes_the_name(crowd: Crowd, client: redis.Redis) -> None:
+    def report(year: int) -> list[str]:
+        return lock_names(client)
+
+    assert crowd()(Twins(locked(lambda year: f"year-{year}"), report), "call", 7) == ["year-7"]
+
+
+def test_a_function_without_a_name_is_locked_by_its_place_in_the_code(crowd: Crowd, client: redis.Redis) -> None:
+    def here() -> list[str]:
+        return lock_names(client)
+
+    place = f"{__name__}.test_a_function_without_a_name_is_locked_by_its_place_in_the_code.locals.here"
+    assert crowd()(Twins(locked(), here), "call") == [place]
+
+
+def test_a_method_runs_under_the_lock_of_its_object(crowd: Crowd, client: redis.Redis) -> None:
+    class Report:
+        pk = 7
+
+        @locked("report:{self.pk}")
+        def build(self) -> list[str]:
+            return lock_names(client)
+
+        @locked("report:{self.pk}")
+        async def abuild(self) -> list[str]:
+            return lock_names(client)
+
+    assert crowd()(Report(), "build") == ["report:7"]
+
+
+def test_an_unknown_field_is_an_error_that_lists_the_names_there_are(crowd: Crowd) -> None:
+    def report(year: int, kind: str = "a") -> None:
+        raise AssertionError("not reached")
+
+    with pytest.raises(ValueError, match=r"'report:\{yaer\}'.*'yaer'. Available values: kind, year\."):
+        crowd()(Twins(locked("report:{yaer}"), report), "call", 2026)
+
+
+def test_a_call_with_wrong_arguments_is_the_error_that_it_always_is(crowd: Crowd, client: redis.Redis) -> None:
+    def report(year: int) -> None:
+        raise AssertionError("not reached")
+
+    with pytest.raises(TypeError, match="missing a required argument: 'year'"):
+        crowd()(Twins(locked("report:{year}"), report), "call")
+
+
+@pytest.mark.parametrize("template", ["x:{}", "x:{0}", "x:{y", "x:y}", ""])
+def test_a_template_that_can_never_be_filled_is_an_error_at_once(template: str) -> None:
+    with pytest.raises(ValueError, match=r"lock name|lock's name"):
+        locked(template)(lambda: None)
+
+
+def test_wrong_options_are_errors_at_once() -> None:
+    with pytest.raises(ValueError, match="ttl must be at least"):
+        locked("x", ttl=0)
+    with pytest.raises(
+        TypeError, match=r"^locked\(\) takes no option 'fair'\. The options are: attempts, .*, using\.$"
+    ):
+        locked("x", fair=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="lock's name must be a str or a callable"):
+        locked(7)  # type: ignore[arg-type]
+
+
+def test_what_runs_after_its_call_has_returned_is_refused() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def agenerator() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (generator, agenerator):
+        with pytest.raises(TypeError, match=r"locked cannot decorate .* is free again"):
+            locked("x")(function)
+
+
+# -- busy -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_whose_lock_is_busy_is_not_called(crowd: Crowd) -> None:
+    def never() -> None:
+        raise AssertionError("not reached")
+
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    assert you(lock, "acquire")
+    with pytest.raises(LockNotAcquired, match=r"^Could not acquire the lock 'order:42' within .*: held els") as caught:
+        me(Twins(locked(NAME, blocking_timeout=0), never), "call")
+    assert caught.value.name == NAME
+
+
+def test_calls_at_the_same_time_run_one_after_the_other(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    inside: list[int] = []
+    go_on = threading.Event()
+
+    def section(number: int) -> Body:
+        inside.append(number)
+        while not go_on.is_set():
+            yield
+        assert inside == [number]
+        inside.clear()
+        return number
+
+    twins = Twins(locked(NAME), section)
+    calls = [crowd().start(twins, "call", number) for number in range(10)]
+    eventually(lambda: inside and queued(client) == 9)
+    go_on.set()
+    assert [call.result(GENEROUS) for call in calls] == list(range(10))
+    assert lock_names(client) == []
+
+
+def test_a_function_is_not_called_while_redis_is_away(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+
+    def never() -> None:
+        raise AssertionError("not reached")
+
+    own.stop()
+    with pytest.raises(LockUnavailable) as caught:
+        crowd()(Twins(locked(NAME), never), "call")
+    assert caught.value.name == NAME
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_is_as_its_options_say(crowd: Crowd, client: redis.Redis) -> None:
+    def look() -> tuple[Any, Any]:
+        return client.pttl(LOCK), client.get(LOCK)
+
+    left, text = crowd()(Twins(locked(NAME, ttl=500, note="the books", purpose="nightly run"), look), "call")
+    assert 300_000 < left <= 500_000
+    assert text.endswith(b" nightly run\nthe books")
+
+
+class Recursive:
+    """Calls itself as often as it is told, and returns whether the lock is held here, as others see it too."""
+
+    def __init__(self, **options: Any) -> None:
+        @locked(NAME, **options)
+        def call(again: int) -> bool:
+            return call(again - 1) if again else Lock(NAME).owned()
+
+        @locked(NAME, **options)
+        async def acall(again: int) -> bool:
+            return await acall(again - 1) if again else await Lock(NAME).aowned()
+
+        self.call, self.acall = call, acall
+
+
+def test_the_lock_is_owned_by_the_caller(crowd: Crowd) -> None:
+    assert crowd()(Recursive(), "call", 0) is True
+
+
+def test_a_reentrant_function_may_call_itself(crowd: Crowd, client: redis.Redis) -> None:
+    assert crowd()(Recursive(reentrant=True), "call", 3) is True
+    assert lock_names(client) == []
+
+
+def test_another_function_that_calls_itself_does_not_wait_for_itself(crowd: Crowd, client: redis.Redis) -> None:
+    with pytest.raises(LockError, match=r"^Cannot wait for the lock 'order:42': .* would wait for itself without end"):
+        crowd()(Recursive(), "call", 1)
+    assert lock_names(client) == []
+
+
+# -- the end of the call --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), RuntimeError("mine")])
+def test_an_error_of_the_function_propagates_and_the_lock_is_free(
+    error: Exception, crowd: Crowd, client: redis.Redis
+) -> None:
+    def fail() -> None:
+        assert lock_names(client) == [NAME]
+        raise error
+
+    with pytest.raises(type(error), match="mine"):
+        crowd()(Twins(locked(NAME), fail), "call")
+    assert lock_names(client) == []
+
+
+def test_a_stop_iteration_of_the_function_propagates(client: redis.Redis) -> None:
+    @locked(NAME)
+    def function() -> None:
+        next(iter(()))
+
+    with pytest.raises(StopIteration):
+        function()
+    assert lock_names(client) == []
+
+
+def test_a_lock_that_was_lost_is_told_but_not_over_an_error_of_the_function(crowd: Crowd, client: redis.Redis) -> None:
+    def lose(error: Exception | None) -> None:
+        client.flushall()
+        if error:
+            raise error
+
+    me, twins = crowd(), Twins(locked(NAME), lose)
+    with pytest.raises(LockLost, match=f"'{NAME}' was lost"):
+        me(twins, "call", None)
+    with pytest.raises(ZeroDivisionError):
+        me(twins, "call", ZeroDivisionError())
+
+
+def test_a_function_whose_release_fails_tells_so_and_the_lock_is_free_once_redis_is_back(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me = crowd()
+    with pytest.raises(LockUnavailable, match="The lock is not released"):
+        me(Twins(locked(NAME), own.stop), "call")
+    own.start()
+    assert me(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
+
+
+# -- interrupted ----------------------------------------------------------------------------------------------------
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_function_releases(client: redis.Redis) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Twins(locked(NAME), interrupt).call()
+    assert lock_names(client) == []
+
+
+def test_an_interrupted_coroutine_function_releases(client: redis.Redis, eventually: Eventually) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(Twins(locked(NAME), interrupt).acall())
+    eventually(lambda: not lock_names(client))
+
+
+async def test_a_coroutine_that_is_cancelled_releases(
+    actor: Callable[[], Actor], client: redis.Redis, aeventually: AEventually
+) -> None:
+    inside = asyncio.Event()
+
+    @locked(NAME)
+    async def section() -> None:
+        inside.set()
+        await asyncio.sleep(GENEROUS)
+
+    task = actor()
+    task.start(section)
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    assert lock_names(client) == [NAME]
+    await task.end()
+    await aeventually(lambda: not lock_names(client))
+
+
+async def test_a_coroutine_that_is_closed_releases(client: redis.Redis, aeventually: AEventually) -> None:
+    inside = asyncio.Event()
+
+    @locked(NAME)
+    async def section() -> None:
+        inside.set()
+        await asyncio.sleep(GENEROUS)
+
+    await abandon(section(), inside.is_set)
+    await aeventually(lambda: not lock_names(client))
+
+
+async def test_a_coroutine_that_is_closed_while_it_waits_leaves_the_queue(
+    actor: Callable[[], Actor], client: redis.Redis, aeventually: AEventually
+) -> None:
+    @locked(NAME)
+    async def section() -> None:
+        raise AssertionError("not reached")
+
+    you, lock = actor(), Lock(NAME)
+    assert await you(lock.aacquire)
+    await abandon(section(), lambda: queued(client) == 1)
+    await aeventually(lambda: not queued(client))
+    await you(lock.arelease)
+    assert lock_names(client) == []
+
+
+# -- coroutine functions and others ---------------------------------------------------------------------------------
+
+
+def test_a_decorated_coroutine_function_is_one() -> None:
+    @locked()
+    async def report() -> None: ...
+
+    assert inspect.iscoroutinefunction(report)
+    assert asgiref.sync.iscoroutinefunction(report)
+    assert report.__name__ == "report"
+
+
+async def test_a_sync_function_called_in_a_coroutine_is_told_what_to_do(client: redis.Redis) -> None:
+    @locked(NAME)
+    def section() -> list[str]:
+        return lock_names(client)
+
+    with pytest.raises(
+        SynchronousOnlyOperation,
+        match=r"would block the event loop .*\. Decorate a coroutine function, or call it through sync_to_async\.$",
+    ):
+        section()
+    assert lock_names(client) == []
+    assert await asgiref.sync.sync_to_async(section)() == [NAME]
+
+
+async def test_a_coroutine_function_may_be_cancelled_when_its_lock_is_lost(client: redis.Redis) -> None:
+    @locked(NAME, on_lost="cancel")
+    async def section() -> None:
+        await aforce_release(NAME)
+        await asyncio.sleep(GENEROUS)
+
+    with pytest.raises(LockLost):
+        await section()
+
+
+def test_a_sync_function_cannot_be_cancelled_and_is_not_called(client: redis.Redis) -> None:
+    @locked(NAME, on_lost="cancel")
+    def section() -> None:
+        raise AssertionError("not reached")
+
+    with pytest.raises(TypeError, match="on_lost='cancel' cancels the task"):
+        section()
+    assert lock_names(client) == []
+
+
+def test_a_function_may_hear_that_its_lock_is_lost(crowd: Crowd, client: redis.Redis) -> None:
+    lost = threading.Event()
+
+    def section() -> Body:
+        client.flushall()
+        while not lost.is_set():
+            yield
+
+    with pytest.raises(LockLost):
+        crowd()(Twins(locked(NAME, ttl=1, on_lost=lambda error: lost.set()), section), "call")

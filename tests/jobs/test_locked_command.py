@@ -1,0 +1,370 @@
+"""``LockedCommand``: a site's own commands that must not overlap."""
+
+from __future__ import annotations
+
+import io
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import SynchronousOnlyOperation
+from django.core.management import CommandError, call_command
+from django.core.management.base import BaseCommand, OutputWrapper
+
+from django_redislock import (
+    Lock,
+    LockedCommand,
+    LockInfo,
+    LockLost,
+    LockUnavailable,
+    force_release,
+    get_lock,
+    lock_acquired,
+)
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.processes import Worker
+from tests.helpers.proxy import proxy
+
+Settings = Any  # its type has another name in each pytest-django
+Eventually = Callable[..., Any]
+
+
+class Report(LockedCommand, BaseCommand):
+    """As a site would write it; what it does is put in by the test."""
+
+    lock_name = "report"
+    work: Callable[..., Any] = staticmethod(lambda command, **options: "done")
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("--year", type=int, default=2026)
+
+    def handle(self, *args: Any, **options: Any) -> Any:
+        return self.work(self, **options)
+
+
+def report(work: Callable[..., Any] | None = None, arguments: dict[str, Any] | None = None, **attributes: Any) -> str:
+    """Run the command with other attributes; return what it printed."""
+    more = attributes if work is None else {**attributes, "work": staticmethod(work)}
+    out = io.StringIO()
+    call_command(type("Command", (Report,), more)(), stdout=out, **(arguments or {}))
+    return out.getvalue()
+
+
+def never(command: Any, **options: Any) -> None:
+    raise AssertionError("not reached")
+
+
+def kept() -> bool:
+    """Whether the lock of a command that has ended is still there, for the 20 seconds that it was told."""
+    info = get_lock("report")
+    return info is not None and 0 < info.lease_left <= 20
+
+
+@pytest.fixture
+def acquired() -> Iterator[list[str]]:
+    """The names of the locks that were acquired."""
+    seen: list[str] = []
+
+    def receiver(name: str, **facts: object) -> None:
+        seen.append(name)
+
+    lock_acquired.connect(receiver)
+    yield seen
+    lock_acquired.disconnect(receiver)
+
+
+# -- the lock -------------------------------------------------------------------------------------------------------
+
+
+def test_a_locked_command_holds_its_lock_while_it_runs() -> None:
+    held: list[LockInfo | None] = []
+    for _ in range(2):
+        assert report(lambda command, **options: held.append(get_lock("report"))) == ""
+        assert get_lock("report") is None
+    # the module's name is the command's
+    assert [info is not None and info.owner.rpartition(" ")[2] for info in held] == ["test_locked_command"] * 2
+
+
+async def test_in_an_event_loop_it_is_refused() -> None:
+    with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
+        report(never)
+
+
+def test_what_the_command_prints_is_printed() -> None:
+    assert report() == "done\n"
+
+
+def test_its_name_is_by_default_that_of_app_and_command(acquired: list[str]) -> None:
+    class Nightly(LockedCommand):
+        __module__ = "django_redislock.management.commands.nightly"
+
+        def handle(self, *args: Any, **options: Any) -> None:
+            pass
+
+    class Elsewhere(Nightly):
+        __module__ = "scripts.weekly"
+
+    call_command(Nightly())
+    call_command(Elsewhere())
+    assert acquired == ["django_redislock:nightly", "scripts:weekly"]
+
+
+def test_its_name_may_be_a_template_over_its_options(acquired: list[str]) -> None:
+    report(lock_name="report:{year}", arguments={"year": 2027})
+    assert acquired == ["report:2027"]
+
+
+def test_the_options_of_the_lock_are_those_of_the_class(settings: Settings) -> None:
+    settings.CACHES = {**settings.CACHES, "other": {**settings.CACHES["default"], "KEY_PREFIX": "other"}}
+    seen: list[Any] = []
+    more = {"note": "the books", "purpose": "nightly run"}
+    report(
+        lambda command, **options: seen.append(get_lock("report", using="other")),
+        lock_ttl=500,
+        lock_using="other",
+        lock_options=more,
+    )
+    assert 300 < seen[0].lease_left <= 500
+    assert (seen[0].note, seen[0].owner.partition(" ")[2]) == ("the books", "nightly run")
+
+
+def test_an_option_that_no_lock_takes_is_an_error_that_names_the_choices() -> None:
+    with pytest.raises(TypeError, match=r"takes no option 'fair'\. The options are: attempts, "):
+        report(never, lock_options={"fair": True})
+
+
+# -- busy -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(other: Callable[[], Other]) -> None:
+    """Somebody else holds the lock."""
+    assert other()(Lock("report").acquire)
+
+
+@pytest.mark.parametrize(("attributes", "status"), [({}, 75), ({"lock_busy_status": 0}, 0)])
+def test_a_busy_lock_is_a_command_error_with_a_status_of_its_own(
+    attributes: dict[str, Any], status: int, busy: None
+) -> None:
+    with pytest.raises(CommandError, match=r"^Could not acquire the lock report: held by .+ for \d") as caught:
+        report(never, **attributes)
+    assert caught.value.returncode == status
+
+
+@pytest.mark.parametrize(("arguments", "says"), [([], False), (["-v2"], True), (["--traceback"], False)])
+def test_cron_has_nothing_to_mail_about_a_busy_lock(
+    arguments: list[str], says: bool, busy: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        Report().run_from_argv(["manage.py", "report", *arguments])
+    assert caught.value.code == 75
+    printed = capsys.readouterr()
+    assert ("Could not acquire the lock report: held by " in printed.err) == says
+    assert says or (printed.out, printed.err) == ("", "")
+
+
+def test_at_a_terminal_a_busy_lock_says_who_holds_it(
+    busy: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
+    with pytest.raises(SystemExit) as caught:
+        Report().run_from_argv(["manage.py", "report"])
+    assert caught.value.code == 75
+    assert "Could not acquire the lock report: held by " in capsys.readouterr().err
+
+
+def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:
+    class Outer(Report):
+        def handle(self, *args: Any, **options: Any) -> None:
+            call_command(type("Command", (Report,), {"lock_name": "inner", "lock_busy_status": 9})())
+
+    with Lock("inner"), pytest.raises(SystemExit) as caught:
+        Outer().run_from_argv(["manage.py", "outer"])
+    assert caught.value.code == 9
+    assert "Could not acquire the lock inner: held by " in capsys.readouterr().err
+
+
+def test_who_holds_a_busy_lock_may_remain_unknown(busy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(lock: Lock) -> None:
+        raise LockUnavailable("gone", lock.name)
+
+    monkeypatch.setattr(Lock, "info", unavailable)
+    with pytest.raises(CommandError, match=r"^Could not acquire the lock report: held elsewhere\.$"):
+        report(never)
+
+
+def test_it_waits_when_told_to(eventually: Eventually, other: Callable[[], Other]) -> None:
+    lock, thread = Lock("report"), other()
+    thread(lock.acquire)
+
+    def let_go() -> None:
+        eventually(lambda: (info := get_lock("report")) and info.waiters)
+        lock.release()
+
+    thread.start(let_go)
+    assert report(lock_blocking_timeout=GENEROUS) == "done\n"
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_it_keeps_the_lock_for_machines_whose_clocks_differ() -> None:
+    assert report(lock_at_least=20) == "done\n"
+    assert kept()
+
+
+@pytest.mark.parametrize("status", [0, 3, None, "a message"])
+def test_it_keeps_the_lock_when_the_command_exits_as_well(status: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        report(lambda command, **options: sys.exit(status), lock_at_least=20)
+    assert caught.value.code == status
+    assert kept()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_of_the_command_propagates_and_the_lock_is_free(error: type[BaseException]) -> None:
+    def fail(command: Any, **options: Any) -> None:
+        assert get_lock("report")
+        raise error
+
+    with pytest.raises(error):
+        report(fail, lock_at_least=20)
+    assert get_lock("report") is None
+
+
+@pytest.mark.parametrize("at_least", [0, 20])
+def test_a_command_may_release_its_lock_itself(at_least: int) -> None:
+    assert report(lambda command, **options: command.lock.release(), lock_at_least=at_least) == ""
+    assert get_lock("report") is None
+
+
+INTERRUPTED = """
+from django.core.management import call_command
+
+class Report(LockedCommand):
+    lock_name, lock_ttl, lock_at_least = "report", 1, 600
+
+    def handle(self, **options):
+        pass
+
+try:
+    call_command(Report())
+except KeyboardInterrupt:
+    say("interrupted")
+hear()
+"""
+
+
+def test_a_command_interrupted_while_it_gives_its_lock_back_leaves_none(
+    server: RedisServer, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    with proxy(server.port) as network:
+        monkeypatch.setenv("REDISLOCK_TEST_URL", network.url)
+        detaching = network.hold_request("detach")
+        worker = start(INTERRUPTED)
+        assert detaching.caught.wait(GENEROUS)
+        worker.signal(signal.SIGINT)
+        worker.expect("interrupted")
+        eventually(lambda: not get_lock("report"))
+
+
+@pytest.mark.parametrize("then", ["returns", "looks", "exits"])
+def test_a_lock_that_was_lost_meanwhile_is_a_command_error(then: str) -> None:
+    def lose(command: Any, **options: Any) -> None:
+        force_release("report")
+        if then == "looks":
+            command.lock.extend(1)
+        if then == "exits":
+            with suppress(LockLost):
+                command.lock.extend(1)
+            sys.exit(0)
+
+    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
+        report(lose)
+    assert caught.value.returncode == 76
+
+
+def test_the_loss_of_another_lock_is_the_commands_own_business() -> None:
+    def lose(command: Any, **options: Any) -> None:
+        with Lock("other"):
+            force_release("other")
+
+    with pytest.raises(LockLost, match="'other'"):
+        report(lose)
+    assert get_lock("report") is None
+
+
+# -- Redis away -----------------------------------------------------------------------------------------------------
+
+
+def test_redis_out_of_reach_is_a_command_error_and_nothing_runs(
+    own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    own.stop()
+    with pytest.raises(CommandError, match=r"cannot .*reach") as caught:
+        report(never)
+    assert caught.value.returncode == 69
+
+
+@pytest.mark.parametrize("at_least", [0, 20])
+def test_redis_out_of_reach_at_the_end_is_logged_as_the_work_is_done(
+    at_least: int, own: RedisServer, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    retry_for(0.1)
+
+    def stop(command: Any, **options: Any) -> str:
+        own.stop()
+        return "done"
+
+    with caplog.at_level(logging.WARNING, "django_redislock"):
+        assert report(stop, lock_at_least=at_least) == "done\n"
+    assert caplog.text.count("event=not-released name=report") == 1
+
+
+def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(
+    server: RedisServer, settings: Settings, eventually: Eventually
+) -> None:
+    with proxy(server.port) as network:
+        default = settings.CACHES["default"]
+        far = {**default, "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+
+        def cut(command: Any, **options: Any) -> str:
+            network.cut()
+            return "done"
+
+        assert report(cut, lock_using="far", lock_ttl=600) == "done\n"
+        assert get_lock("report")
+        network.mend()
+        eventually(lambda: not get_lock("report"))
+
+
+@pytest.mark.parametrize("call", ["lock.detach", "release_surely"])
+def test_a_command_interrupted_while_it_gives_its_lock_back_releases_it_in_the_background(
+    call: str, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    def interrupt(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    target = "django_redislock.Lock.detach" if call == "lock.detach" else f"django_redislock.jobs.locked_command.{call}"
+    monkeypatch.setattr(target, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        report(lambda command, **options: None, lock_at_least=20 if call == "lock.detach" else 0)
+    eventually(lambda: get_lock("report") is None)
+
+
+@pytest.mark.parametrize("at_least", [0, 20])
+def test_a_lock_that_is_found_to_be_gone_at_the_end_is_a_command_error(at_least: int, client: redis.Redis) -> None:
+    def vanish(command: Any, **options: Any) -> None:
+        client.flushall()
+
+    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
+        report(vanish, lock_at_least=at_least)
+    assert caught.value.returncode == 76

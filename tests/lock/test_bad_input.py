@@ -1,0 +1,197 @@
+"""Names, tokens, durations and delays that cannot be any: said in a short error, before Redis is asked.
+
+What the constructor of a lock and the decorators take is in tests/base/test_options.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from redis.backoff import AbstractBackoff, ConstantBackoff
+
+import django_redislock
+from django_redislock import ConditionalValue, Counter, Lock, LockPool, get_lock, locked_view
+from django_redislock.cachelock import CacheLock
+from django_redislock.display import shown
+from tests.helpers.actors import Crowd
+from tests.helpers.state import NAME, leftovers
+
+from .texts import MEGA
+
+nowhere = pytest.mark.usefixtures("nowhere")
+
+
+def brief(value: object) -> str:
+    return ascii(shown(value))[:20]
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+NO_NAMES: list[Any] = [
+    "",
+    "a\nb",
+    "a\0b",
+    "\x1b[2J",
+    "\x85",
+    "\ud800",
+    "x" * 513,
+    "\u00e9" * 257,
+    "x" * MEGA,
+    b"bytes",
+    b"x" * MEGA,
+    None,
+    7,
+    10**5000,
+    1.5,
+    ["a"],
+    True,
+]
+
+
+@nowhere
+@pytest.mark.parametrize("name", NO_NAMES, ids=brief)
+def test_what_is_no_name_is_refused(crowd: Crowd, name: Any) -> None:
+    me = crowd()
+    takers: list[Callable[[], object]] = [
+        lambda: Lock(name),
+        lambda: Counter(name),
+        lambda: ConditionalValue(name),
+        lambda: CacheLock(name),
+        lambda: me(django_redislock, "get_lock", name),
+        lambda: me(django_redislock, "force_release", name),
+    ]
+    for take in takers:
+        with pytest.raises((TypeError, ValueError), match="name") as caught:
+            take()
+        assert len(str(caught.value)) < 400
+        assert str(caught.value).isprintable()
+
+
+@nowhere
+@pytest.mark.parametrize("member", ["", None, b"a", 7, "x" * MEGA], ids=brief)
+def test_what_is_no_member_of_a_pool_is_refused(crowd: Crowd, member: Any) -> None:
+    for method in ("extend", "assign", "shrink"):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            crowd()(LockPool("accounts"), method, [member])
+        assert len(str(caught.value)) < 400
+
+
+@nowhere
+@pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=y", "", "x" * MEGA, None, b"a"], ids=brief)
+def test_a_callable_that_makes_no_name_is_refused(name: Any) -> None:
+    @locked_view(lambda request: name)
+    def view(request: HttpRequest) -> HttpResponse:
+        raise AssertionError
+
+    with pytest.raises((TypeError, ValueError), match="lock") as caught:
+        view(RequestFactory().get("/"))
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("prefix", ["a b", "a\0", "a\n", "{a}", "\ud800", "", None, 7, b"x", "{" * MEGA], ids=brief)
+def test_a_prefix_that_cannot_be_one_is_refused(crowd: Crowd, prefix: Any, settings: Any) -> None:
+    settings.REDISLOCK = {"KEY_PREFIX": prefix}
+    with pytest.raises(ImproperlyConfigured, match="KEY_PREFIX") as caught:
+        crowd()(Lock(NAME), "acquire")
+    assert len(str(caught.value)) < 400
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@nowhere
+@pytest.mark.parametrize(
+    "token", ["", "short secret", "x" * 129, "x" * 21 + " ", "x" * 22 + "\n", "\u00e9" * 22, b"x" * 22, 7, "*" * 30]
+)
+def test_what_cannot_be_a_token_is_refused_and_not_repeated(crowd: Crowd, token: Any) -> None:
+    me = crowd()
+    for take in (lambda: Lock(NAME, token=token), lambda: me(Lock(NAME), "acquire", token=token)):
+        with pytest.raises(ValueError, match="A token must be") as caught:
+            take()
+        assert not token or str(token) not in str(caught.value)
+
+
+# -- seconds ----------------------------------------------------------------------------------------------------------
+
+NO_SECONDS: list[Any] = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    -0.5,
+    1e300,
+    10**400,
+    10**5000,
+    2**63,
+    True,
+    "10",
+    "x" * MEGA,
+    b"10",
+    Decimal(10),
+    [10],
+    1j,
+]
+
+
+@nowhere
+@pytest.mark.parametrize("value", NO_SECONDS, ids=brief)
+def test_what_are_no_seconds_is_refused(crowd: Crowd, value: Any) -> None:
+    me = crowd()
+    takers: list[Callable[[], object]] = [
+        lambda: me(Lock(NAME), "acquire", blocking_timeout=value),
+        lambda: me(Counter("a"), "incr", ttl=value),
+        lambda: me(ConditionalValue("a"), "setgt", 1, ttl=value),
+        lambda: CacheLock("a", timeout=value),
+    ]
+    for take in takers:
+        with pytest.raises((TypeError, ValueError), match=r"seconds|at most ten years") as caught:
+            take()
+        assert shown(value) in str(caught.value)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("value", [0, *NO_SECONDS], ids=brief)
+def test_what_are_no_seconds_leaves_a_held_lock_as_it_is(crowd: Crowd, value: Any) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=100)
+    me(lock, "acquire")
+    for method in ("extend", "detach"):
+        with pytest.raises((TypeError, ValueError), match=r"seconds|at most ten years"):
+            me(lock, method, value)
+    info = get_lock(NAME)
+    assert info is not None
+    assert info.lease_left <= 100
+    me(lock, "release")
+
+
+# -- delays between looks ---------------------------------------------------------------------------------------------
+
+
+class Odd(AbstractBackoff):
+    def __init__(self, delay: Any) -> None:
+        self.delay = delay
+
+    def compute(self, failures: int) -> Any:
+        return self.delay
+
+
+@pytest.mark.parametrize("delay", [math.nan, None, "1", b"", [1]], ids=brief)
+def test_a_delay_that_is_no_number_is_refused_and_leaves_nothing(crowd: Crowd, delay: Any, client: redis.Redis) -> None:
+    with pytest.raises(ValueError, match=r"delays of backoff must be seconds.*, not ") as caught:
+        crowd()(Lock(NAME, poll=True, backoff=Odd(delay)), "acquire")
+    assert shown(delay) in str(caught.value)
+    assert leftovers(client) == []
+
+
+@pytest.mark.parametrize("delay", [-1.0, 0, math.inf, -math.inf])
+def test_a_delay_beyond_all_bounds_is_bounded(crowd: Crowd, delay: float) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "acquire")
+    assert not you(Lock(NAME, poll=True, backoff=ConstantBackoff(delay)), "acquire", blocking_timeout=0.05)

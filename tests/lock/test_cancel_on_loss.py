@@ -1,0 +1,296 @@
+"""``on_lost="cancel"``: the task that holds a lost lock is cancelled, and ``async with`` raises LockLost out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock, LockLost, aforce_release, lock_lost
+from tests.helpers.actors import GENEROUS, Actor
+from tests.helpers.state import NAME
+
+Eventually = Callable[..., Any]
+
+
+async def forever() -> None:
+    await asyncio.sleep(GENEROUS)
+    pytest.fail("nothing ended it")
+
+
+def cancelling(name: str = NAME, **options: Any) -> Lock:
+    return Lock(name, on_lost="cancel", **options)
+
+
+def short(name: str = NAME, **options: Any) -> Lock:
+    """A lock that is lost soon."""
+    return cancelling(name, ttl=0.3, auto_renew=False, **options)
+
+
+def cancellations() -> int:
+    """How many want the end of the running task. Before Python 3.11 nobody counts."""
+    count = getattr(asyncio.current_task(), "cancelling", None)
+    return count() if count is not None else 0
+
+
+@pytest.fixture
+def told(eventually: Eventually) -> Iterator[Callable[[], None]]:
+    """Block this thread, and its event loop, until the holder of a lost lock has been told."""
+    tellers: list[threading.Thread] = []
+
+    def receiver(**facts: object) -> None:
+        tellers.append(threading.current_thread())
+
+    def told() -> None:
+        eventually(lambda: tellers)
+        for thread in tellers:
+            thread.join(GENEROUS)
+
+    lock_lost.connect(receiver)
+    yield told
+    lock_lost.disconnect(receiver)
+
+
+# -- the holder is cancelled ------------------------------------------------------------------------------------------
+
+
+async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raises_lock_lost(using: str) -> None:
+    lock, fences = short(using=using), list[int | None]()
+
+    async def hold() -> None:
+        async with lock:
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                fences.append(lock.fence)
+                raise
+
+    with pytest.raises(LockLost) as caught:
+        await hold()
+    assert caught.value.name == NAME
+    assert fences == [caught.value.fence]
+    assert cancellations() == 0
+    assert lock.token is None
+    await asyncio.sleep(0)  # nothing follows
+
+
+async def test_a_forced_release_cancels_the_holder(using: str, actor: Callable[[], Actor]) -> None:
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with cancelling(ttl=3, using=using):
+            inside.set()
+            await forever()
+
+    holding = actor().start(hold)
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    await aforce_release(NAME, using=using)
+    with pytest.raises(LockLost):
+        await asyncio.wait_for(holding, GENEROUS)
+
+
+async def test_an_acquire_without_async_with_is_cancelled_as_well_and_its_release_raises_lock_lost() -> None:
+    async def hold() -> None:
+        lock = short()
+        await lock.aacquire()
+        try:
+            await forever()
+        finally:
+            await lock.arelease()
+
+    with pytest.raises(LockLost) as caught:
+        await hold()
+    assert isinstance(caught.value.__context__, asyncio.CancelledError)
+    assert cancellations() == 0  # else the next TaskGroup would cancel the task again
+
+
+async def test_a_slow_receiver_of_the_signal_does_not_put_the_cancellation_off() -> None:
+    gate = threading.Event()
+
+    def slow(**facts: object) -> None:
+        gate.wait(2 * GENEROUS)
+
+    lock_lost.connect(slow)
+    try:
+        with pytest.raises(LockLost):
+            async with short():
+                await forever()
+    finally:
+        lock_lost.disconnect(slow)
+        gate.set()
+
+
+# -- and nobody else --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["loss", "cancellation"])
+async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
+    first: str, actor: Callable[[], Actor], told: Callable[[], None]
+) -> None:
+    async def hold() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        async with short():
+            if first == "cancellation":
+                loop.call_soon(task.cancel)
+            told()
+            if first == "loss":
+                loop.call_soon(task.cancel)
+            await forever()
+
+    result = actor().start(hold)
+    await asyncio.wait([result], timeout=GENEROUS)
+    if hasattr(asyncio.Task, "uncancel"):
+        assert result.cancelled()
+    else:  # Python 3.10 does not count who wants the end of a task
+        assert isinstance(result.exception(), LockLost)
+
+
+async def test_a_release_takes_back_its_own_cancellation_and_nobody_elses(actor: Callable[[], Actor]) -> None:
+    async def hold() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        lock = short()
+        await lock.aacquire()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        return cancellations()
+
+    assert await actor()(hold) == (1 if hasattr(asyncio.Task, "uncancel") else 0)
+
+
+async def test_a_loss_after_the_block_has_ended_cancels_nobody(told: Callable[[], None]) -> None:
+    lock = short()
+    with pytest.raises(LockLost):
+        async with lock:
+            told()  # the news is on its way through a loop that has no time for it
+    await asyncio.sleep(0.01)
+    assert cancellations() == 0
+    async with lock:
+        pass
+    await asyncio.sleep(0.5)
+    assert cancellations() == 0
+
+
+async def test_a_loss_that_is_on_its_way_when_the_section_is_closed_cancels_nobody(told: Callable[[], None]) -> None:
+    async def generator() -> AsyncIterator[int]:
+        async with short():
+            yield 1
+
+    steps: Any = generator()
+    await steps.__anext__()
+    told()
+    await steps.aclose()
+    await asyncio.sleep(0.01)
+    assert cancellations() == 0
+
+
+async def test_a_released_lock_leaves_its_task_alone() -> None:
+    lock = cancelling()
+    await lock.aacquire()
+    await lock.arelease()
+    async with lock:
+        pass
+    assert cancellations() == 0
+
+
+def test_a_holder_whose_loop_is_gone_is_not_cancelled(eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    lock = short()
+
+    async def hold() -> None:
+        await lock.aacquire()
+
+    try:
+        loop.run_until_complete(loop.create_task(hold()))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+    eventually(lambda: "event=lost" in caplog.text)
+    eventually(lambda: not any(thread.name == "redislock-notifier" for thread in threading.enumerate()))
+    assert "failed" not in caplog.text
+
+
+# -- several locks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["outer", "inner"])
+async def test_the_loss_of_one_of_two_locks_releases_the_other_and_names_the_lost_one(lost: str) -> None:
+    outer, inner = (short(name) if name == lost else cancelling(name) for name in ("outer", "inner"))
+    with pytest.raises(LockLost) as caught:
+        async with outer, inner:
+            await forever()
+    assert caught.value.name == lost
+    assert not await (inner if lost == "outer" else outer).alocked()
+    assert cancellations() == 0
+
+
+async def test_the_loss_of_both_of_two_locks_ends_in_one_lock_lost(eventually: Eventually) -> None:
+    async def hold() -> None:
+        async with short("outer") as outer, short("inner") as inner:
+            eventually(lambda: outer.lost and inner.lost)
+            await forever()
+
+    with pytest.raises(LockLost):
+        await hold()
+    assert cancellations() == 0
+
+
+async def test_the_loss_of_a_reentrant_lock_ends_all_its_blocks() -> None:
+    with pytest.raises(LockLost):
+        async with short(reentrant=True) as lock, lock:
+            await forever()
+    assert lock.token is None
+    assert cancellations() == 0
+
+
+# -- what a body may do with it ---------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_catches_the_cancellation_learns_of_the_loss_at_its_end() -> None:
+    went_on = []
+
+    async def hold() -> None:
+        async with short():
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                went_on.append(True)
+
+    with pytest.raises(LockLost):
+        await hold()
+    assert went_on
+    assert cancellations() == 0
+
+
+async def test_a_body_that_turns_the_cancellation_into_an_error_of_its_own_raises_that() -> None:
+    async def hold() -> None:
+        async with short():
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+
+    with pytest.raises(ZeroDivisionError):
+        await hold()
+    assert cancellations() == 0
+
+
+# -- sync code --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() -> None:
+    with pytest.raises(TypeError, match=r"on_lost='cancel' cancels the task .* use aacquire\(\) or async with"):
+        cancelling().acquire()
+    with pytest.raises(TypeError, match="sync code is no task"), cancelling():
+        raise AssertionError("not reached")

@@ -1,0 +1,355 @@
+"""Handing a lock over: ``detach()`` here, and ``Lock(name, token=...)`` elsewhere; and who may use a token."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock
+from django_redislock.engine.lease import ADOPTED, RELEASED
+from django_redislock.engine.runtime import runtime
+from django_redislock.store import calls
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.processes import Worker
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, flag, holder, lease_of, leftovers, queued, value
+
+from .blocks import Block
+
+Eventually = Callable[..., Any]
+Hears = Callable[[Any, Lock], None]
+Start = Callable[..., Worker]
+
+# A process that uses the lock as it is told, and tells what it sees.
+WORKS = """
+lock = Lock(name, **options, on_lost=lambda error: say("lost", error.reason))
+say("ready")
+while order := hear().split():
+    if order[0] == "token":
+        lock = Lock(name, token=order[1], **options)
+    elif order[0] == "acquire":
+        say("acquired", lock.acquire(blocking=False), lock.fence, lock.token)
+    elif order[0] == "release":
+        try:
+            lock.release()
+            say("released")
+        except LockNotOwned as error:
+            say("refused", type(error).__name__, error)
+    elif order[0] == "listens":
+        from tests.helpers.state import listener
+        while not listener().ready:
+            time.sleep(0.01)
+        say("listens")
+    else:
+        say("state", lock.owned(), lock.lost)
+"""
+
+
+def ask(worker: Worker, *words: str) -> list[str]:
+    """Give an order, and return the answer without its first word."""
+    worker.tell(" ".join(words))
+    answers = {"acquire": "acquired", "release": "released", "listens": "listens", "state": "state"}
+    return worker.expect(answers[words[0]])
+
+
+def seconds_left(client: redis.Redis) -> float:
+    return int(client.pttl(LOCK)) / 1000
+
+
+def is_renewed(client: redis.Redis, eventually: Eventually) -> None:
+    end = server_time(client) / 1e6 + seconds_left(client)
+    eventually(lambda: server_time(client) / 1e6 + seconds_left(client) > end + 0.5)
+
+
+# -- detach -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_detached_a_lock_has_nothing_more_to_do_with_it(
+    crowd: Crowd, using: str, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=0.6, on_lost=losses.append, using=using)
+    me(lock, "acquire")
+    token = me.read(lambda: lock.token)
+    assert me(lock, "detach") == token
+    assert me.read(lambda: (lock.token, lock.fence, lock.lost, lock.remaining())) == (None, None, False, 0.0)
+    assert (me(lock, "locked"), me(lock, "owned")) == (True, False)
+    for method in ("release", "detach"):
+        with pytest.raises(LockNotOwned):
+            me(lock, method)
+    eventually(lambda: not me(lock, "locked"))  # not renewed here
+    assert losses == []
+
+
+@pytest.mark.parametrize(("ttl", "least", "most"), [(None, 90, 100), (20, 10, 20), (500, 490, 500)])
+def test_a_detached_lock_stands_for_its_ttl_or_for_the_one_that_is_given(
+    crowd: Crowd, ttl: float | None, least: float, most: float, client: redis.Redis
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=100)
+    me(lock, "acquire")
+    client.config_resetstat()
+    me(lock, "detach", ttl)
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert least < seconds_left(client) <= most
+    assert flag(client) == "d"
+
+
+def test_a_lock_that_was_handed_over_to_a_waiter_has_its_full_ttl_when_that_detaches_it(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME, ttl=100)
+    me(lock, "acquire")
+    waiting = you.start(second, "acquire")
+    detaching = you.start(second, "detach")
+    eventually(lambda: queued(client))
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    assert detaching.result(GENEROUS)
+    assert seconds_left(client) > 60  # a handoff's own lease is a third
+
+
+def test_the_bearer_of_the_token_releases_a_detached_lock(crowd: Crowd, using: str) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
+    me(lock, "acquire")
+    bearer = Lock(NAME, token=me(lock, "detach"), using=using)
+    assert you(bearer, "owned")
+    you(bearer, "release")
+    assert not me(lock, "locked")
+    with pytest.raises(LockNotOwned):
+        you(bearer, "release")
+
+
+def test_the_bearer_of_the_token_adopts_a_detached_lock_with_its_fence_and_renews_it(
+    crowd: Crowd, using: str, eventually: Eventually
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=1.5, using=using)
+    me(lock, "acquire")
+    fence, token = me.read(lambda: lock.fence), me(lock, "detach")
+    adopter = Lock(NAME, token=token, ttl=3, using=using)
+    assert you(adopter, "acquire", blocking=False) is True
+    assert you.read(lambda: (adopter.fence, adopter.token)) == (fence, token)
+    first = get_lock(NAME, using=using)
+    assert first is not None
+    assert first.lease_left > 2
+    eventually(lambda: get_lock(NAME, using=using).expires > first.expires)  # type: ignore[union-attr]
+    assert you(adopter, "owned")
+    assert not you.read(lambda: adopter.lost)
+    you(adopter, "release")
+    assert not me(lock, "locked")
+
+
+def test_a_detached_lock_is_busy_for_everybody_else(crowd: Crowd, using: str) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
+    me(lock, "acquire")
+    me(lock, "detach")
+    assert me(lock, "acquire", blocking=False) is False
+    for options in ({}, {"token": TOKEN}):
+        assert you(Lock(NAME, using=using, **options), "acquire", blocking=False) is False  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("note", ["", "another"])
+def test_a_detached_lock_is_adopted_in_another_process_which_leaves_its_own_note_if_it_has_one(
+    note: str, start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    worker = start(WORKS, name=NAME, options={"ttl": 3, "note": note})
+    worker.expect("ready")
+    lock = Lock(NAME, ttl=3, note="two\nlines ", on_lost=losses.append)
+    lock.acquire()
+    fence, token = lock.fence, lock.detach()
+    worker.tell(f"token {token}")
+    assert ask(worker, "acquire") == ["True", str(fence), token]
+    is_renewed(client, eventually)
+    info = get_lock(NAME)
+    assert info is not None
+    assert (info.note, info.fence) == (note or "two\nlines ", fence)
+    assert f":{worker.pid}:" in info.owner
+    assert ask(worker, "state") == ["True", "False"]
+    ask(worker, "release")
+    assert leftovers(client) == []
+    assert losses == []
+
+
+# -- a token that others have too -------------------------------------------------------------------------------------
+
+
+def test_a_token_that_is_at_work_in_this_process_adopts_nothing_there(
+    crowd: Crowd, using: str, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    me, you = crowd(), crowd()
+    lock, second = (Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2))
+    me(lock, "acquire")
+    fence = me.read(lambda: lock.fence)
+    assert you(second, "acquire", blocking=False) is False
+    assert me(lock, "owned")
+    me(lock, "release")
+    assert you(second, "acquire", blocking=False) is True
+    assert you.read(lambda: second.fence) > fence
+    assert losses == []
+
+
+def test_who_takes_its_own_lock_again_with_the_same_token_enters_once_more(crowd: Crowd, client: redis.Redis) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "acquire")
+    again = Lock(NAME, token=me.read(lambda: lock.token))
+    assert me(again, "acquire")
+    assert me.read(lambda: again.fence == lock.fence)
+    me(again, "release")
+    assert me(lock, "owned")
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+def test_a_token_that_nobody_in_this_process_is_at_work_with_any_more_adopts_its_lock(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    """Whose release found Redis down may start over."""
+    retry_for(0.1)
+    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
+    me(lock, "acquire")
+    own.stop()
+    with pytest.raises(LockUnavailable):
+        me(lock, "release")
+    own.start()
+    with own.client() as client:  # as a server with a disk remembers it
+        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
+        again = Lock(NAME, token=TOKEN)
+        assert you(again, "acquire", blocking=False) is True
+        you(again, "release")
+        assert holder(client) == ""
+
+
+def test_a_process_that_was_started_again_takes_its_own_lock_again(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    first, again = (start(WORKS, name=NAME, options={"ttl": 3, "token": TOKEN}) for _ in range(2))
+    again.expect("ready")
+    _, fence, _ = ask(first, "acquire")
+    ask(first, "listens")
+    assert ask(again, "acquire")[0] == "False"  # the first one lives
+    first.kill()
+    eventually(lambda: len(client.pubsub_channels("*wake:*")) <= 1)
+    acquired, new_fence, token = ask(again, "acquire")
+    assert (acquired, token) == ("True", TOKEN)
+    assert int(new_fence) > int(fence)  # should the first one live after all, what it writes is told apart
+    is_renewed(client, eventually)
+    assert ask(again, "state") == ["True", "False"]
+    ask(again, "release")
+    assert holder(client) == ""
+
+
+def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN})
+    ask(worker, "acquire")
+    ask(worker, "listens")
+    lock = Lock(NAME, token=TOKEN)
+    assert not lock.acquire(blocking=False)
+    worker.signal(signal.SIGSTOP)
+    client.client_kill_filter(_type="pubsub", skipme=True)  # as if it was cut off
+    eventually(lambda: lock.acquire(blocking=False))
+    worker.signal(signal.SIGCONT)
+    assert " ".join(worker.expect("lost")) == ADOPTED
+    worker.tell("release")
+    assert worker.expect("refused")[0] == "LockLost"
+    assert lock.owned()
+    lock.release()
+    assert holder(client) == ""
+
+
+def test_a_holder_that_polls_is_not_taken_for_dead(crowd: Crowd, start: Start) -> None:
+    """Nobody can tell, since it does not listen: only what it has detached is adopted."""
+    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True})
+    ask(worker, "acquire")
+    assert crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False) is False
+    assert ask(worker, "state") == ["True", "False"]
+
+
+def test_the_bearer_of_the_token_can_release_a_lock_that_is_held_elsewhere_and_its_holder_is_told(
+    crowd: Crowd, start: Start, client: redis.Redis
+) -> None:
+    worker = start(WORKS, name=NAME, options={"token": TOKEN})
+    ask(worker, "acquire")
+    ask(worker, "listens")
+    crowd()(Lock(NAME, token=TOKEN), "release")
+    assert holder(client) == ""
+    assert " ".join(worker.expect("lost")) == RELEASED
+    worker.tell("release")
+    assert worker.expect("refused")[0] == "LockLost"
+
+
+# -- what a former holder has still on its way ------------------------------------------------------------------------
+
+
+def adopt_elsewhere(client: redis.Redis) -> str:
+    """As another process does that has the token; returns the id of its attempt."""
+    id, _, flag, fence, since, token, *owner = value(client)
+    token = id if token == "-" else token
+    client.set(LOCK, " ".join(["an-id-of-another-attempt", "-", flag, fence, since, token, *owner]), px=30_000)
+    return holder(client)
+
+
+def test_the_release_of_a_former_holder_leaves_the_lock_to_the_one_who_adopted_it(
+    crowd: Crowd, client: redis.Redis
+) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "acquire")
+    adopter = adopt_elsewhere(client)
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert me.read(lambda: lock.token) is None
+    assert holder(client) == adopter
+
+
+def test_a_renewal_tells_that_the_lock_was_adopted_elsewhere(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
+    me(lock, "acquire")
+    adopter = adopt_elsewhere(client)
+    eventually(lambda: losses)
+    assert losses[0].reason == ADOPTED
+    with pytest.raises(LockLost, match="adopted it elsewhere"):
+        me(lock, "extend", 1)
+    assert holder(client) == adopter
+
+
+def test_a_release_in_the_background_leaves_the_lock_to_the_one_who_adopted_it(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    def section() -> None:
+        network.cut()
+        raise ZeroDivisionError
+
+    me = crowd()
+    with pytest.raises(ZeroDivisionError):
+        me(Block(Lock(NAME, using="far"), section), "run")
+    adopter = adopt_elsewhere(client)
+    network.mend()
+    eventually(lambda: not runtime().watchdog._pending)
+    assert holder(client) == adopter
+
+
+def test_a_release_by_token_that_finds_the_lock_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went between the look at its holder and the release."""
+
+    def too_late(*args: Any, **options: Any) -> Any:
+        yield from ()
+        return calls.NOT_HELD, False
+
+    holder = Lock(NAME)
+    holder.acquire()
+    token = holder.token
+    monkeypatch.setattr(calls, "release", too_late)
+    with ThreadPoolExecutor(1) as thread, pytest.raises(LockNotOwned):
+        thread.submit(Lock(NAME, token=token).release).result()

@@ -1,0 +1,173 @@
+"""The lease: how it is renewed, extended and told; and when renewal ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, get_lock
+from django_redislock.engine.lease import FORCED
+from django_redislock.engine.runtime import runtime
+from django_redislock.steps import Steps
+from django_redislock.store import calls
+from tests.helpers.actors import Crowd, server_time
+from tests.helpers.state import LOCK, NAME, lease_of, put, value
+
+Eventually = Callable[..., Any]
+Settings = Any  # its type has another name in each pytest-django
+
+SHORT = 3.0  # seconds of TTL: renewed each second, with two to spare
+
+
+def end(client: redis.Redis) -> float:
+    """When the lease ends, in seconds by the server's clock."""
+    return server_time(client) / 1e6 + int(client.pttl(LOCK)) / 1000
+
+
+# -- extend, reacquire ------------------------------------------------------------------------------------------------
+
+
+def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: str) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=100, using=using)
+
+    def assert_left(least: float, most: float) -> None:
+        assert least < me.read(lock.remaining) <= most
+        assert least < me(lock, "info").lease_left <= most
+
+    me(lock, "acquire")
+    assert me(lock, "extend", 50) is True
+    assert_left(130, 150)
+    assert me(lock, "extend", timedelta(seconds=20), replace_ttl=True) is True
+    assert_left(10, 20)
+    assert me(lock, "reacquire") is True
+    assert_left(80, 100)
+
+
+@pytest.mark.parametrize(("method", "args"), [("extend", (1,)), ("reacquire", ()), ("detach", ())])
+@pytest.mark.parametrize("taken", [False, True])
+def test_what_would_move_the_end_of_a_lost_lease_says_that_it_is_lost(
+    crowd: Crowd, method: str, args: tuple[Any, ...], taken: bool, client: redis.Redis
+) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "acquire")
+    if taken:
+        put(client, NAME)
+    else:
+        client.delete(LOCK)
+    found = value(client)
+    for _ in range(2):
+        with pytest.raises(LockLost, match="somebody else holds it now" if taken else "gone from Redis"):
+            me(lock, method, *args)
+    assert value(client) == found
+
+
+def test_an_extend_that_is_answered_after_the_loss_was_told_raises(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=60)
+    me(lock, "acquire")
+    lease, renew = me.read(lambda: lease_of(lock)), calls.renew
+
+    def answered_late(*args: Any) -> Steps[calls.Renewed]:
+        answer = yield from renew(*args)
+        runtime().watchdog.lose(lease, FORCED)
+        return answer
+
+    monkeypatch.setattr(calls, "renew", answered_late)
+    with pytest.raises(LockLost, match="force-released"):
+        me(lock, "extend", 5)
+    assert me.read(lambda: lock.lost)
+
+
+# -- by the local clock -----------------------------------------------------------------------------------------------
+
+
+def test_remaining_lost_and_check_follow_the_local_clock(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=1, auto_renew=False)
+    assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
+    me(lock, "acquire")
+    assert 0 < me.read(lock.remaining) <= 1
+    me.read(lock.check)
+    eventually(lambda: me.read(lambda: lock.lost))
+    assert me.read(lock.remaining) == 0.0
+    with pytest.raises(LockLost, match="its lease ended"):
+        me.read(lock.check)
+    eventually(lambda: not client.exists(LOCK))  # it ends there a little later
+    with pytest.raises(LockLost):
+        me(lock, "release")
+
+
+def test_the_lease_by_the_local_clock_is_never_longer_than_in_redis(crowd: Crowd, client: redis.Redis) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=50)
+    me(lock, "acquire")
+    for _ in range(20):
+        local = me.read(lock.remaining)
+        left_in_redis = int(client.pttl(LOCK))
+        went_by = local - me.read(lock.remaining)
+        assert local * 1000 <= left_in_redis + 1000 * went_by + 1
+
+
+# -- renewal ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["default", "the option"])
+def test_a_lock_is_renewed_as_long_as_it_is_held(
+    crowd: Crowd, by: str, settings: Settings, client: redis.Redis, eventually: Eventually
+) -> None:
+    settings.REDISLOCK = {"AUTO_RENEW": by == "default"}
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=None if by == "default" else True, on_lost=losses.append)
+    me(lock, "acquire")
+    first, before = end(client), value(client)
+    eventually(lambda: end(client) > first + SHORT / 4)
+    assert me(lock, "owned")
+    assert 0 < me.read(lock.remaining) <= SHORT
+    assert value(client) == before
+    me(lock, "release")
+    assert losses == []
+
+
+def test_an_extended_lock_is_renewed_from_there(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=SHORT)
+    me(lock, "acquire")
+    me(lock, "extend", 1.5, replace_ttl=True)
+    first = end(client)
+    eventually(lambda: end(client) > first + 1)
+    assert not me.read(lambda: lock.lost)
+
+
+def test_renewal_ends_at_max_hold(
+    settings: Settings, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.REDISLOCK = {"MAX_HOLD": SHORT / 4}
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=SHORT / 2, on_lost=losses.append)
+    lock.acquire()
+    first = end(client)
+    eventually(lambda: end(client) > first + 0.2)  # it was renewed at first
+    eventually(lambda: losses)
+    assert "event=max-hold" in caplog.text
+    eventually(lambda: not lock.locked())
+
+
+def test_the_lock_of_a_thread_or_task_that_ended_is_not_renewed_and_a_warning_says_so(
+    crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=SHORT / 2, using=using)
+    me(lock, "acquire")
+    me.end()
+    eventually(lambda: "event=owner-ended" in caplog.text)
+    eventually(lambda: get_lock(NAME, using=using) is None)
+
+
+def test_redis_takes_the_longest_ttl_that_is_allowed_and_as_much_again() -> None:
+    longest = 10 * 365 * 86400
+    with Lock(NAME, ttl=longest) as lock:
+        lock.extend(longest)
+        assert lock.remaining() > longest

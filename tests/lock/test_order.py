@@ -1,0 +1,179 @@
+"""First come, first served: among threads, tasks and processes, and nobody overtakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.processes import Worker
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
+
+from .blocks import Block
+
+AEventually = Callable[..., Any]
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+
+ID = "an-id-that-the-tests-know"
+
+
+@pytest.fixture
+def both() -> Iterator[Callable[[], Any]]:
+    """Makes a thread and a task by turns."""
+    with ExitStack() as stack:
+        crowds = [stack.enter_context(closing(Crowd(tasks=tasks))) for tasks in (False, True)]
+        made: list[Any] = []
+
+        def make() -> Any:
+            made.append(crowds[len(made) % 2]())
+            return made[-1]
+
+        yield make
+
+
+def in_turn(people: list[Any], using: str | None, eventually: Eventually) -> list[int]:
+    """The order in which these get a lock that they have asked for one after the other."""
+    me, lock, order = people[0], Lock(NAME, using=using), list[int]()
+    me(lock, "acquire")
+    waiting = []
+    for number, person in enumerate(people[1:], 1):
+        section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
+        waiting.append(person.start(section, "run"))
+        eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
+    me(lock, "release")
+    for future in waiting:
+        future.result(GENEROUS)
+    return order
+
+
+def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
+    assert in_turn([crowd() for _ in range(16)], using, eventually) == list(range(1, 16))
+
+
+def test_threads_and_tasks_wait_in_one_order(both: Callable[[], Any], using: str, eventually: Eventually) -> None:
+    assert in_turn([both() for _ in range(12)], using, eventually) == list(range(1, 12))
+
+
+async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: AEventually) -> None:
+    lock = Lock(NAME, ttl=300, using=using)
+    fences: list[int | None] = []
+
+    async def section() -> None:
+        async with Lock(NAME, blocking_timeout=100, using=using) as mine:
+            fences.append(mine.fence)
+
+    async def all_wait() -> bool:
+        info = await lock.ainfo()
+        return info is not None and info.waiters == 500
+
+    async with lock:
+        tasks = [asyncio.create_task(section()) for _ in range(500)]
+        await aeventually(all_wait, within=60)
+    await asyncio.gather(*tasks)
+    assert len(fences) == 500
+    assert fences == sorted(set(fences))  # type: ignore[type-var]
+
+
+IN_TURN = """
+lock = Lock(name)
+say("ready")
+hear()
+with lock:
+    say("acquired", lock.fence)
+    hear()
+say("done")
+hear()
+"""
+
+
+def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_release_before(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    workers = [start(IN_TURN, name=NAME) for _ in range(3)]
+    for worker in workers:
+        worker.expect("ready")
+    workers = [workers[index] for index in (2, 0, 1)]
+    with Lock(NAME) as lock:
+        fences, before = [lock.fence or 0], holder(client)
+        for number, worker in enumerate(workers, 1):
+            worker.tell()
+            eventually(lambda number=number: queued(client) == number)
+    assert holder(client) not in ("", before)  # by the release itself
+    for number, worker in enumerate(workers, 1):
+        fences.append(int(worker.expect("acquired")[0]))
+        assert queued(client) == len(workers) - number
+        worker.tell()
+        worker.expect("done")
+    assert fences == sorted(fences)
+    assert holder(client) == ""
+
+
+SECTIONS = """
+import redis
+raw = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+lock = Lock(name, blocking_timeout=60)
+say("ready")
+hear()
+most, fences = 0, []
+for _ in range(25):
+    with lock:
+        most = max(most, raw.incr("inside"))
+        fences.append((int(raw.get("last") or 0) < lock.fence))
+        raw.set("last", lock.fence)
+        raw.decr("inside")
+say("done", most, all(fences), len(fences))
+hear()
+"""
+
+
+def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
+    workers = [start(SECTIONS, name=NAME) for _ in range(3)]
+    for worker in workers:
+        worker.expect("ready")
+    for worker in workers:
+        worker.tell()
+    for worker in workers:
+        assert worker.expect("done", within=60) == ["1", "True", "25"]
+
+
+@pytest.mark.parametrize("age", [0, -GENEROUS])
+@pytest.mark.parametrize("how", ["released", "gone"])
+def test_nobody_overtakes_one_who_waits(
+    crowd: Crowd, how: str, age: float, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """However short it has waited, though the clock was ahead when it came, and though it does not take the lock up."""
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    ghost().queue(ID, name=NAME, age=age)
+    if how == "released":
+        me(lock, "release")
+        assert (holder(client), flag(client)) == (ID, "h")
+    else:
+        client.delete(LOCK)
+    for newcomer in (me, you):
+        assert newcomer(Lock(NAME), "acquire", blocking=False) is False
+    assert holder(client) == ID
+
+
+# -- what goes wrong on the way ---------------------------------------------------------------------------------------
+
+
+def test_what_an_evicted_queue_leaves_is_cleared_up_by_whoever_gets_the_lock(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.2)
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    me(lock, "detach")  # nobody looks after it
+    waiting = you.start(lock, "acquire", blocking_timeout=GENEROUS)
+    eventually(lambda: queued(client))
+    client.delete(QUEUE, LOCK)
+    assert waiting.result(GENEROUS)
+    assert not client.exists(WAITERS)

@@ -1,0 +1,173 @@
+"""The signals ``lock_acquired``, ``lock_released``, ``lock_lost`` and ``lock_force_released``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import (
+    Lock,
+    LockLost,
+    aforce_release,
+    force_release,
+    lock_acquired,
+    lock_force_released,
+    lock_lost,
+    lock_released,
+)
+from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.state import NAME, queued
+
+from .blocks import Block
+
+AEventually = Callable[..., Any]
+Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
+
+ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any], *signals: Any) -> Iterator[None]:
+    for signal in signals or ALL:
+        signal.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        for signal in signals or ALL:
+            signal.disconnect(receiver)
+
+
+def test_acquiring_and_releasing_send_signals(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    first, begin = me.read(lambda: lock.fence), monotonic()
+    waiting = you.start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client) and monotonic() - begin > 0.05)
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    # the next holder's signal may come before the one of the release that made it so
+    ((_, left),) = [entry for entry in heard if entry[0] == "released"]
+    (_, mine), (_, next_one) = [entry for entry in heard if entry[0] == "acquired"]
+    assert (mine["name"], mine["fence"], left["name"], left["fence"]) == (NAME, first, NAME, first)
+    assert 0 <= mine["waited"] < GENEROUS
+    assert left["held"] >= 0.05
+    assert next_one["fence"] > first
+    assert next_one["waited"] > 0
+
+
+def test_a_lock_that_was_not_acquired_sends_nothing(crowd: Crowd, heard: Heard) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "acquire")
+    assert not you(Lock(NAME), "acquire", blocking=False)
+    assert [which for which, _ in heard] == ["acquired"]
+
+
+def test_every_signal_is_sent_by_lock_and_losses_from_a_thread_of_their_own(
+    crowd: Crowd, eventually: Eventually
+) -> None:
+    seen: dict[object, tuple[type, str]] = {}
+
+    def receiver(*, sender: type, signal: object, **facts: Any) -> None:
+        seen[signal] = sender, threading.current_thread().name
+
+    me, lock = crowd(), Lock(NAME)
+    with receiving(receiver):
+        me(Block(lock), "run")
+        me(lock, "acquire")
+        force_release(NAME)
+        with pytest.raises(Exception, match="lost"):
+            me(lock, "release")
+        eventually(lambda: len(seen) == len(ALL))
+    assert {sender for sender, _ in seen.values()} == {Lock}
+    assert seen[lock_lost][1] == "redislock-notifier"
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["function", "coroutine"])
+def test_a_receiver_that_raises_breaks_nothing_and_is_logged(
+    crowd: Crowd, awaited: bool, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    def receiver(**facts: object) -> None:
+        raise ZeroDivisionError
+
+    async def areceiver(**facts: object) -> None:
+        raise ZeroDivisionError
+
+    me, lock = crowd(), Lock(NAME)
+    with receiving(areceiver if awaited else receiver):
+        me(Block(lock), "run")
+        assert not me(lock, "locked")
+        me(lock, "acquire")
+        assert force_release(NAME) is not None
+        with pytest.raises(Exception, match="lost"):
+            me(lock, "release")
+        eventually(lambda: caplog.text.count("event=receiver-failed") == 5)
+
+
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str) -> None:
+    seen: list[tuple[str, asyncio.AbstractEventLoop]] = []
+
+    async def receiver(*, name: str, **facts: object) -> None:
+        await asyncio.sleep(0)
+        seen.append((name, asyncio.get_running_loop()))
+
+    lock = Lock(NAME, using=using)
+    with receiving(receiver, lock_acquired, lock_released, lock_force_released):
+        async with lock:
+            pass
+        await lock.aacquire()
+        await aforce_release(NAME, using=using)
+    assert seen == [(NAME, asyncio.get_running_loop())] * 4
+
+
+@pytest.mark.parametrize("by", ["the watchdog", "a release"])
+async def test_coroutine_receivers_hear_of_losses_however_they_are_found_out(
+    by: str, using: str, aeventually: AEventually
+) -> None:
+    seen: list[str] = []
+
+    async def receiver(*, name: str, **facts: object) -> None:
+        await asyncio.sleep(0)
+        seen.append(name)
+
+    with receiving(receiver, lock_lost):
+        lock = Lock(NAME, ttl=0.3 if by == "the watchdog" else 30, auto_renew=False, using=using)
+        await lock.aacquire()
+        if by == "a release":
+            await aforce_release(NAME, using=using)
+            with pytest.raises(LockLost):
+                await lock.arelease()
+        await aeventually(lambda: seen)
+    assert seen == [NAME]
+
+
+async def test_a_task_that_is_cancelled_while_a_receiver_runs_holds_no_lock(
+    using: str, actor: Callable[[], Actor], aeventually: AEventually
+) -> None:
+    reached = asyncio.Event()
+
+    async def receiver(**facts: object) -> None:
+        reached.set()
+        await asyncio.sleep(GENEROUS)
+
+    task, lock = actor(), Lock(NAME, using=using)
+    with receiving(receiver, lock_acquired):
+        entering = task.start(lock.__aenter__)
+        await asyncio.wait_for(reached.wait(), GENEROUS)
+        assert await lock.alocked()
+        await task.end()
+    assert entering.cancelled()
+
+    async def free() -> bool:
+        return not await lock.alocked()
+
+    await aeventually(free)

@@ -1,0 +1,157 @@
+"""``with`` and ``async with``: what a block raises, and that its end releases whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from django_redislock.engine.runtime import runtime
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.actors import Crowd
+from tests.helpers.proxy import Proxy, Trouble
+from tests.helpers.state import LOCK, NAME, holder, leftovers
+
+from .blocks import Block
+
+Eventually = Callable[..., Any]
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("body", [lambda: None, fail])
+def test_a_lock_is_held_within_its_block_and_released_at_its_end(
+    crowd: Crowd, body: Callable[[], None], client: redis.Redis
+) -> None:
+    me, lock, seen = crowd(), Lock(NAME), []
+
+    def section() -> None:
+        seen.append(holder(client))
+        body()
+
+    with contextlib.suppress(ZeroDivisionError):
+        me(Block(lock, section), "run")
+    assert seen != [""]
+    assert leftovers(client) == []
+
+
+def test_a_block_whose_lock_is_not_acquired_in_time_raises_and_does_not_run(crowd: Crowd, using: str) -> None:
+    me, you, ran = crowd(), crowd(), []
+    me(Lock(NAME, using=using), "acquire")
+    with pytest.raises(LockNotAcquired, match=NAME) as caught:
+        you(Block(Lock(NAME, blocking_timeout=0.05, using=using), lambda: ran.append(1)), "run")
+    assert caught.value.name == NAME
+    assert ran == []
+
+
+def test_the_end_of_a_block_tells_that_the_lock_was_lost(crowd: Crowd, client: redis.Redis) -> None:
+    me = crowd()
+    with pytest.raises(LockLost):
+        me(Block(Lock(NAME), lambda: client.delete(LOCK)), "run")
+
+
+def test_an_exception_in_the_block_matters_more_than_the_loss(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    def section() -> None:
+        client.delete(LOCK)
+        fail()
+
+    me = crowd()
+    with pytest.raises(ZeroDivisionError):
+        me(Block(Lock(NAME), section), "run")
+    eventually(lambda: caplog.text.count("event=lost") == 1)
+    assert "event=not-released" not in caplog.text  # which would tell the same again
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_block_that_has_released_its_lock_itself_is_told_so_unless_it_raises(
+    crowd: Crowd, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "enter")
+    me(lock, "release")
+    if fails:
+        assert not me(lock, "exit", ZeroDivisionError, ZeroDivisionError(), None)
+    else:
+        with pytest.raises(LockNotOwned):
+            me(lock, "exit", None, None, None)
+    assert "event=not-released" not in caplog.text
+
+
+def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    def section() -> None:
+        network.cut()
+        fail()
+
+    me = crowd()
+    with pytest.raises(ZeroDivisionError):
+        me(Block(Lock(NAME, ttl=600, using="far"), section), "run")
+    assert holder(client)
+    assert f"event=not-released name={NAME} error=" in caplog.text
+    network.mend()
+    eventually(lambda: not holder(client))
+
+
+def test_the_end_of_a_block_that_finds_redis_down_says_so(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me = crowd()
+    with pytest.raises(LockUnavailable, match="not released") as caught:
+        me(Block(Lock(NAME), own.stop), "run")
+    assert 0 < caught.value.stands_for <= 30
+
+
+def test_one_object_can_be_entered_again_after_its_block(crowd: Crowd, client: redis.Redis) -> None:
+    me, lock, fences = crowd(), Lock(NAME), []
+    me(Block(lock, lambda: fences.append(lock.fence), times=3), "run")
+    assert len(set(fences)) == 3
+    assert holder(client) == ""
+
+
+def test_an_exit_stack_releases_in_the_end(client: redis.Redis) -> None:
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(Lock(NAME)).owned()
+        stack.enter_context(Lock("order:43"))
+    assert leftovers(client) == []
+
+
+async def test_an_async_exit_stack_releases_in_the_end(client: redis.Redis) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        lock = await stack.enter_async_context(Lock(NAME))
+        assert await lock.aowned()
+        await stack.enter_async_context(Lock("order:43"))
+    assert leftovers(client) == []
+
+
+async def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_waits_for_redis(
+    network: Proxy, client: redis.Redis, aeventually: Callable[..., Any]
+) -> None:
+    """The watchdog, which looks for blocks that were interrupted, must not release the lock besides."""
+    troubles: list[Trouble] = []
+
+    async def section() -> None:
+        async with Lock(NAME, using="far"):
+            troubles.append(network.hold_request(LOCK))
+
+    async with Lock("warm-up", using="far"):
+        pass
+    task = asyncio.create_task(section())
+    await aeventually(lambda: troubles and troubles[0].caught.is_set())
+    runtime().watchdog._end_interrupted()
+    mine = get_backend("far")  # an earlier test may have left something for another network
+    assert not [pending for pending in runtime().watchdog._pending if pending.wanted.backend is mine]
+    assert holder(client)
+    troubles[0].let_go()
+    await task

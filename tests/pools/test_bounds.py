@@ -1,0 +1,160 @@
+"""Very many members: no script keeps Redis from others for long.
+
+What is bounded is counted in commands: how long they take depends on the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import LockPool
+from django_redislock.store.backend import Backend
+from tests.helpers.actors import GENEROUS, Ghost
+from tests.helpers.pools import ANY, BUSY, FREE, FRESH, HELD, POOL, TTL, audit, in_line
+
+MANY, ALL = 20_000, 100_000
+MOST = 3_000  # commands of one script
+
+EVERY_OLD, EVERY_NEW = [f"old-{number:06}" for number in range(ALL)], [f"new-{number:06}" for number in range(ALL)]
+OLD, NEW = EVERY_OLD[:MANY], EVERY_NEW[:MANY]
+
+
+class Meter:
+    """The most commands that one script of this process has called. Nobody else may be at work."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.most = 0
+        self.scripts = 0
+        self.before = self.count()
+
+    def count(self) -> int:
+        stats: dict[str, Any] = self.client.info("commandstats")
+        return sum(int(stat["calls"]) for name, stat in stats.items() if name != "cmdstat_info")
+
+
+@pytest.fixture
+def meter(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Meter:
+    meter, execute = Meter(client), Backend.execute
+
+    def measured(self: Backend, command: Any, *args: Any) -> Any:
+        answer = execute(self, command, *args)
+        after = meter.count()
+        meter.most, meter.before = max(meter.most, after - meter.before), after
+        meter.scripts += 1
+        return answer
+
+    monkeypatch.setattr(Backend, "execute", measured)
+    return meter
+
+
+@pytest.fixture
+def pool(meter: Meter) -> Iterator[LockPool]:
+    yield LockPool(POOL)
+    print(f"{meter.scripts} scripts with at most {meter.most} commands")
+    assert 0 < meter.most <= MOST
+
+
+def use_all(client: redis.Redis, meter: Meter) -> None:
+    """Each member has been held once."""
+    client.rename(FRESH, FREE)
+    meter.before = meter.count()
+
+
+def test_an_assign_of_many_members_is_many_short_scripts(pool: LockPool, meter: Meter, client: redis.Redis) -> None:
+    assert pool.assign(OLD) == MANY
+    use_all(client, meter)
+    assert pool.assign(NEW) == MANY
+    assert pool.acquire(blocking_timeout=0).key == NEW[0]
+    pool.clear()
+    assert len(pool) == 0
+
+
+def test_an_assign_of_the_same_members_all_used_leaves_them_in_their_turn(
+    pool: LockPool, meter: Meter, client: redis.Redis
+) -> None:
+    pool.assign(OLD)
+    use_all(client, meter)
+    assert pool.assign(OLD) == 0
+    assert [pool.acquire(blocking_timeout=0).key for _ in range(3)] == OLD[:3]
+
+
+def test_so_are_an_extend_and_a_shrink(pool: LockPool) -> None:
+    assert pool.extend(OLD) == MANY
+    assert pool.shrink(OLD[:-1]) == MANY - 1
+    assert pool.acquire(blocking_timeout=0).key == OLD[-1]
+
+
+def test_a_checkout_finds_its_way_past_what_is_no_member_any_more(pool: LockPool, client: redis.Redis) -> None:
+    pool.extend(["zoe"])
+    for key in (FRESH, FREE):
+        client.zadd(key, dict.fromkeys(OLD[:5000], 0))
+    assert pool.acquire(blocking_timeout=GENEROUS).key == "zoe"
+
+
+def test_many_waiters_are_served_by_many_short_scripts(
+    pool: LockPool, client: redis.Redis, ghost: Callable[..., Ghost]
+) -> None:
+    there = ghost()
+    for number in range(1000):
+        there.queue(f"{number:04}".ljust(22, "x"), name=ANY)
+    pool.extend(OLD[:2000])
+    assert in_line(client) == []
+    assert len(audit(client).held) == 1000
+
+
+def test_many_leases_that_end_at_once_are_taken_back_by_many_short_scripts(
+    pool: LockPool, client: redis.Redis, ghost: Callable[..., Ghost]
+) -> None:
+    there, count = ghost(), 1000
+    pool.extend(OLD[:count])
+    for number in range(count):
+        there.queue(f"{number:04}".ljust(22, "x"), name=ANY, ttl=TTL)
+    client.zadd(BUSY, dict.fromkeys(OLD[:count], 1), xx=True)
+    for number in range(count):
+        there.queue(f"{number:04}".ljust(22, "y"), name=ANY, ttl=TTL)
+    assert client.hlen(HELD) == count
+    assert in_line(client) == []
+
+
+@pytest.mark.complete
+def test_others_check_members_out_while_all_are_assigned_and_the_moment_of_that_is_short(client: redis.Redis) -> None:
+    """Also by the clock: the old set is not deleted, nor the new one copied, while others wait."""
+    pool, over, seen = LockPool(POOL), threading.Event(), []
+    pool.assign(OLD)
+    client.config_set("slowlog-log-slower-than", 0)
+    client.config_set("slowlog-max-len", 10_000)
+
+    def turns() -> None:
+        while not over.is_set():
+            with pool.acquire(blocking_timeout=GENEROUS) as member:
+                seen.append(member.key)
+
+    moments = []
+    with ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(turns) for _ in range(3)]
+        for keys in (EVERY_NEW, EVERY_OLD, EVERY_NEW):
+            pool.assign(keys)
+            moments.append(last_switch(client))
+        over.set()
+        for turn in running:
+            turn.result(GENEROUS)
+    client.config_set("slowlog-log-slower-than", 10_000)
+    assert min(moments) < 5000
+    assert set(seen) <= {*EVERY_OLD, *EVERY_NEW}
+    assert len(seen) > 30
+    found = audit(client)
+    assert len(found.members) == ALL
+    assert found.free == found.members
+
+
+def last_switch(client: redis.Redis) -> int:
+    """Microseconds that the last change of all members has taken."""
+    log: list[Any] = client.slowlog_get(10_000)
+    return next(int(entry["duration"]) for entry in log if b" switch " in entry["command"])

@@ -1,0 +1,345 @@
+"""Checking a member out: which one it is, what it is then, and with which options."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+import redis
+from redis.backoff import ConstantBackoff
+
+from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
+from django_redislock.options import AcquireOptions, LockOptions
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of
+from tests.helpers.processes import Worker
+from tests.helpers.state import listener
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+
+
+def calls(client: redis.Redis) -> dict[str, int]:
+    """How often each command was sent since the last reset, by whomever."""
+    stats: dict[str, Any] = client.info("commandstats")
+    return {key.removeprefix("cmdstat_"): value["calls"] for key, value in stats.items()}
+
+
+# -- what it is ------------------------------------------------------------------------------------------------------
+
+
+def test_a_free_member_is_taken_with_its_lock(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire", ttl=7)
+    assert (member.key, member.name) == ("alice", lock_of("alice"))
+    assert me.read(lambda: (member.ttl, member.lost, member.check(), bool(member.fence))) == (7, False, None, True)
+    assert me(member, "owned")
+    assert me(member, "locked")
+    assert 0 < me.read(member.remaining) <= 7
+    assert me(member, "extend", 5)
+    assert me.read(member.remaining) > 7
+    assert me(member, "reacquire")
+    assert me.read(member.remaining) <= 7
+    me(member, "release")
+    assert not me(member, "locked")
+    with pytest.raises(LockNotOwned):
+        me(member, "release")
+
+
+def test_with_gives_a_member_back(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    assert me(member, "enter") is member
+    assert me(pool, "health_check") == (1, 0)
+    me(member, "exit", None, None, None)
+    assert me(pool, "health_check") == (0, 1)
+
+
+def test_a_with_statement_gives_a_member_back_also_when_its_block_raises(accounts: LockPool) -> None:
+    with accounts.acquire() as account:
+        assert account.key == "alice"
+    with pytest.raises(ZeroDivisionError), accounts.acquire():
+        raise ZeroDivisionError
+    assert accounts.health_check() == (0, 2)
+
+
+async def test_async_with_gives_a_member_back(pool: LockPool) -> None:
+    await pool.aextend(["alice"])
+    async with await pool.aacquire() as account:
+        assert account.key == "alice"
+        assert await pool.ahealth_check() == (1, 0)
+    assert await pool.ahealth_check() == (0, 1)
+
+
+def test_a_member_that_was_given_back_can_be_taken_again_by_itself(accounts: LockPool) -> None:
+    member = accounts.acquire()
+    member.release()
+    with member, accounts.acquire() as other:
+        assert (member.key, other.key) == ("alice", "bob")
+    assert accounts.health_check() == (0, 2)
+
+
+def test_one_may_hold_several_and_give_them_back_in_any_order(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob", "carol"])
+    held = [me(pool, "acquire") for _ in range(3)]
+    assert [member.key for member in held] == ["alice", "bob", "carol"]
+    fences = me.read(lambda: [member.fence for member in held])
+    assert fences == sorted(set(fences))
+    for member in (held[1], held[2], held[0]):
+        me(member, "release")
+    assert me(pool, "health_check") == (0, 3)
+
+
+def test_a_held_member_is_renewed(accounts: LockPool, client: redis.Redis, eventually: Eventually) -> None:
+    with accounts.acquire(ttl=3) as member:
+        first = client.zscore(BUSY, member.key) or 0.0
+        eventually(lambda: (client.zscore(BUSY, member.key) or 0.0) > first + 1_000_000)
+        member.check()
+        assert audit(client).held == {member.key}
+
+
+def test_whoever_loses_a_member_is_told(
+    accounts: LockPool, client: redis.Redis, eventually: Eventually, listens: Callable[[Lock], None]
+) -> None:
+    lost: list[LockLost] = []
+    member = accounts.acquire(ttl=600, on_lost=lost.append)
+    listens(member)
+    force_release(member.name)
+    eventually(lambda: lost)
+    assert lost[0].name == lock_of("alice")
+    with pytest.raises(LockLost):
+        member.release()
+    assert accounts.health_check() == (0, 2)
+
+
+def test_a_member_is_detached_and_adopted_like_any_lock(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    member = me(pool, "acquire")
+    token = me(member, "detach")
+    lock = Lock(lock_of("alice"), token=token, using=pool.using)
+    assert me(lock, "acquire")
+    assert me(lock, "extend", 10)
+    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
+    me(lock, "release")
+    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_another_process_adopts_a_member_and_gives_it_back(
+    accounts: LockPool, client: redis.Redis, start: Start
+) -> None:
+    accounts.shrink(["bob"])
+    member = accounts.acquire()
+    code = """
+lock = Lock(name, token=token)
+say("adopted" if lock.acquire() else "refused")
+hear()
+lock.release()
+say("released")
+"""
+    worker = start(code, name=member.name, token=member.detach())
+    worker.expect("adopted")
+    assert accounts.health_check() == (1, 0)
+    worker.tell()
+    worker.expect("released")
+    assert audit(client).free == {"alice"}
+    assert leftovers(client) == []
+
+
+# -- which one it is -------------------------------------------------------------------------------------------------
+
+
+def test_the_member_comes_first_that_has_not_been_used_for_longest(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob", "carol"])
+    order = []
+    for _ in range(6):
+        member = me(pool, "acquire")
+        order.append(member.key)
+        me(member, "release")
+    assert order == ["alice", "bob", "carol"] * 2
+    first, second = me(pool, "acquire"), me(pool, "acquire")
+    me(second, "release")
+    me(first, "release")
+    assert [me(pool, "acquire").key for _ in range(3)] == ["carol", "bob", "alice"]
+
+
+def test_new_members_come_before_used_ones(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    me(me(pool, "acquire"), "release")
+    me(pool, "extend", ["zoe"])
+    assert me(pool, "acquire").key == "zoe"
+
+
+def test_members_that_are_assigned_again_keep_their_turn(me: Any, pool: LockPool) -> None:
+    keys = ["alice", "bob", "carol"]
+    me(pool, "extend", keys)
+    for _ in range(2):
+        me(me(pool, "acquire"), "release")
+    me(pool, "assign", keys)
+    assert [me(pool, "acquire").key for _ in range(3)] == ["carol", "alice", "bob"]
+
+
+def test_a_member_that_was_held_while_it_was_assigned_again_keeps_its_turn(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["xavier", "zoe"])
+    xavier, zoe = me(pool, "acquire"), me(pool, "acquire")
+    me(xavier, "release")
+    me(pool, "assign", ["alice", "xavier", "zoe"])
+    me(zoe, "release")
+    assert [me(pool, "acquire").key for _ in range(3)] == ["alice", "xavier", "zoe"]
+
+
+# -- when none is free -----------------------------------------------------------------------------------------------
+
+
+def test_when_none_is_free_it_says_so(me: Any, pool: LockPool) -> None:
+    text = r"Could not acquire a member of the pool 'accounts' within [\d.e-]+ s \(1 attempt\): none is free\."
+    with pytest.raises(LockNotAcquired, match=text) as caught:
+        me(pool, "acquire", blocking_timeout=0)
+    assert caught.value.name == POOL
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire")
+    with pytest.raises(LockNotAcquired) as caught:
+        me(pool, "acquire", blocking_timeout=0.05)
+    assert caught.value.waited >= 0.05
+    assert caught.value.busy_for > 0
+
+
+def test_who_gave_up_stands_in_no_queue(me: Any, accounts: LockPool, client: redis.Redis) -> None:
+    with accounts.acquire(), accounts.acquire():
+        for options in ({"blocking_timeout": 0}, {"blocking_timeout": 0.05}, {"blocking_timeout": 0.05, "poll": True}):
+            with pytest.raises(LockNotAcquired):
+                me(accounts, "acquire", **options)
+    assert leftovers(client) == []
+
+
+def test_a_checkout_is_one_round_trip_and_so_is_a_release(accounts: LockPool, client: redis.Redis) -> None:
+    accounts.acquire().release()
+    client.config_resetstat()
+    for _ in range(20):
+        accounts.acquire().release()
+    assert calls(client)["evalsha"] == 40
+    before = client.info("stats")["total_reads_processed"]
+    for _ in range(20):
+        accounts.acquire().release()
+    assert client.info("stats")["total_reads_processed"] - before - 1 == 40
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
+    settings.REDISLOCK = {"TTLS": {"pool:accounts:*": 77}, "BLOCKING_TIMEOUT": 0}
+    held = [accounts.acquire(), accounts.acquire(ttl=5)]
+    assert [member.ttl for member in held] == [77, 5]
+    with pytest.raises(LockNotAcquired):
+        accounts.acquire()
+    with pytest.raises(TypeError, match="no task: give a function") as caught:
+        accounts.acquire(on_lost="cancel")
+    assert "the pool 'accounts'" in str(caught.value)
+
+
+async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
+    async def hold() -> None:
+        async with await accounts.aacquire(on_lost="cancel") as member:
+            await asyncio.to_thread(force_release, member.name)
+            await asyncio.sleep(GENEROUS)
+
+    with pytest.raises(LockLost):
+        await hold()
+
+
+def test_an_option_of_a_lock_is_one_of_a_pool_or_makes_no_sense_there() -> None:
+    lock, pool = get_type_hints(LockOptions), get_type_hints(AcquireOptions)
+    assert lock.keys() - pool.keys() == {"using", "reentrant", "blocking"}
+    assert {option: lock[option] for option in pool} == pool
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"ttl": 0}, ValueError),
+        ({"blocking_timeout": -1}, ValueError),
+        ({"on_lost": 7}, TypeError),
+        ({"note": 7}, TypeError),
+        ({"note": "x" * 1001}, ValueError),
+        ({"purpose": 7}, TypeError),
+        ({"poll": "yes"}, TypeError),
+        ({"poll": True, "backoff": 0.1}, TypeError),
+        ({"poll": True, "attempts": 0}, ValueError),
+        ({"poll": True, "attempts": True}, TypeError),
+        ({"attempts": 3}, ValueError),
+        ({"poll": False, "backoff": ConstantBackoff(1)}, ValueError),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else value.__name__,
+)
+def test_bad_options_are_refused_as_a_lock_refuses_them(
+    me: Any, accounts: LockPool, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error) as of_lock:
+        Lock("a", **options)
+    with pytest.raises(error) as of_pool:
+        me(accounts, "acquire", **options)
+    assert str(of_pool.value) == str(of_lock.value)
+    assert accounts.health_check() == (0, 2)
+
+
+@pytest.mark.parametrize("option", ["token", "reentrant", "blocking", "using", "fair", "notes"])
+def test_options_that_a_pool_does_not_know_are_refused_with_those_that_there_are(
+    me: Any, accounts: LockPool, option: str
+) -> None:
+    text = rf"LockPool\.acquire\(\) takes no option '{option}'\. The options are: .*blocking_timeout.*note.*\.$"
+    with pytest.raises(TypeError, match=text):
+        me(accounts, "acquire", **{option: None})
+    assert accounts.health_check() == (0, 2)
+
+
+def test_a_note_and_a_purpose_are_kept_with_the_member(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire", note="invoice 42\nof Monday", purpose="nightly run")
+    info = me(member, "info")
+    assert info.note == "invoice 42\nof Monday"
+    assert "nightly run" in info.owner
+    me(member, "release")
+    assert me(me(pool, "acquire"), "info").note == ""
+
+
+@pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
+def test_a_note_is_kept_with_the_place_in_the_queue_and_then_with_the_member(
+    me: Any, crowd: Crowd, pool: LockPool, poll: bool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice"])
+    held, you = me(pool, "acquire"), crowd()
+    wanted = you.start(pool, "acquire", poll=poll, note="of a waiter")
+    eventually(lambda: me(pool, "info").waiters == 1)
+    assert [waiter.note for waiter in me(pool, "info").queue] == ["of a waiter"]
+    me(held, "release")
+    assert you(wanted.result(GENEROUS), "info").note == "of a waiter"
+
+
+# -- polling ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_polls_for_a_member_tries_no_more_often_than_it_was_told_to(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire")
+    with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(3 attempts\)") as caught:
+        me(pool, "acquire", poll=True, backoff=ConstantBackoff(0.02), attempts=3)
+    assert caught.value.attempts == 3
+    assert caught.value.waited >= 0.04
+    assert me(pool, "info").waiters == 0
+
+
+def test_who_polls_for_a_member_gets_it_and_nothing_subscribes(
+    me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice"])
+    held, you = me(pool, "acquire", poll=True), crowd()
+    wanted = you.start(pool, "acquire", poll=True, backoff=ConstantBackoff(0.01))
+    eventually(lambda: me(pool, "info").waiters == 1)
+    me(held, "release")
+    member = wanted.result(GENEROUS)
+    assert member.key == "alice"
+    you(member, "release")
+    assert listener(pool.using)._thread is None
+    assert me(pool, "health_check") == (0, 1)

@@ -1,0 +1,279 @@
+"""Members in use that are taken out, put in again, or whose leases end: nobody loses one, and none is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockPool,
+    force_release,
+    get_lock,
+    list_locks,
+)
+from django_redislock.inspection import LockStatus
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.pools import ANY, BUSY, HELD, POOL, TTL, audit, leases_end, leave, leftovers, lock_of, raw
+from tests.helpers.state import PREFIX, waiting
+
+Eventually = Callable[..., Any]
+
+
+def refuses(me: Any, pool: LockPool) -> None:
+    """None is free."""
+    with pytest.raises(LockNotAcquired):
+        me(pool, "acquire", blocking_timeout=0)
+
+
+# -- taken out, and put in again -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("how", "keys"), [("shrink", [["alice", "bob"]]), ("assign", [[]]), ("clear", [])])
+def test_a_held_member_that_is_taken_out_stays_with_its_holder_and_is_gone_after_that(
+    me: Any, pool: LockPool, how: str, keys: list[Any]
+) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    member = me(pool, "acquire")
+    me(pool, how, *keys)
+    assert (me(pool, "keys"), me(pool, "len"), me(pool, "contains", "alice")) == ([], 0, False)
+    assert me(pool, "health_check") == (0, 0)
+    assert me(member, "owned")
+    assert me(member, "extend", 5)
+    assert [lock.name for lock in list_locks(using=pool.using)] == [member.name]
+    me(member, "release")
+    refuses(me, pool)
+
+
+def test_a_held_member_that_is_taken_out_and_put_in_again_stays_with_its_holder(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    assert me(pool, "shrink", ["alice"]) == 1
+    assert me(pool, "extend", ["alice"]) == 1
+    assert me(pool, "health_check") == (1, 0)
+    refuses(me, pool)
+    assert me(member, "owned")
+    me(member, "release")
+    assert me(pool, "health_check") == (0, 1)
+    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_a_held_member_stays_with_its_holder_through_any_assign(me: Any, crowd: Crowd, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    member, you = me(pool, "acquire"), crowd()
+    assert me(pool, "assign", ["alice", "carol"]) == 1
+    me(pool, "clear")
+    assert me(pool, "assign", ["alice", "carol"]) == 2
+    assert you(pool, "acquire", blocking_timeout=0).key == "carol"
+    refuses(you, pool)
+    me(member, "release")
+    assert you(pool, "acquire", blocking_timeout=0).key == "alice"
+    assert me(pool, "keys") == ["alice", "carol"]
+
+
+def test_who_holds_a_member_that_comes_back_is_renewed_and_hears_of_its_loss(
+    me: Any, accounts: LockPool, eventually: Eventually
+) -> None:
+    lost: list[LockLost] = []
+    member = me(accounts, "acquire", ttl=1, on_lost=lost.append)
+    accounts.clear()
+    accounts.extend(["alice"])
+    before = get_lock(member.name)
+    assert before is not None
+    eventually(lambda: (now := get_lock(member.name)) and now.expires > before.expires)
+    assert force_release(member.name)
+    eventually(lambda: lost)
+    with pytest.raises(LockLost):
+        me(member, "release")
+    assert accounts.acquire(blocking_timeout=0).key == "alice"
+
+
+def test_a_member_that_was_taken_out_is_not_free_when_its_lease_ends(
+    me: Any, pool: LockPool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    me(pool, "acquire", ttl=0.1, auto_renew=False)
+    me(pool, "shrink", ["alice"])
+    eventually(lambda: not list_locks(using=pool.using))
+    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
+    refuses(me, pool)
+
+
+def test_a_member_that_was_taken_out_is_gone_when_it_is_force_released(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    me(pool, "clear")
+    assert force_release(member.name, using=pool.using)
+    with pytest.raises(LockLost):
+        me(member, "release")
+    assert me(pool, "keys") == []
+    refuses(me, pool)
+
+
+def test_an_empty_pool_leaves_nothing(accounts: LockPool, client: redis.Redis) -> None:
+    with accounts.acquire():
+        accounts.acquire().release()
+        accounts.clear()
+    left = {*client.keys(f"{PREFIX}*")} - {*client.keys(f"{PREFIX}slot:*")}  # which expire
+    assert left == {f"{PREFIX}fence".encode()}
+
+
+def test_a_pool_survives_its_members_being_held_and_given_back(client: redis.Redis, accounts: LockPool) -> None:
+    with accounts.acquire() as first, accounts.acquire() as second:
+        assert {first.key, second.key} == audit(client).members == audit(client).held == {"alice", "bob"}
+        assert audit(client).free == set()
+    assert audit(client).free == {"alice", "bob"}
+    assert leftovers(client) == []
+
+
+def test_a_pool_whose_members_come_and_go_does_not_grow(client: redis.Redis) -> None:
+    pool = LockPool(POOL)
+    sizes = []
+    for day in range(6):
+        pool.assign(f"key-{day}-{number}" for number in range(50))
+        for _ in range(40):
+            pool.acquire().release()
+        sizes.append(sum(int(client.zcard(key)) for key in client.keys(f"{PREFIX}*:{ANY}")))
+    assert max(sizes) < 3 * sizes[0]
+
+
+# -- whose leases end ------------------------------------------------------------------------------------------------
+
+
+def test_a_member_whose_lease_has_ended_is_free_again(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire", ttl=0.1, auto_renew=False)
+    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
+
+
+def test_a_lease_that_is_cut_short_ends_then(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire", ttl=TTL, auto_renew=False)
+    me(member, "extend", 0.1, replace_ttl=True)
+    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
+
+
+def test_a_member_whose_lease_has_ended_is_nobodys_before_anybody_looks(
+    me: Any, pool: LockPool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire", ttl=0.1, auto_renew=False)
+    eventually(lambda: me(pool, "health_check") == (0, 1))
+    assert list_locks(using=pool.using) == []
+    with pytest.raises(LockLost):
+        me(member, "release")
+    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_leases_of_many_members_may_end_at_once(client: redis.Redis) -> None:
+    pool = LockPool(POOL)
+    keys = [f"key-{number}" for number in range(250)]
+    pool.extend(keys)
+    for _ in keys:
+        pool.acquire(ttl=TTL, auto_renew=False)
+    leases_end(client, *keys)
+    assert pool.health_check() == (0, 250)
+    assert {pool.acquire(blocking_timeout=GENEROUS).key for _ in keys} == set(keys)
+
+
+def _fails(release: Callable[[], object]) -> None:
+    with pytest.raises(LockNotOwned):
+        release()
+
+
+def _locks(lock: Lock) -> None:
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+# Whoever finds that a lease has ended gives the member back. Here this is each time the first one to look.
+LOOKS: dict[str, Callable[[Any, Any], object]] = {
+    "pool.health_check": lambda pool, member: pool.health_check(),
+    "pool.info": lambda pool, member: pool.info(),
+    "list_locks": lambda pool, member: list_locks(using=pool.using),
+    "a release": lambda pool, member: _fails(member.release),
+    "force_release": lambda pool, member: force_release(member.name, using=pool.using),
+    "a lock on it": lambda pool, member: _locks(Lock(member.name, using=pool.using)),
+}
+LOOKS_THAT_LOSE: dict[str, Callable[[Any, Any], object]] = {
+    "locked": lambda pool, member: Lock(member.name, using=pool.using).locked(),
+    "owned": lambda pool, member: member.owned(),
+    "status": lambda pool, member: member.status(),
+    "get_lock": lambda pool, member: get_lock(member.name, using=pool.using),
+    "a release by token": lambda pool, member: _fails(Lock(member.name, token="t" * 22, using=pool.using).release),
+}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [*LOOKS.values(), *(look for look in LOOKS_THAT_LOSE.values())],
+    ids=[*LOOKS, *LOOKS_THAT_LOSE],
+)
+def test_a_member_is_free_again_whoever_finds_first_that_its_lease_has_ended(
+    pool: LockPool, look: Callable[[Any, Any], object]
+) -> None:
+    pool.extend(["alice"])
+    member = pool.acquire(ttl=TTL, poll=True)  # so that nothing looks by itself
+    raw(pool.using or "", "ZADD", BUSY, "XX", "1", "alice")
+    assert pool.health_check() == (0, 1)
+    look(pool, member)
+    assert pool.acquire(blocking_timeout=0).key == "alice"
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["looks", "leaves"])
+def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_ended(
+    leaves: bool, accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """A process that stood still when a member was handed to it goes on, and looks, or has enough."""
+    accounts.assign(["alice"])
+    there = ghost()
+    with accounts.acquire(ttl=TTL):
+        there.queue("1" * 22, name=ANY, ttl=TTL)
+    assert there.hear()[0] == "g"
+    leases_end(client, "alice")
+    if not leaves:
+        there.queue("1" * 22, name=ANY, ttl=TTL)
+        assert audit(client).lost == set()
+    leave(there, "1" * 22)
+    assert audit(client).lost == set()
+    assert accounts.acquire(blocking_timeout=0).key == "alice"
+
+
+# -- what somebody else has written ----------------------------------------------------------------------------------
+
+
+def test_a_member_that_never_ends_is_passed_over_until_it_is_force_released(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    raw(pool.using or "", "HSET", HELD, "alice", "somebody's")
+    assert me(pool, "items_locked_status") == [("alice", LockStatus.ERROR), ("bob", LockStatus.FREE)]
+    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
+    refuses(me, pool)
+    force_release(lock_of("alice"), using=pool.using)
+    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_a_member_that_never_ended_comes_back_when_that_is_deleted(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    raw(pool.using or "", "HSET", HELD, "alice", "somebody's")
+    refuses(me, pool)
+    raw(pool.using or "", "HDEL", HELD, "alice")
+    assert me(pool, "acquire", blocking_timeout=6).key == "alice"
+
+
+def test_one_who_waits_beside_a_member_that_never_ends_looks_no_more_often_than_at_any_lock(
+    accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    accounts.assign(["alice"])
+    client.hset(HELD, "alice", "somebody's")
+    there = ghost()
+    for _ in range(2):
+        taken = there.queue("1" * 22, name=ANY, ttl=TTL)
+        assert taken.member == ""
+        assert taken.left > 4
+    assert waiting() == 0

@@ -1,0 +1,162 @@
+"""Locks in processes that fork, and in pools of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.processes import Worker
+from tests.helpers.state import holder, leftovers, value
+from tests.project.programs import complaints, environment
+
+pytestmark = pytest.mark.complete
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+
+
+def test_a_child_forked_in_an_event_loop_that_holds_a_lock_neither_renews_nor_releases_it(
+    start: Start, client: Any, eventually: Eventually
+) -> None:
+    code = """
+import asyncio
+lock = Lock("seat", ttl=1)
+
+async def give_back():
+    try:
+        await lock.arelease()
+    except LockNotOwned:
+        say("refused", lock.fence, lock.remaining(), await lock.aowned())
+    say("tried", await lock.aacquire(blocking=False))
+    async with Lock("other", ttl=1) as other:
+        say("works", await other.aowned())
+
+def fork():
+    if os.fork():
+        return
+    say("forked", os.getpid())
+    try:
+        lock.release()
+    except LockNotOwned:
+        say("refused-sync")
+    asyncio.run(give_back())
+    say("child-lives")
+    time.sleep(60)
+    os._exit(0)
+
+async def main():
+    await lock.aacquire()
+    async with Lock("warm-up"):
+        await asyncio.sleep(0.5)
+    fork()
+    await asyncio.to_thread(hear)
+    await lock.arelease()
+    say("released")
+    await asyncio.to_thread(hear)
+
+asyncio.run(main())
+"""
+    parent = start(code)
+    (child,) = parent.expect("forked")
+    try:
+        parent.expect("refused-sync")
+        assert parent.expect("refused") == ["None", "0.0", "False"]
+        assert parent.expect("tried") == ["False"]
+        assert parent.expect("works") == ["True"]
+        parent.expect("child-lives")
+        assert f":{parent.pid}:" in value(client, "seat")[-1]
+        os.kill(parent.pid, signal.SIGSTOP)
+        os.waitpid(parent.pid, os.WUNTRACED)
+        eventually(lambda: not holder(client, "seat"), within=10)  # the child, alive, does not renew
+        os.kill(int(child), 0)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_the_parent_of_a_child_forked_in_its_event_loop_releases_its_lock(start: Start, client: Any) -> None:
+    """Nothing that the child does at its end disturbs the parent's connections."""
+    code = """
+import asyncio
+
+async def main():
+    async with Lock("seat", ttl=1) as lock:
+        await asyncio.sleep(0.3)
+        child = os.fork()
+        if not child:
+            try:
+                asyncio.run(lock.arelease())
+            finally:
+                os._exit(0)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        await asyncio.sleep(1)
+        say("owned", await lock.aowned(), lock.lost)
+    say("free", await lock.alocked())
+
+asyncio.run(main())
+"""
+    parent = start(code)
+    assert parent.expect("owned") == ["True", "False"]
+    assert parent.expect("free") == ["False"]
+
+
+POOL = """
+import multiprocessing, os, sys, time
+from pathlib import Path
+import django
+django.setup()
+from django_redislock import Lock, LockNotOwned
+
+counter, inside = Path("counter"), Path("inside")
+held = Lock("held", ttl=600)
+
+def section(number):
+    try:
+        held.release()
+        return "released its parent's lock"
+    except LockNotOwned:
+        pass
+    with Lock("count", blocking_timeout=30):
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+        count = int(counter.read_text()) + 1
+        time.sleep(0.001)
+        counter.write_text(str(count))
+        inside.unlink()
+    return count
+
+if __name__ == "__main__":
+    counter.write_text("0")
+    context = multiprocessing.get_context(sys.argv[1])
+    with held:
+        time.sleep(0.2)
+        with context.Pool(3) as pool:
+            counts = pool.map(section, range(30), chunksize=1)
+            pool.close()
+            pool.join()
+        assert held.owned()
+    print(sorted(counts) == list(range(1, 31)) or counts)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
+    tmp_path: Path, client: Any, method: str
+) -> None:
+    (tmp_path / "work.py").write_text(POOL)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "always", "-W", "ignore:This process", "work.py", method],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert complaints(done.stderr) == []
+    assert leftovers(client) == []

@@ -1,0 +1,254 @@
+"""Each mode of ``manage.py lockbench`` once, with tiny settings: what it reports, and that our lock did not fail."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+import django_redislock
+from bench.awake import cpus_awake
+from bench.figures import Section, handovers, jain, kept, overtaken, overtaking, percentile, violations
+from bench.run import MODES
+from bench.serverstats import Command, Statistics
+from shop.management.commands.lockbench import Command as Lockbench
+
+pytestmark = pytest.mark.complete
+
+Eventually = Callable[..., Any]
+
+
+def lockbench(*args: str, **options: Any) -> str:
+    out = StringIO()
+    call_command(Lockbench(stdout=out), *args, **options)
+    return out.getvalue()
+
+
+def figures(*args: str, **options: Any) -> dict[str, Any]:
+    """The contenders' figures; the frame around them is checked here."""
+    result = json.loads(lockbench(*args, json=True, **options))
+    assert set(result) == {"mode", "asyncio", "options", "machine", "contenders", "notes"}
+    assert (result["mode"], result["asyncio"]) == (args[0], options.get("asyncio", False))
+    assert set(result["options"]) == set(MODES[args[0]].options)
+    assert {"CPUs", "Python", "redis", "hiredis", "server"} <= set(result["machine"])
+    for contender in result["contenders"].values():
+        assert {row.key for row in MODES[args[0]].rows} <= set(contender)
+    return result["contenders"]  # type: ignore[no-any-return]
+
+
+BOTH = pytest.mark.parametrize("coroutines", [False, True], ids=["threads", "coroutines"])
+
+
+@BOTH
+def test_uncontended_pairs_take_two_round_trips(coroutines: bool) -> None:
+    found = figures("uncontended", asyncio=coroutines, seconds=0.1)
+    assert {"floor", "redis-py", "Lock"} <= set(found)
+    assert ("python-redis-lock" in found) is not coroutines
+    assert all(found[key]["round_trips"] == 3 for key in found if key == "python-redis-lock")
+    assert all(found[key]["round_trips"] == 2 for key in ("floor", "redis-py", "Lock"))
+    assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
+    assert all(contender["server_us"] > 0 for contender in found.values())
+
+
+def test_cpus_are_kept_awake_at_the_lowest_priority_and_may_sleep_afterwards(eventually: Eventually) -> None:
+    before = set(multiprocessing.active_children())
+    with cpus_awake():
+        spinners = [child.pid for child in set(multiprocessing.active_children()) - before]
+        assert len(spinners) == os.cpu_count()
+        eventually(lambda: {os.sched_getscheduler(pid or 0) for pid in spinners} == {os.SCHED_IDLE})
+    assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "awake"),
+    [("uncontended", {}, True), ("uncontended", {"let_cpus_sleep": True}, False), ("drain", {"waiters": 2}, False)],
+)
+def test_the_description_says_whether_the_cpus_were_kept_awake(mode: str, options: dict[str, Any], awake: bool) -> None:
+    result = json.loads(lockbench(mode, json=True, seconds=0.1, only="Lock", **options))
+    assert result["machine"]["CPUs"].endswith(", kept awake") is awake
+
+
+@BOTH
+def test_a_contended_lock_excludes_and_keeps_the_order(coroutines: bool) -> None:
+    found = figures("contended", asyncio=coroutines, procs=3, seconds=0.3, rounds=1)
+    assert (found["Lock"]["violations"], found["Lock"]["troubles"]) == (0, {})
+    assert found["Lock"]["numbered"] == found["Lock"]["sections"] > 0
+    assert sum(found["Lock"]["sections_per_process"]) == found["Lock"]["sections"]
+    assert found["Lock"]["inversions_in_server_order"] == 0
+    assert found["floor"]["inversions_in_server_order"] is None
+
+
+OTHER = """
+from django.core.cache import cache
+
+class Lock:
+    fence = token = None
+
+    def __init__(self, name, *, ttl):
+        self.lock = cache.lock(name, timeout=ttl, sleep=0.001)
+
+    def acquire(self):
+        return self.lock.acquire()
+
+    async def aacquire(self):
+        return self.lock.acquire()
+
+    def release(self):
+        self.lock.release()
+
+    async def arelease(self):
+        self.lock.release()
+
+class FairLock(Lock):
+    def release(self):
+        raise RuntimeError("the fair one")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A package of the same name, with other insides."""
+    (tmp_path / "django_redislock").mkdir()
+    (tmp_path / "django_redislock" / "__init__.py").write_text(OTHER)
+    return tmp_path
+
+
+@BOTH
+def test_the_lock_of_another_checkout_stands_beside_ours(checkout: Path, coroutines: bool) -> None:
+    options: dict[str, Any] = {"asyncio": coroutines, "procs": 2, "seconds": 0.3, "rounds": 1, "only": "Lock"}
+    found = figures("contended", **options, other=checkout)
+    assert list(found) == ["Lock", "other Lock"]
+    assert all((contender["violations"], contender["troubles"]) == (0, {}) for contender in found.values())
+    assert found["Lock"]["numbered"] == found["Lock"]["sections"]
+    assert (found["other Lock"]["numbered"], found["other Lock"]["inversions_in_server_order"]) == (0, None)
+    assert found["other Lock"]["sections"] > 0
+    with pytest.raises(CommandError, match="RuntimeError: the fair one"):
+        lockbench("contended", procs=1, seconds=0.1, rounds=1, only="Lock", other=checkout, other_fair=True)
+
+
+def test_another_checkout_may_be_of_our_own_kind(tmp_path: Path) -> None:
+    (tmp_path / "django_redislock").symlink_to(Path(django_redislock.__file__).parent)
+    found = figures("contended", procs=2, seconds=0.2, rounds=1, only="floor", other=tmp_path, other_fair=True)
+    assert list(found) == ["floor", "other FairLock"]
+    other = found["other FairLock"]
+    assert (other["violations"], other["troubles"], other["inversions_in_server_order"]) == (0, {}, 0)
+    assert other["numbered"] == other["sections"] > 0
+
+
+@BOTH
+def test_idle_waiters_all_wait(coroutines: bool) -> None:
+    waiters = 120 if coroutines else 3
+    found = figures("idle", asyncio=coroutines, procs=1, waiters=waiters, seconds=0.2, only="redis-py,Lock")
+    assert list(found) == ["redis-py", "Lock"]
+    assert all((contender["waiting"], contender["troubles"]) == (waiters, {}) for contender in found.values())
+    # one for each that waits would be more than a hundred
+    assert all(0 < contender["connections"] < 60 for contender in found.values())
+
+
+@BOTH
+def test_drain_serves_all_in_order(coroutines: bool) -> None:
+    waiters = 100 if coroutines else 20
+    found = figures("drain", asyncio=coroutines, waiters=waiters, seconds=0.1, rounds=1)
+    assert set(found) == {"redis-py", "Lock"} | (set() if coroutines else {"python-redis-lock"})
+    ours = found["Lock"]
+    assert (ours["got"], ours["release_failed"], ours["violations"]) == (waiters, 0, 0)
+    assert (ours["numbered"], ours["inversions_in_server_order"], ours["troubles"]) == (waiters, 0, {})
+
+
+@BOTH
+def test_a_dogpile_computes_its_value_once(coroutines: bool) -> None:
+    waiters = 20 if coroutines else 5
+    found = figures("dogpile", asyncio=coroutines, procs=2, waiters=waiters, hold_ms=20, rounds=1)
+    assert set(found) == {"get_or_set", "locked_get_or_set"} | (set() if coroutines else {"python-redis-lock"})
+    for key in set(found) - {"get_or_set"}:
+        assert (found[key]["asked"], found[key]["got"], found[key]["computed"]) == (2 * waiters, 2 * waiters, 1)
+    assert all(contender["commands"]["get"] > 0 and contender["round_trips"] > 1 for contender in found.values())
+
+
+@BOTH
+def test_members_of_a_pool_are_held_once_and_used_evenly(coroutines: bool) -> None:
+    [pool] = figures("pool", asyncio=coroutines, procs=3, members=20, seconds=0.5).values()
+    assert (pool["held_twice"], pool["troubles"]) == (0, {})
+    assert pool["round_trips"] < 2.2  # a renewal, or the last call's answer
+    # a process that the machine lets stand still keeps its member from being used
+    assert 0 < pool["uses_min"] <= pool["uses_max"] <= pool["uses_median"] * 1.2 + 2
+    assert pool["check_outs"] > 20
+
+
+def test_more_processes_than_members_wait_for_each_other() -> None:
+    [pool] = figures("pool", procs=4, members=2, seconds=0.5).values()
+    assert (pool["held_twice"], pool["troubles"]) == (0, {})
+    assert pool["uses_min"] > 0
+
+
+def test_a_contender_that_is_not_used_in_the_usual_way_says_so() -> None:
+    text = " ".join(lockbench("drain", asyncio=True, waiters=3, seconds=0.1, rounds=1, only="redis-py").split())
+    assert "lockbench drain --asyncio (waiters 3, seconds 0.1, rounds 1)" in text
+    assert "redis-py: on a BlockingConnectionPool" in text
+
+
+def test_without_json_there_is_a_table() -> None:
+    text = lockbench("uncontended", seconds=0.1, only="floor,Lock")
+    assert "lockbench uncontended (seconds 0.1)" in text
+    assert "round trips per pair" in text
+    assert "time / redis-py" not in text
+    assert "CPUs" in text
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        (["fast"], {}, "'fast'.*uncontended.*contended.*idle.*drain"),
+        (["idle"], {"procs": 0}, "--procs must be from 1 to 256, not 0"),
+        (["uncontended"], {"waiters": 5}, "--waiters 5 means nothing to 'uncontended'. It has: --seconds"),
+        (["drain"], {"waiters": 5001}, "--waiters must be from 1 to 5000, not 5001"),
+        (["drain"], {"only": "Lock,floor"}, "no contender 'floor' for 'drain'. There are: redis-py"),
+        (["drain"], {"asyncio": True, "waiters": 50_001}, "--waiters must be from 1 to 50000, not 50001"),
+        (["idle"], {"other": Path("/")}, "--other means nothing to 'idle'"),
+        (["contended"], {"other": Path("/no")}, "--other must be a folder with a django_redislock in it, not /no"),
+        (["contended"], {"other_fair": True}, "--other must be a folder with a django_redislock in it, not None"),
+        (
+            ["uncontended"],
+            {"asyncio": True, "only": "python-redis-lock"},
+            "no contender 'python-redis-lock' for 'uncontended --asyncio'. There are: floor, redis-py, Lock\\.$",
+        ),
+    ],
+)
+def test_bad_arguments_are_named_with_the_choices(args: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CommandError, match=message):
+        lockbench(*args, **options)
+
+
+def test_overtaken_and_overtaking_count_sections_not_pairs() -> None:
+    assert (overtaken([1, 2, 3]), overtaking([1, 2, 3])) == (0, 0)
+    assert (overtaken([2, 3, 1]), overtaking([2, 3, 1])) == (1, 2)
+    assert (overtaken([2, 3, 1], tolerance=1), overtaking([2, 3, 1], tolerance=1)) == (1, 1)
+
+
+def test_sections_that_overlap_are_violations() -> None:
+    apart = [Section(0, 0, 1, 2, False), Section(1, 0, 3, 4, False)]
+    assert violations(apart) == 0
+    assert violations([*apart, Section(0, 0, 3.5, 5, False)]) == 1
+    assert violations([*apart, Section(0, 0, 5, 6, True)]) == 1
+
+
+def test_a_handover_goes_to_another_one_who_waited() -> None:
+    sections = [Section(0, 0, 1, 2, False), Section(1, 0, 2.5, 3, False), Section(1, 3.5, 4, 5, False)]
+    assert handovers(sections) == [0.5]
+    assert kept(sections) == 0.5
+    assert jain([4, 0]) == 0.5
+    assert percentile(range(101), 99) == 99
+
+
+def test_commands_inside_scripts_are_not_counted_twice() -> None:
+    from bench.contenders import PythonRedisLock
+
+    commands = {"evalsha": Command(10, 100), "get": Command(20, 40), "set": Command(10, 50), "del": Command(10, 9)}
+    assert Statistics(0, commands).server_us(PythonRedisLock) == 100 + 20 + 50

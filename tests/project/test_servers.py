@@ -1,0 +1,285 @@
+"""Locks under servers of several processes or threads."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import pytest
+
+from django_redislock import Lock
+from tests.helpers.processes import Worker
+from tests.helpers.state import holder, leftovers, queued
+from tests.project.programs import complaints, environment
+
+pytestmark = pytest.mark.complete
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+
+SITE = """
+import asyncio, os, pathlib, time
+import django
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse, JsonResponse
+from django.urls import path
+from django_redislock import Lock, locked_view
+
+settings.configure(
+    SECRET_KEY="tests",
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF=__name__,
+    INSTALLED_APPS=["django_redislock"],
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": os.environ["REDISLOCK_TEST_URL"]}},
+)
+here = pathlib.Path(__file__).parent
+counter, inside, go = here / "counter", here / "inside", here / "go"
+lock = Lock("count", blocking_timeout=60)
+
+
+def read():
+    os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # an error for whoever comes in second
+    return int(counter.read_text())
+
+
+def write(number):
+    counter.write_text(str(number))
+    inside.unlink()
+    return JsonResponse({"number": number, "pid": os.getpid()})
+
+
+async def acount(request):
+    async with lock:
+        number = read()
+        await asyncio.sleep(0.002)
+        return write(number + 1)
+
+
+def count(request):
+    with lock:
+        number = read()
+        time.sleep(0.002)
+        return write(number + 1)
+
+
+@locked_view("order:{pk}")
+async def order(request, pk):
+    while not go.exists():
+        await asyncio.sleep(0.002)
+    return HttpResponse("done")
+
+
+urlpatterns = [path("acount", acount), path("count", count), path("order/<int:pk>", order)]
+asgi, wsgi = get_asgi_application(), get_wsgi_application()
+"""
+
+WSGI = """
+import logging
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from site_of_tests import wsgi
+
+class Server(ThreadingMixIn, WSGIServer):
+    request_queue_size = 100
+
+class Handler(WSGIRequestHandler):
+    def log_message(self, *args): pass
+
+server = make_server("127.0.0.1", PORT, wsgi, Server, Handler)
+import signal, threading
+signal.signal(signal.SIGTERM, lambda *args: threading.Thread(target=server.shutdown).start())
+server.serve_forever(0.01)
+server.server_close()
+"""
+
+
+class Site:
+    """A server process with the site above; its stderr is read once it has stopped."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        (folder / "site_of_tests.py").write_text(SITE)
+        (folder / "counter").write_text("0")
+        self._stderr = (folder / "stderr").open("w+")
+        arguments = tuple(argument.replace("PORT", str(self.port)) for argument in arguments)
+        self.process = subprocess.Popen(
+            [sys.executable, "-X", "dev", "-W", "always", *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            env=environment(folder),
+            cwd=folder,
+        )
+
+    def get(self, where: str) -> tuple[int, str, dict[str, str]]:
+        """Status, body, headers."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}/{where}", timeout=60) as response:
+                return response.status, response.read().decode(), dict(response.headers)
+        except HTTPError as error:
+            with error:
+                return error.code, error.read().decode(), dict(error.headers)
+
+    def responds(self) -> bool:
+        assert self.process.poll() is None, self.said()
+        try:
+            return self.get("")[0] == 404
+        except (URLError, ConnectionError):
+            return False
+
+    def said(self) -> str:
+        return Path(self._stderr.name).read_text()
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """Return what it had to say in its life."""
+        self.process.send_signal(number)
+        self.process.wait(30)
+        return self.said()
+
+    def complaints(self) -> list[str]:
+        """Of its whole life, until it was stopped; but for the socket that uvicorn itself listens on."""
+        return complaints(self.stop(), but=f"laddr=('127.0.0.1', {self.port})>")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._stderr.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def serve(tmp_path: Path, eventually: Eventually) -> Iterator[Callable[..., Site]]:
+    sites: list[Site] = []
+
+    def serve(*arguments: str) -> Site:
+        site = Site(tmp_path, *arguments)
+        sites.append(site)
+        eventually(site.responds)
+        return site
+
+    yield serve
+    for site in sites:
+        site.kill()
+
+
+@pytest.fixture
+def uvicorn(serve: Callable[..., Site]) -> Callable[..., Site]:
+    def uvicorn(*more: str) -> Site:
+        return serve("-m", "uvicorn", "site_of_tests:asgi", "--port", "PORT", "--log-level", "warning", *more)
+
+    return uvicorn
+
+
+def count_together(site: Site, where: str, rounds: int) -> tuple[list[int], set[int]]:
+    """Ask 12 at a time; return the numbers that came, and the processes that they came from."""
+    with ThreadPoolExecutor(12) as pool:
+        responses = list(pool.map(site.get, [where] * 12 * rounds))
+    assert {status for status, _, _ in responses} == {200}, responses
+    bodies = [json.loads(body) for _, body, _ in responses]
+    return sorted(body["number"] for body in bodies), {body["pid"] for body in bodies}
+
+
+def test_requests_to_uvicorn_with_3_workers_hold_a_lock_one_at_a_time(
+    uvicorn: Callable[..., Site], client: Any, eventually: Eventually
+) -> None:
+    already = client.info("clients")["connected_clients"]
+    site = uvicorn("--workers", "3")
+    served: set[int] = set()
+    counted = 0
+    while len(served) < 3 or counted < 96:  # whichever worker accepts first has the request
+        numbers, pids = count_together(site, "acount", 4)
+        assert numbers == list(range(counted + 1, counted + 49))
+        counted += 48
+        served |= pids
+    assert leftovers(client) == []
+    assert site.complaints() == []
+    eventually(lambda: client.info("clients")["connected_clients"] == already)
+
+
+def test_a_locked_view_under_uvicorn_gives_423_in_whichever_worker_while_another_request_is_at_it(
+    uvicorn: Callable[..., Site], client: Any, eventually: Eventually
+) -> None:
+    site = uvicorn("--workers", "3")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(site.get, "order/7")
+        eventually(lambda: holder(client, "order:7"))
+        for _ in range(6):
+            status, _, headers = site.get("order/7")
+            assert status == 423
+            assert int(headers["Retry-After"]) > 0
+        (site.folder / "go").touch()
+        assert first.result(30)[:2] == (200, "done")
+    assert site.get("order/7")[:2] == (200, "done")
+    assert leftovers(client) == []
+    assert site.complaints() == []
+
+
+def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and_no_place_in_the_queue(
+    uvicorn: Callable[..., Site], client: Any, eventually: Eventually
+) -> None:
+    """They are cancelled twice, and then the process ends: pending releases are sent before that."""
+    site = uvicorn("--timeout-graceful-shutdown", "0")
+    count = Lock("count")
+    assert count.acquire()
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(site.get, where) for where in ("order/7", *["acount"] * 5)]
+        eventually(lambda: holder(client, "order:7") and queued(client, "count") == 5)
+        said = site.stop(signal.SIGINT)  # SIGTERM kills it as soon as it has given them up
+        assert all(future.exception(30) or future.result()[0] >= 500 for future in asked)
+    assert not holder(client, "order:7")
+    assert queued(client, "count") == 0
+    count.release()
+    assert leftovers(client) == []
+    assert "unclosed <socket" not in said
+    assert "event=" not in said
+
+
+def test_a_command_that_is_interrupted_while_it_waits_leaves_no_place_in_the_queue(
+    start: Start, client: Any, eventually: Eventually
+) -> None:
+    """Ctrl+C ends the process at once; its waiter leaves the queue before that."""
+    code = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+try:
+    Lock("seat").acquire()
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+    assert Lock("seat", ttl=600).acquire()
+    command = start(code)
+    eventually(lambda: queued(client, "seat") == 1)
+    command.signal(signal.SIGINT)
+    assert command.process.wait(30) == 3
+    assert queued(client, "seat") == 0
+
+
+def test_requests_to_a_threaded_wsgi_server_hold_a_lock_one_at_a_time_in_sync_and_async_views(
+    serve: Callable[..., Site], client: Any, eventually: Eventually
+) -> None:
+    """An async view under WSGI runs in an event loop of its own for each request."""
+    already = client.info("clients")["connected_clients"]
+    site = serve("-c", WSGI)
+    for where, counted in ("count", 0), ("acount", 48):
+        numbers, _ = count_together(site, where, 4)
+        assert numbers == list(range(counted + 1, counted + 49))
+    assert leftovers(client) == []
+    # one loop after the other, and all their connections are closed: the pool's, the listener's, the watchdog's stay
+    eventually(lambda: client.info("clients")["connected_clients"] - already <= 16 + 2)
+    assert site.complaints() == []

@@ -1,0 +1,554 @@
+"""Random sequences of operations by the real scripts on a real server, against a reference in Python (reference.py).
+
+The clock of the scripts is a key, so that time goes when the machine says so: leases end, tickets age and queues are
+forgotten without waiting. Redis's own expiry is moved along. A failing sequence is printed as a program of steps, with
+all that was asked and answered.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from django_redislock.steps import run
+from django_redislock.store import calls, scripts
+from django_redislock.store.backend import Backend
+from tests.helpers.actors import GENEROUS
+from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
+from tests.protocol.reference import Attempt, Held, Process, Reference
+
+EXAMPLES = int(os.environ.get("REDISLOCK_TEST_EXAMPLES", "0"))
+QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
+
+START = 1_700_000_000_000_000  # microseconds
+CLOCK = ("machine:seconds", "machine:micros")
+DRIFT = 4_000  # milliseconds that Redis's expiry may be ahead of the machine's clock
+HOMES = range(3)  # processes
+
+PROCESSES = st.sampled_from(HOMES)
+FURTHER = st.sampled_from([0, 0, 0, 1])  # how many processes further than its own somebody acts
+RARELY = st.sampled_from([False] * 7 + [True])
+TOKENS = st.sampled_from([None, None, "t" * 21 + "1", "t" * 21 + "2"])
+WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "former", "older"])
+# by messages, or so many milliseconds alive without a look
+WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, "p1000", "p20000"])
+TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
+RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
+HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach"])
+# missed looks of who polls, the lease of a handoff, a queue
+TIMES = st.sampled_from([150, 1_100, 28_000, 61_000])
+ENDS = st.sampled_from(["released", "lapsed", "forced", "seized"])
+ASKS = st.sampled_from(["look", "last looks", "come", "renew", "withdraw"])
+CROWDS = st.permutations([0, 0, 1, 1, 2])
+WAITS_OF_CROWDS = st.sampled_from([("1",) * 5, ("p1000", "p20000", "1", "p1000", "1"), ("p1000",) * 5])
+TOKENS_OF_CROWDS = st.sampled_from([(None,) * 5, ("t" * 22,) * 5, ("t" * 22, None, "t" * 22, None, "u" * 22)])
+# how a lock goes to the next, and on to the one after
+SECOND: dict[str, Any] = {
+    "sign": st.sampled_from(["", "", "renewed", "renewed", "seen"]),
+    "how": HOWS,
+    "ttl": st.sampled_from([10_000, 10_000, 80_000]),  # ends before the lease of the handoff, or after it
+    "end": st.sampled_from(["released", "lapsed", "lapsed", "forced", "forced"]),
+    "askers": CROWDS,
+    "asks": ASKS,
+}
+FIRST: dict[str, Any] = {
+    "homes": CROWDS,
+    "waits": WAITS_OF_CROWDS,
+    "tokens": TOKENS_OF_CROWDS,
+    "ttl": TTLS,
+    "anew": st.sampled_from([True, True, False]),
+    "age": st.sampled_from([0, 0, 1_100]),
+    "dead": st.sampled_from([(), (), (), (0,), (1,), (2,), (0, 1, 2)]),
+    "end": ENDS,
+    "askers": CROWDS,
+    "asks": ASKS,
+    "second": st.fixed_dictionaries(SECOND),
+}
+
+
+@dataclass
+class Someone:
+    """One attempt, and what its process knows of it."""
+
+    process: int
+    attempt: Attempt
+    listens: bool = True  # else its process does not, but to wait for messages
+    ticket: int | None = None
+
+    @property
+    def id(self) -> str:
+        return self.attempt.id
+
+    def __str__(self) -> str:
+        return f"{self.id} of process {self.process}, token {self.attempt.token}{', listens' * self.listens}"
+
+
+class Machine(RuleBasedStateMachine):
+    # set by prepared(); the processes are their backends, and one ear hears for all of them
+    client: Any
+    backends: list[Backend]
+    ear: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.flushall()
+        self.reference = Reference(NAME, START)
+        self.people: dict[str, Someone] = {}  # all attempts that there have ever been, by their ids
+        self.granted = 0  # the highest fence
+        self.sound = False  # the last step has done what it should
+        self.last: Callable[[], bool] = lambda: False
+        self.ear.reset()
+        self._subscribe("machine")  # which nobody publishes to: it can be asked even when all are dead
+        self.advance(0)
+        for process, backend in enumerate(self.backends):
+            backend.known = 0
+            self.live_or_die(process, dies=False)
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    @initialize(first=st.none() | st.fixed_dictionaries(FIRST))
+    def begin(self, first: dict[str, Any] | None) -> None:
+        if first:
+            self.hand_over(**first)
+
+    @rule(
+        process=PROCESSES,
+        token=TOKENS,
+        ttl=TTLS,
+        wait=WAITS,
+        adopts=st.booleans(),
+        listens=st.booleans(),
+    )
+    def come(self, process: int, token: str | None, ttl: int, wait: str, **more: bool) -> None:
+        """A new attempt."""
+        self._ask(self._make(process, token, ttl, **more), wait)
+
+    @rule(who=WHO, wait=WAITS, repeats=RARELY)
+    def look(self, who: str, wait: str, repeats: bool) -> None:
+        """A later look, or the first request once more, as its answer was lost; of one that is over, it comes late."""
+        if one := self._pick(who):
+            self._ask(one, wait, None if repeats else one.ticket)
+
+    @rule(who=WHO, further=FURTHER, unknown=st.booleans(), how=RIGHTS)
+    def release(self, who: str, further: int, unknown: bool, how: str) -> None:
+        """A release, a withdrawal, one that comes late, or by another process; ``unknown``: an acquire may follow."""
+        if one := self._pick(who):
+            self._release(one, (one.process + further) % 3, unknown=unknown, how=how)
+
+    @rule(who=WHO, further=FURTHER, ttl=TTLS, how=HOWS, ms=TTLS)
+    def renew(self, who: str, further: int, ttl: int, how: str, ms: int) -> None:
+        if one := self._pick(who):
+            self._renew(one, (one.process + further) % 3, ttl, how, ms)
+
+    @precondition(lambda self: self.reference.lock is not None)
+    @rule(how=RIGHTS)
+    def release_held(self, how: str = "") -> None:
+        """What the holder does, oftener than chance would have it; by the right that it has, if none is given."""
+        one = self._holder()
+        right = calls.BEARER if self._held().flag == "d" else calls.HOLDER
+        self._release(one, one.process, unknown=False, how=how or right)
+
+    @precondition(lambda self: self.reference.lock is not None)
+    @rule(ttl=TTLS, how=HOWS, ms=TTLS)
+    def renew_held(self, ttl: int, how: str, ms: int) -> None:
+        one = self._holder()
+        self._renew(one, one.process, ttl, how, ms)
+
+    @precondition(lambda self: self.reference.lock is not None)
+    @rule()
+    def lapse(self) -> None:
+        """The holder's lease ends, and those who wait are not forgotten yet."""
+        if self.reference.left() > 30_000:
+            self.renew_held(21_000, "set", 21_000)
+        self.advance(self.reference.left())
+
+    @precondition(lambda self: self.reference.lock is not None)
+    @rule(
+        state=st.sampled_from(["in use", "detached", "dead"]), further=st.integers(0, 2), ttl=TTLS, adopts=st.booleans()
+    )
+    def adopt_held(self, state: str, further: int, ttl: int, adopts: bool) -> None:
+        """Somebody comes with the holder's token. It may be in use, or left behind."""
+        held = self._held()
+        process = self._holder().process
+        if state == "detached":
+            self.renew_held(21_000, "detach", 21_000)
+        elif state == "dead":
+            self.live_or_die(process, dies=True)
+        token = held.id if held.token == "-" else held.token
+        self._ask(self._make((process + further) % 3, token, ttl, adopts=adopts), calls.QUEUED)
+
+    @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
+    def seize(self, process: int, ttl: int, token: str | None) -> None:
+        """A new attempt takes the lock whoever has it."""
+        self._ask(self._make(process, token, ttl), calls.SEIZING)
+
+    @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
+    def force(self, process: int, below: int | None) -> None:
+        """Any holder; or only if no later acquisition than that of the holder, or of the one before, holds it."""
+        held = self.reference.lock
+        highest = None if below is None or held is None else held.fence - below
+        backend = self.backends[process]
+
+        def act() -> bool:
+            expected = self.reference.force(Process(backend.channel, backend.known), highest)
+            value = run(calls.force(backend, KEYS, NAME, highest))
+            note(f"  # process {process} force-releases up to {highest}: {value!r}; should be {expected}")
+            assert (value.decode() if value else None) == expected
+            return False
+
+        self._do(act)
+
+    @rule(homes=CROWDS, waits=WAITS_OF_CROWDS, tokens=TOKENS_OF_CROWDS, ttl=TTLS, anew=st.booleans())
+    def crowd(
+        self, homes: list[int], waits: tuple[str, ...], tokens: tuple[str | None, ...], ttl: int, anew: bool
+    ) -> None:
+        """All who wait look, and others come; or all of them leave, and as many others come in this order."""
+        for id, _ in self.reference.in_order():
+            one = self.people[id]
+            if anew:
+                self._release(one, one.process, unknown=False)
+            else:
+                self._ask(one, calls.QUEUED, one.ticket)
+        for home, wait, token in zip(homes, waits, tokens, strict=True):
+            if len(self.reference.queue) < len(homes):
+                self.come(home, token, ttl, wait)
+
+    @rule(**FIRST)
+    def hand_over(
+        self,
+        homes: list[int],
+        waits: tuple[str, ...],
+        tokens: tuple[str | None, ...],
+        ttl: int,
+        anew: bool,
+        age: int,
+        dead: tuple[int, ...],
+        end: str,
+        askers: list[int],
+        asks: str,
+        second: dict[str, Any],
+    ) -> None:
+        """All come, some are dead, and the holder goes; and then the second one, if the lock was handed over."""
+        for process in HOMES:
+            self.live_or_die(process, process in dead)
+        self.crowd(homes, waits, tokens, ttl, anew)
+        self.advance(age)
+        self._end(end, askers, asks)
+        if self._is_handed_over():
+            self.take_over(**second)
+
+    @precondition(lambda self: self._is_handed_over())
+    @rule(**SECOND)
+    def take_over(self, sign: str, how: str, ttl: int, end: str, askers: list[int], asks: str) -> None:
+        """Who was handed the lock shows that it lives, or does not; and goes as well."""
+        if sign == "renewed":
+            self.renew_held(ttl, how, 10_000)
+        elif sign == "seen":
+            home = self._holder().process
+            for id, _ in self.reference.in_order():
+                if self.people[id].process == home:
+                    self._ask(self.people[id], calls.QUEUED, self.people[id].ticket)
+        self._end(end, askers, asks)
+
+    @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
+    def live_or_die(self, process: int, dies: bool) -> None:
+        """A process subscribes, or its subscription ends."""
+        channel = self.backends[process].channel
+        if dies and channel in self.reference.subscribed:
+            self.reference.subscribed.remove(channel)
+            self._subscribe(channel, "unsubscribe")
+        elif not dies and channel not in self.reference.subscribed:
+            self.reference.subscribed.add(channel)
+            self._subscribe(channel)
+
+    @rule(ms=TIMES)
+    def advance(self, ms: int) -> None:
+        """Time goes by: in the scripts' clock and in what is left to each key."""
+        for left in sorted((ends - self.reference.now) // 1000 for ends in self.reference.ends().values()):
+            if ms < left < ms + DRIFT:  # nothing is nearly over: it would end in Redis before it does here
+                ms = left + 1
+        self._tick(ms)
+        self._check()
+
+    @rule(key=st.sampled_from(["lock", "queue", "waiters", "index", "fence"]))
+    def evict(self, key: str) -> None:
+        """Memory has run out."""
+        self.reference.evict(key)
+        if key == "fence":
+            self.granted = 0  # the clock may have jumped back before, and not all have seen the highest one
+        self.client.delete({"lock": LOCK, "queue": QUEUE, "waiters": WAITERS, "index": INDEX, "fence": FENCE}[key])
+        self._check()
+
+    @rule(ms=st.sampled_from([-3_600_000, 0, 0, 3_600_000]))
+    def restart(self, ms: int) -> None:
+        """Redis comes back empty, maybe elsewhere, with another clock."""
+        self.client.flushall()
+        self.reference = Reference(NAME, self.reference.now + ms * 1000, self.reference.subscribed)
+        self.granted = 0
+        self.advance(0)
+
+    @rule()
+    def flush_scripts(self) -> None:
+        self.client.script_flush()
+
+    @rule()
+    def repeat(self) -> None:
+        """The last request once more, as when its answer was lost."""
+        self._do(self.last)
+
+    # -- who does it --------------------------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        process: int,
+        token: str | None,
+        ttl: int,
+        adopts: bool = False,
+        listens: bool = True,
+    ) -> Someone:
+        """A new attempt, with an id that was never there before."""
+        number = len(self.people)
+        owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
+        attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, owner)
+        one = Someone(process, attempt, listens)
+        self.people[one.id] = one
+        return one
+
+    def _pick(self, who: str) -> Someone | None:
+        """The holder, one of the queue, or one that is over (the last that was made, or an old one)."""
+        held = self.reference.lock
+        waiting = [id for id, _ in self.reference.in_order()]
+        over = [id for id in self.people if id not in waiting and not (held and id == held.id)]
+        among = {"holder": [held.id] if held else [], "former": over[-1:], "older": over[: len(over) // 2 + 1]}
+        among |= {"first": waiting[:1], "second": waiting[:2], "last": waiting}
+        ids = among[who] or waiting or list(self.people)
+        return self.people[ids[-1]] if ids else None
+
+    def _held(self) -> Held:
+        held = self.reference.lock
+        assert held
+        return held
+
+    def _holder(self) -> Someone:
+        return self.people[self._held().id]
+
+    def _is_handed_over(self) -> bool:
+        return self.reference.lock is not None and self.reference.lock.flag == "h"
+
+    def _wanted(self, one: Someone, process: int, *, listens: bool) -> calls.Wanted:
+        id, ttl, token, adopts, owner = one.attempt
+        own = None if token == "-" else token
+        return calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, owner, listens)
+
+    # -- what they do -------------------------------------------------------------------------------------------------
+
+    def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
+        def act() -> bool:
+            wanted = self._wanted(one, one.process, listens=one.listens or wait == calls.QUEUED)
+            expected = self.reference.acquire(_caller(wanted), one.attempt, wait, ticket)
+            taken = run(calls.acquire(wanted, wait, ticket, until=math.inf, by=None))
+            note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
+            assert (taken.state, taken.number) == (expected.state, expected.number)
+            assert (taken.seized.decode() if taken.seized else None) == expected.seized
+            assert taken.unheard == expected.unheard
+            assert taken.us == self.reference.now
+            if taken.state != calls.GIVEN_UP:
+                self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
+            if taken.state in (calls.BUSY, calls.REQUEUED) and taken.number:
+                one.ticket = taken.number
+            # seized, adopted; or dropped before, and back in front of one who polls, where it looks again at once
+            return wait == calls.SEIZING or taken.state in (calls.ALREADY, calls.REQUEUED)
+
+        self._do(act)
+
+    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = calls.HOLDER) -> None:
+        def act() -> bool:
+            wanted = self._wanted(one, process, listens=one.listens or process != one.process)
+            expected = self.reference.release(_caller(wanted), one.id, unknown=unknown, how=how)
+            answer = run(calls.release(wanted, unknown=unknown, how=how))
+            note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer[0]}; should be {expected}")
+            assert answer == (expected, False)
+            return False
+
+        self._do(act)
+
+    def _renew(self, one: Someone, process: int, ttl: int, how: str, ms: int) -> None:
+        def act() -> bool:
+            wanted = self._wanted(one, process, listens=one.listens or process != one.process)
+            state, left = self.reference.renew(_caller(wanted), one.attempt, ttl, how, ms)
+            renewed = run(calls.renew(wanted._replace(ttl=ttl / 1000), how, ms / 1000))
+            note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}: {renewed}; should be {state}, {left}")
+            assert (renewed.state, renewed.taken) == (state, state == calls.LOST and left > 0)
+            assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
+            return False
+
+        self._do(act)
+
+    def _end(self, how: str, askers: list[int], asks: str) -> None:
+        """The holder goes; where that leaves the lock free, they ask until somebody has it."""
+        if self.reference.lock:
+            if how == "released":
+                self.release_held()
+            elif how == "lapsed":
+                self.lapse()
+            elif how == "forced":
+                self.force(askers[0], None)
+            else:
+                self.seize(askers[0], 50_000, None)
+        for process in askers:
+            if self.reference.lock:
+                return
+            mine = [id for id, _ in self.reference.in_order() if self.people[id].process == process]
+            former = self._pick("former")
+            if asks in ("look", "last looks") and mine:
+                one = self.people[mine[0 if asks == "look" else -1]]
+                self._ask(one, calls.QUEUED, one.ticket)
+            elif asks == "renew" and former:
+                self._renew(former, process, 50_000, "keep", 50_000)
+            elif asks == "withdraw" and former:
+                self._release(former, process, unknown=True, how=calls.WITHDRAWAL)
+            else:
+                self.come(process, None, 50_000, calls.QUEUED)
+
+    # -- what must be so ----------------------------------------------------------------------------------------------
+
+    def _tick(self, ms: int) -> None:
+        before = self.reference.ends()
+        self.reference.advance(ms)
+        ends = self.reference.ends()
+        seconds, micros = divmod(self.reference.now, 1_000_000)
+        pipe: Any = self.client.pipeline(transaction=False)
+        pipe.mset({CLOCK[0]: seconds, CLOCK[1]: micros})
+        for key in before:
+            left = (ends[key] - self.reference.now) // 1000 if key in ends else 0
+            pipe.pexpire(f"{PREFIX}{key}", left)
+        pipe.execute()
+
+    def _do(self, act: Callable[[], bool]) -> None:
+        """``act`` returns whether what follows may be out of turn."""
+        self.last, self.sound = act, False
+        self._tick(1)
+        before, tickets = self.reference.lock, dict(self.reference.queue)
+        out_of_turn = act()
+        # whatever it was: nobody overtakes, and no lock lies free before somebody who can be told
+        held, first = self.reference.lock, self.reference.in_order()[:1]
+        if held is None:
+            assert out_of_turn or all(self.reference.waiters[id].channel == "-" for id, _ in first)
+        elif before is None or before.fence != held.fence:
+            assert held.fence > self.granted
+            self.granted = held.fence
+            assert out_of_turn or all(tickets.get(held.id, math.inf) <= ticket for _, ticket in first)
+        self._check()
+
+    def _check_left(self, left: float) -> None:
+        expected = self.reference.left()
+        assert left == expected if expected < 0 else abs(left - expected) < DRIFT
+
+    def _check(self) -> None:
+        """What Redis holds, and what it has published, is what the reference has."""
+        reference = self.reference
+        ends = reference.ends()
+        pipe: Any = self.client.pipeline(transaction=False)
+        pipe.get(LOCK).zrange(QUEUE, 0, -1, withscores=True).hgetall(WAITERS).zscore(INDEX, NAME).get(FENCE)
+        pipe.keys(f"{PREFIX}*")
+        for key in ends:
+            pipe.pttl(f"{PREFIX}{key}")
+        value, queue, waiters, index, fence, keys, *lefts = pipe.execute()
+        assert (value.decode() if value else None) == (reference.lock.text() if reference.lock else None)
+        assert [(id.decode(), int(ticket)) for id, ticket in queue] == reference.in_order()
+        assert waiters.pop(b"!", b"").decode() == reference.handed_to
+        assert set(waiters.pop(b"?", b"").decode().split()) == reference.suspects
+        assert {id.decode(): entry.decode() for id, entry in waiters.items()} == {
+            id: waiter.text() for id, waiter in reference.waiters.items()
+        }
+        assert (index is None) == (reference.index is None)
+        assert index is None or abs(index - reference.index) < DRIFT * 1000
+        assert int(fence or 0) == reference.fence
+        stay = {key for key, there in ((INDEX, index), (FENCE, fence)) if there}
+        assert {key.decode() for key in keys} == {f"{PREFIX}{key}" for key in ends} | stay
+        for key, left in zip(ends, lefts, strict=True):
+            assert abs(left - (ends[key] - reference.now) // 1000) < DRIFT, key
+        assert self._heard() == reference.messages
+        reference.messages.clear()
+        self.sound = True
+
+    def _subscribe(self, channel: str, how: str = "subscribe") -> None:
+        getattr(self.ear, how)(channel)
+        message = self.ear.get_message(timeout=GENEROUS)
+        assert message
+        assert message["type"] == how
+
+    def _heard(self) -> list[tuple[str, str]]:
+        """All that was published before now: channel and text."""
+        self.ear.ping()
+        heard: list[tuple[str, str]] = []
+        while True:
+            message = self.ear.get_message(timeout=GENEROUS)
+            assert message
+            if message["type"] == "pong":
+                return heard
+            heard.append((message["channel"].decode(), message["data"].decode()))
+
+    def teardown(self) -> None:
+        """When all have left, nothing stays but the fence, and what is forgotten by itself."""
+        if not self.sound:
+            return
+        for id in list(self.reference.queue):
+            self._release(self.people[id], 0, unknown=False)
+        while self.reference.lock:
+            self._release(self._holder(), 0, unknown=False, how=calls.BEARER)
+        self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the list as it is after a lease that has ended by itself
+        self.release_held()
+        assert not self.reference.queue
+        assert self.reference.index is None
+
+
+def _caller(wanted: calls.Wanted) -> Process:
+    return Process(wanted.channel, wanted.backend.known)
+
+
+# -- the scripts, by the machine's clock ------------------------------------------------------------------------------
+
+Change = tuple[str, str, str]  # file, what it says, what is said instead
+
+
+@contextmanager
+def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
+    """The machine, with changed scripts if need be."""
+    read = scripts._text.__wrapped__
+
+    def text(path: str) -> str:
+        found = read(path)
+        for changed, snippet, instead in (
+            ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'"),
+            *changes,
+        ):
+            if changed == path:
+                assert found.count(snippet) == 1, (path, snippet)
+                found = found.replace(snippet, instead)
+        return found
+
+    backends, ear = [Backend("default", "redislock") for _ in HOMES], client.pubsub()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scripts, "_text", text)
+            patch.setattr(scripts, "_by_sha", {})
+            for name in ("acquire", "release", "renew", "force"):
+                patch.setitem(getattr(calls, f"_{name.upper()}"), "key", scripts.Script(name))
+            for name, value in (("client", client), ("backends", backends), ("ear", ear)):
+                patch.setattr(Machine, name, value, raising=False)
+            yield Machine
+    finally:
+        for one in (*backends, ear):
+            one.close()

@@ -1,0 +1,56 @@
+"""Scripts that are wrong, each in one thing: what the machine must find."""
+
+from __future__ import annotations
+
+from tests.protocol.machine import Change
+
+PASS_ON, ENQUEUE, SUSPECTS, HANDOFF = (f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff"))
+
+# what is wrong: the file, what it says, what it says instead
+MUTANTS: dict[str, Change] = {
+    # release
+    "a release compares no id": ("release.lua", "value and string.sub(value, 1, #mine) == mine", "value"),
+    "a release passes on to nobody": ("release.lua", "1 or 0, hand_on()}", "1 or 0, 0}"),
+    "a release elsewhere tells nobody": ("release.lua", "if channel ~= ARGV.channel then tell(", "if false then tell("),
+    "a release leaves no mark for what may arrive": ("release.lua", "if KEYS.gone then", "if false then"),
+    "a release ends what was detached": ("release.lua", "if flag == 'd' and ARGV.how ~= 'bearer'", "if false"),
+    "a withdrawal ends what was adopted": ("release.lua", "flag == 'a' and ARGV.how == 'withdraw'", "false"),
+    "who is released makes suspects": ("pieces/lock_key.lua", "given_up = flag", "given_up = nil"),
+    # acquire
+    "a newcomer skips the queue": ("pieces/idle_key.lua", "KEYS.lock, KEYS.queue,", "KEYS.lock,"),
+    "one that is over gets the lock": ("acquire.lua", "if gone then return", "if false then return"),
+    "fences do not grow": ("pieces/fence.lua", "if last and last < fence then", "if true then"),
+    "an adoption tells nobody": ("acquire.lua", "tell(channel, 'a ' .. id .. ' ' .. ARGV.name)", ""),
+    "an adoption shortens the lease": ("acquire.lua", "left = math.max(left, lease_left())", ""),
+    "an adoption from one at work": ("acquire.lua", "return channel ~= '-' and nobody_listens(channel)", "return true"),
+    "an adoption keeps the fence of one who may live": ("acquire.lua", "fence, since = next_fence()", "next_fence()"),
+    "an adoption takes the note away": ("acquire.lua", "or string.match(owner, '\\n.*$') or ''", "or ''"),
+    "a seizure tells nobody": ("acquire.lua", "if id then tell(", "if false then tell("),
+    "who asks does not know itself in the queue": (PASS_ON, "if id == me then", "if false then"),
+    # queues
+    "who was dropped is not told so": (ENQUEUE, "then state = REQUEUED end", "then end"),
+    "a queue is never forgotten": (ENQUEUE, "redis.call('PEXPIRE', queue, 60000)", ""),
+    "one who polls is never dropped": (PASS_ON, "channel == '-' and us < alive_until then", "channel == '-' then"),
+    "one who polls is watched by nobody": (PASS_ON, "if reserved > 0 and not me then", "if false then"),
+    "the dead are handed the lock": ("pieces/channel.lua", "redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0", "false"),
+    "a lock that nobody wants stays listed": ("pieces/hand_on_key.lua", "if handed == 0 then", "if false then"),
+    # handoffs
+    "a handoff is not told": (HANDOFF, "tell(channel, 'g '", "tostring('g '"),
+    "a handoff has the whole lease": (HANDOFF, "math.min(ttl, math.max(3000, math.floor(ttl / 3)))", "ttl"),
+    "a handoff leaves no mark": (HANDOFF, "redis.call('HSET', waiters, field, channel)", ""),
+    "who lets a handoff run out is no suspect": (PASS_ON, "if mark and not given_up then", "if false then"),
+    "suspects are handed the lock": (PASS_ON, " or is_suspect(suspects, channel) then", " then"),
+    "a look is no sign of life": (SUSPECTS, "if mark == ARGV.channel then", "if false then"),
+    "suspects stay suspects": (SUSPECTS, "if not from then return end", "if true then return end"),
+    # renew
+    "a renewal does not list the new end": ("renew.lua", "call('ZADD', KEYS.index, us + left * 1000,", "call('GET',"),
+    "a renewal compares no id": ("renew.lua", "if id ~= ARGV.id then", "if false then"),
+    "a renewal shortens the lease": ("renew.lua", "left = math.max(left, ms)", "left = ms"),
+    "a renewal does not pass on": ("renew.lua", "  hand_on()\n  return", "  return"),
+    "a late renewal takes a lock back": ("renew.lua", "if flag == 'd' and ARGV.how ~= 'detach' then", "if false then"),
+    "a confirmation shortens the lease": ("renew.lua", "left = math.max(left, math.ceil(", "left = (math.ceil("),
+    "a confirmation is no sign of life": ("renew.lua", "if handed then clear_handoff(flag) end", ""),
+    # force
+    "force looks at no fence": ("force.lua", "tonumber(fence) > tonumber(ARGV.highest)", "false"),
+    "force does not tell the holder": ("force.lua", "if id then tell(", "if false then tell("),
+}  # fmt: skip

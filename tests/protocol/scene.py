@@ -1,0 +1,184 @@
+"""What the tests of the protocol's rules share: processes that wait, people in a queue, looks from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import redis
+
+from django_redislock import Lock
+from django_redislock.store import calls
+from django_redislock.store.keys import make_keys
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.processes import Worker
+from tests.helpers.state import PREFIX, QUEUE, WAITERS
+
+LONG = 600.0  # seconds; a test that waits for that has failed
+ACQUIRE = calls._ACQUIRE["key"].sha  # by which its requests can be told from others
+RELEASE = calls._RELEASE["key"].sha
+MEMBER = "pool:accounts:alice"  # the lock of a pool's member
+
+Eventually = Callable[..., Any]
+Start = Callable[..., Worker]
+
+# A process that waits for one lock.
+WAITS = """
+from django_redislock.engine import listener
+listener.LOOK_EVERY = look_every
+lock = Lock(name, ttl=ttl, blocking_timeout=60)
+say("ready")
+hear()
+say("acquired" if lock.acquire() else "left", lock.fence)
+hear()
+lock.release()
+say("released")
+hear()
+"""
+
+# A process with many threads that wait for one lock; each starts when told, takes the lock and gives it back.
+MANY_WAIT = """
+from django_redislock.engine import listener
+listener.LOOK_EVERY = look_every
+
+def wait(number):
+    with Lock(name, ttl=ttl, blocking_timeout=60):
+        say("acquired", number)
+
+say("ready")
+for number in range(count):
+    hear()
+    threading.Thread(target=wait, args=(number,), daemon=True).start()
+threading.Event().wait()
+"""
+
+
+class _Visit:
+    """Takes a lock and gives it back."""
+
+    def __init__(self, lock: Lock) -> None:
+        self.lock = lock
+
+    def come(self) -> int | None:
+        with self.lock:
+            return self.lock.fence
+
+    async def acome(self) -> int | None:
+        async with self.lock:
+            return self.lock.fence
+
+
+class Waiting:
+    """Somebody who waits for a lock, and keeps it until ``release()``."""
+
+    def __init__(self, person: Any, lock: Lock) -> None:
+        self.person = person
+        self.lock = lock
+        self.future: Future[bool] = person.start(lock, "acquire")
+
+    def result(self, within: float = GENEROUS) -> bool:
+        """What acquire() has returned."""
+        return self.future.result(within)
+
+    @property
+    def fence(self) -> int:
+        return self.person.read(lambda: self.lock.fence) or 0
+
+    @property
+    def id(self) -> str:
+        """Of the attempt; the token, as none was given."""
+        return str(self.person.read(lambda: self.lock.token))
+
+    def release(self) -> None:
+        self.person(self.lock, "release")
+
+
+class Line:
+    """People who queue, one behind the other."""
+
+    def __init__(self, crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+        self.crowd = crowd
+        self.client = client
+        self.eventually = eventually
+
+    def join(self, lock: Lock) -> Waiting:
+        """Somebody queues for this lock, and keeps it then."""
+        waiting: Waiting = self._once_queued(lock, lambda person: Waiting(person, lock))
+        return waiting
+
+    def visit(self, lock: Lock) -> Future[int]:
+        """Somebody queues for this lock, and gives it back as soon as it is there; the result is its fence."""
+        fence: Future[int] = self._once_queued(lock, lambda person: person.start(_Visit(lock), "come"))
+        return fence
+
+    def _once_queued(self, lock: Lock, begin: Callable[[Any], Any]) -> Any:
+        key = make_keys(PREFIX, lock.name).queue
+        before = int(self.client.zcard(key))
+        begun = begin(self.crowd())
+        self.eventually(lambda: int(self.client.zcard(key)) > before)
+        return begun
+
+
+class Ear:
+    """Hears all messages to all processes."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client = client
+        self.pubsub = client.pubsub()
+        self.pubsub.psubscribe(f"{PREFIX}wake:*")
+        assert (self.pubsub.get_message(timeout=GENEROUS) or {})["type"] == "psubscribe"
+
+    def heard(self) -> list[list[str]]:
+        """The words of what was sent up to now, but for probes."""
+        self.client.publish(f"{PREFIX}wake:mark", "mark")
+        messages: list[list[str]] = []
+        while (message := (self.pubsub.get_message(timeout=GENEROUS) or {})["data"].decode()) != "mark":
+            if message != "p":
+                messages.append(message.split())
+        return messages
+
+    def close(self) -> None:
+        self.pubsub.close()
+
+
+def listed(client: redis.Redis, key: str = QUEUE) -> list[tuple[str, int]]:
+    """Ids and tickets of those who queue, first come first."""
+    rows: Any = client.zrange(key, 0, -1, withscores=True)
+    return [(id.decode(), int(ticket)) for id, ticket in rows]
+
+
+def channel_of(client: redis.Redis, id: str) -> str:
+    """Where this waiter is to be told; "-" when it polls."""
+    entry = client.hget(WAITERS, id)
+    assert isinstance(entry, bytes)
+    return entry.decode().split(" ")[0]
+
+
+def receivers(client: redis.Redis, channel: str) -> int:
+    """How many listen."""
+    return int(client.pubsub_numsub(channel)[0][1])
+
+
+def vanish(client: redis.Redis, name: str) -> None:
+    """The lock is gone, as at the end of its lease, and nobody is told."""
+    keys = make_keys(PREFIX, name)
+    if keys.member is None:
+        assert client.delete(keys.lock)
+    else:
+        assert client.hdel(keys.lock, keys.member)
+        assert client.zrem(keys.busy, keys.member)
+
+
+def count(client: redis.Redis, command: str) -> int:
+    """How often the server has run a command."""
+    stats: Any = client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+def freeze(worker: Worker) -> None:
+    """Stop the process, and wait until it stands."""
+    worker.signal(signal.SIGSTOP)
+    os.waitpid(worker.pid, os.WUNTRACED)

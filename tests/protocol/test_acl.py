@@ -1,0 +1,179 @@
+"""A Redis user who may do what the README's line allows: all works, nothing else is tried, and no right is too much."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.core.checks import run_checks
+from django.core.management import call_command
+
+import django_redislock
+from django_redislock import Lock, LockUnavailable
+from django_redislock.cachelock import CacheLock
+from django_redislock.inspection.listing import read_page
+from redisserver import RedisServer
+from tests.helpers.actors import Crowd, Other
+from tests.helpers.monitor import Monitor
+from tests.helpers.operations import all_of_them
+from tests.helpers.processes import Worker
+from tests.helpers.state import listener
+
+README = Path(django_redislock.__file__).parent.parent / "README.rst"
+SECRET = "s3cret"
+DATABASE = 3
+
+_line = re.search(r"^    ACL SETUSER locks .*(?:\n        .*)*", README.read_text("utf-8"), re.M)
+assert _line is not None
+RULES = _line.group().split()[3:]
+COMMANDS = {rule[1:].partition("|")[0] for rule in RULES if rule.startswith("+")}
+
+Eventually = Callable[..., Any]
+
+
+def give(client: redis.Redis, *rules: str) -> None:
+    """Let these be the rights of the user."""
+    client.execute_command("ACL", "SETUSER", "locks", "reset", *rules)
+    client.execute_command("ACL", "LOG", "RESET")
+
+
+def refused(client: redis.Redis) -> set[tuple[str, str]]:
+    """(why, what) of all that was refused. What redis-py says of itself, from 7.2 on, is none of our business."""
+    entries: Any = client.acl_log()
+    found = {(str(entry["reason"]), str(entry["object"])) for entry in entries}
+    return {entry for entry in found if not entry[1].startswith("client")}
+
+
+@pytest.fixture
+def root(own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    """The administrator of a server whose locks are those of the narrow user, here and in workers."""
+    with redis.Redis(unix_socket_path=str(own.socket), db=DATABASE) as client:
+        location = f"redis://locks:{SECRET}@127.0.0.1:{own.port}/{DATABASE}"
+        give(client, *RULES)
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": location}}
+        monkeypatch.setenv("REDISLOCK_TEST_URL", location)
+        yield client
+
+
+@pytest.fixture
+def monitor(own: RedisServer) -> Iterator[Monitor]:
+    made = Monitor(own)
+    yield made
+    made.close()
+
+
+def all_features(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+    """What the locks do with Redis, the command and the admin's list among it."""
+    all_of_them(crowd, eventually)
+    lock = Lock("a")
+    lock.acquire()
+    for column in ("name", "waiters", "held_for"):
+        assert read_page(order=[column]).total == 1
+    call_command("redislocks", "show", "a", verbosity=0)
+    call_command("redislocks", "run", "program", "--", sys.executable, "-c", "", verbosity=0)
+    lock.release()
+    with CacheLock("as-before", timeout=10) as before:
+        before.extend(5)
+        assert before.owned()
+    call_command("redislocks", "pool", "seats", verbosity=0)
+    client.rpush("redislock{0}:queue:foreign", "x")
+    with pytest.raises(LockUnavailable, match="which is a list"):
+        Lock("foreign").acquire()
+
+
+def test_the_narrow_user_can_do_all_is_refused_nothing_and_needs_every_right(
+    crowd: Crowd, root: redis.Redis, monitor: Monitor, eventually: Eventually
+) -> None:
+    all_features(crowd, root, eventually)
+    assert refused(root) == set()
+    keys: Any = root.keys("*")
+    assert all(key.startswith(b"redislock{0}:") for key in keys)
+    assert (listener().ready, listener().polled) == (True, False)
+    # the commands of scripts are ours as well, and the connections of others are known by their addresses
+    used = {seen.name for seen in monitor.seen() if not seen.source.startswith("unix:")}
+    assert used - {"auth", "echo", "client", "hello"} == COMMANDS
+
+
+@pytest.mark.parametrize("command", ["evalsha", "subscribe", "zadd", "mget"])
+def test_one_right_less_is_refused(command: str, crowd: Crowd, root: redis.Redis, eventually: Eventually) -> None:
+    give(root, *(rule for rule in RULES if rule != f"+{command}"))
+    me = crowd()
+    tries: list[Callable[[], Any]] = [
+        lambda: me(Lock("a"), "acquire"),
+        lambda: me(django_redislock, "list_locks"),
+    ]
+    for attempt in tries:
+        with suppress(LockUnavailable):
+            attempt()
+    if command == "subscribe":
+        listener().start()
+    eventually(lambda: refused(root))
+    assert {what.partition("|")[0] for _, what in refused(root)} == {command}
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule[0] in "~&"])
+def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -> None:
+    give(root, *(other for other in RULES if other != rule), rule.replace("redislock", "others"))
+    me, you = crowd(), crowd()
+    if rule[0] == "~":
+        with pytest.raises(LockUnavailable):
+            me(Lock("a"), "acquire")
+    else:
+        assert me(Lock("a"), "acquire")
+        assert not you(Lock("a"), "acquire", blocking_timeout=0.5)
+    assert {why for why, _ in refused(root)} == {"key" if rule[0] == "~" else "channel"}
+
+
+WAITS = """
+from django_redislock.engine import listener
+listener.LOOK_EVERY = 1000.0  # nobody looks by the clock
+hear()
+with Lock("stock", blocking_timeout=60) as lock:
+    say("got", lock.fence)
+    hear()
+say("done")
+"""
+
+
+def test_processes_wait_for_each_other(root: redis.Redis, start: Callable[..., Worker], eventually: Eventually) -> None:
+    workers = [start(WAITS) for _ in range(3)]
+    for place, worker in enumerate(workers):
+        worker.tell()
+        if place == 0:
+            worker.expect("got")
+        eventually(lambda place=place: root.zcard("redislock{0}:queue:stock") == place)
+    for former, following in pairwise(workers):
+        former.tell()
+        former.expect("done")
+        following.expect("got", within=15)
+    workers[-1].tell()
+    workers[-1].expect("done")
+    assert refused(root) == set()
+
+
+def test_the_deploy_checks_need_one_right_more_and_say_so(root: redis.Redis) -> None:
+    def ids() -> list[str]:
+        found = run_checks(include_deployment_checks=True)
+        return [str(each.id) for each in found if str(each.id).startswith("django_redislock.")]
+
+    assert "django_redislock.W004" in ids()
+    assert {what for _, what in refused(root)} == {"info"}
+    give(root, *RULES, "+info")
+    assert {"django_redislock.W004", "django_redislock.W006"}.isdisjoint(ids())
+    assert refused(root) == set()
+
+
+def test_a_user_who_may_not_ask_for_types_is_told_what_redis_said(
+    root: redis.Redis, other: Callable[[], Other]
+) -> None:
+    give(root, *(rule for rule in RULES if rule != "+type"))
+    root.rpush("redislock{0}:queue:a", "foreign")
+    with pytest.raises(LockUnavailable, match=r"WRONGTYPE .*wrong kind of value\.$"):
+        Lock("a").acquire()

@@ -1,0 +1,33 @@
+"""The scripts do what the reference says: see machine.py.
+
+The suite draws the same sequences each time: a failure is then the fault of the change under test. With
+``REDISLOCK_TEST_EXAMPLES=5000`` there are as many new ones, and a failure prints how to repeat it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.protocol.machine import EXAMPLES, QUIETLY, prepared
+from tests.protocol.mutants import MUTANTS
+
+pytestmark = pytest.mark.complete
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 180)
+def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
+    with prepared(client) as machine:
+        run_state_machine_as_test(
+            machine,
+            settings=settings(QUIETLY, max_examples=EXAMPLES or 200, derandomize=not EXAMPLES, print_blob=True),
+        )
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(name, marks=pytest.mark.complete) for name in MUTANTS])
+def test_a_script_that_is_wrong_is_found(mutant: str, client: redis.Redis) -> None:
+    once = settings(QUIETLY, max_examples=400, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+    with prepared(client, MUTANTS[mutant]) as machine, pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=once)

@@ -1,0 +1,176 @@
+"""R18: what a signal handler raises, at whatever moment, leaves no lock, no place in a queue, no connection, no role.
+
+It strikes at every place where handlers run, one after the other; and at random, in processes of their own, as time
+limits of task queues do. (Other tests do the same to the connections alone, in store/test_pool.py.)
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import redis
+
+import django_redislock
+from django_redislock import Lock, LockPool
+from tests.helpers.actors import GENEROUS
+from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.state import NAME, leases, leftovers, queued
+from tests.protocol.scene import LONG, Eventually, Start
+
+OURS = str(Path(django_redislock.__file__).parent)
+MEMBERS = ["free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:"]
+
+
+def enter() -> None:
+    with Lock(NAME, ttl=LONG, blocking_timeout=GENEROUS):
+        pass
+
+
+def take() -> None:
+    lock = Lock(NAME, ttl=LONG)
+    try:
+        lock.acquire(blocking_timeout=GENEROUS)
+        lock.release()
+    except Interrupt:
+        if lock.fence is not None:  # it is still the caller's, who can be expected to give it back
+            lock.release()
+        raise
+
+
+def take_member() -> None:
+    """A strike between the return of acquire() and the block would leave the member to the thread (see README)."""
+    member = None
+    try:
+        member = LockPool("accounts").acquire(ttl=LONG, blocking_timeout=GENEROUS)
+        with member:
+            pass
+    finally:
+        if member is not None and member.fence is not None:
+            member.release()
+
+
+@pytest.mark.parametrize("section", [enter, take, take_member])
+def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
+    section: Callable[[], None], client: redis.Redis
+) -> None:
+    LockPool("accounts").extend(["alice"])
+    section()
+    places = Interrupter(lambda file: file.startswith(OURS))
+    places.run(section)
+    assert places.places > 50  # newer Pythons look for signals at fewer of them
+    for place in range(places.places):
+        one = Interrupter(lambda file: file.startswith(OURS), place)
+        try:
+            one.run(section)
+        except Interrupt:
+            pass
+        deadline = monotonic() + 5
+        while leases() or not set(leftovers(client)) <= {*MEMBERS}:
+            assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
+        section()  # so that the next one finds a connection
+
+
+# Sections one after the other, with a time limit that strikes anywhere in them, or before, or after.
+INTERRUPTED = """
+import random, signal
+from django_redislock.engine.runtime import runtime
+
+class TimeLimit(BaseException):
+    pass
+
+def strike(*args):
+    raise TimeLimit
+
+signal.signal(signal.SIGALRM, strike)
+
+def enter():
+    with Lock(name, ttl=600, blocking_timeout=60):
+        pass
+
+def take():
+    lock = Lock(name, ttl=600)
+    try:
+        lock.acquire(blocking_timeout=60)
+        lock.release()
+    except TimeLimit:
+        if lock.fence is not None:
+            lock.release()
+        raise
+
+def wait():
+    Lock("held", blocking_timeout=0.002).acquire()
+
+run = {"with": enter, "acquire": take, "wait": wait}[how]
+rng = random.Random(seed)
+run()
+struck = 0
+while struck < count:
+    began = time.perf_counter()
+    run()  # which connects again, so that the next one takes as long
+    usual = time.perf_counter() - began
+    try:
+        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00001, usual * 1.2))
+        run()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeLimit:
+        struck += 1
+say("struck", struck)
+hear()
+say("held", len(runtime().watchdog._leases))
+hear()
+"""
+
+
+@pytest.mark.parametrize("how", ["with", "acquire", "wait"])
+def test_a_time_limit_that_strikes_anywhere_leaves_nothing_behind(
+    how: str, start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    if how == "wait":
+        Lock("held", ttl=LONG).acquire()
+    worker = start(INTERRUPTED, name=NAME, how=how, seed=1, count=200)
+    worker.expect("struck", within=120)
+    kept = {"index", "lock:held"} if how == "wait" else set()
+    eventually(lambda: set(leftovers(client)) <= kept)
+    worker.tell()
+    assert worker.expect("held") == ["0"]
+
+
+# The main thread is the first to wait, so that it reads the messages for all of its process.
+READS = """
+from django_redislock.engine import listener
+listener.LOOK_EVERY = 600.0
+
+def wait():
+    hear()
+    with Lock(name, blocking_timeout=60):
+        say("acquired")
+
+threading.Thread(target=wait, daemon=True).start()
+say("ready")
+try:
+    Lock(name, blocking_timeout=60).acquire()
+except KeyboardInterrupt:
+    say("interrupted")
+threading.Event().wait()
+"""
+
+
+def test_another_waiter_takes_over_the_reading_of_one_that_was_interrupted(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    worker = start(READS, name=NAME)
+    worker.expect("ready")
+    eventually(lambda: queued(client) == 1)
+    worker.tell()
+    eventually(lambda: queued(client) == 2)
+    worker.signal(signal.SIGINT)
+    worker.expect("interrupted")
+    eventually(lambda: queued(client) == 1)
+    lock.release()
+    worker.expect("acquired", within=15)

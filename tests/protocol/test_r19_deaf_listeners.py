@@ -1,0 +1,57 @@
+"""R19: a subscription on which messages do not arrive is found out, and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock
+from django_redislock.engine.listener import Listener
+from tests.helpers.actors import GENEROUS
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import NAME
+from tests.protocol.scene import LONG, Eventually, Line, listed
+
+
+@pytest.mark.parametrize("ttl", [30, 1], ids=["granted long ago", "its handoff has ended"])
+def test_a_look_by_the_clock_that_finds_what_no_message_has_told_makes_the_listener_connect_again(
+    ttl: float,
+    network: Proxy,
+    line: Line,
+    client: redis.Redis,
+    listening: Callable[..., Listener],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 2.0)
+    ears = listening("other")
+    generation = ears.generation
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    waiting = line.join(Lock(NAME, ttl=ttl, using="other"))
+    swallowed = network.swallow_message(f"g {listed(client)[0][0]}")
+    lock.release()
+    assert swallowed.over.wait(GENEROUS)
+    assert waiting.result()
+    eventually(lambda: ears.generation > generation and ears.ready, within=10)
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_message_that_begins_and_does_not_end_makes_the_listener_connect_again(
+    network: Proxy, line: Line, listening: Callable[..., Listener], eventually: Eventually
+) -> None:
+    """After a second, instead of waiting for its end for ever."""
+    ears: Any = listening("other")
+    generation = ears.generation
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    waiting = line.join(Lock(NAME, using="other"))
+    port = ears.connection._sock.getsockname()[1]
+    (link,) = [link for link in network.links if link.down.fileno() >= 0 and link.down.getpeername()[1] == port]
+    link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
+    eventually(lambda: ears.generation > generation and ears.ready)
+    lock.release()
+    assert waiting.result()

@@ -1,0 +1,190 @@
+"""R2: a script tells nobody anything before Redis has accepted a write of its own; and what cannot be told is not 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockPool, LockUnavailable
+from django_redislock.steps import run
+from django_redislock.store import calls
+from redisserver import RedisServer
+from tests.helpers.actors import Ghost
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
+from tests.protocol.scene import LONG, MEMBER, Line, listed, vanish
+
+HOLDER, WAITER, STRANGER = "holder-holder-holder-1", "waiter-waiter-waiter-1", "stranger-stranger-st-1"
+POOL = "pool:accounts:"
+
+NAMES = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["key", "member"])
+
+
+@pytest.fixture
+def root(own: RedisServer) -> Iterator[redis.Redis]:
+    """A client of a server for this test alone."""
+    with own.client() as client:
+        yield client
+
+
+@pytest.fixture
+def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
+    """Two processes, of a holder and a waiter."""
+    pair = Ghost(root, alive=True), Ghost(root, alive=True)
+    yield pair
+    for one in pair:
+        one.close()
+
+
+def take(ghost: Ghost, id: str, name: str, wait: str = calls.NOT_AT_ALL, **more: Any) -> int:
+    """Ask for the lock; returns the state."""
+    wanted = ghost.wanted(id, name=name, ttl=LONG, **more)
+    return run(calls.acquire(wanted, wait, None, until=math.inf, by=None)).state
+
+
+def told(ghost: Ghost) -> list[list[str]]:
+    """What the process was told up to now: the kinds of messages, and for which ids."""
+    ghost.client.publish(ghost.backend.channel, "end")
+    messages: list[list[str]] = []
+    while messages[-1:] != [["end"]]:
+        messages.append(ghost.hear()[:2])
+    return messages[:-1]
+
+
+def release(ghost: Ghost, id: str, name: str, *, unknown: bool = False) -> None:
+    run(calls.release(ghost.wanted(id, name=name), unknown=unknown))
+
+
+LATER: dict[str, Callable[[Ghost, str], object]] = {  # what somebody does where the lock is free, and one waits
+    "acquire": lambda ghost, name: take(ghost, STRANGER, name),
+    "withdraw": lambda ghost, name: release(ghost, STRANGER, name),
+    "renew": lambda ghost, name: run(calls.renew(ghost.wanted(HOLDER, name=name), "keep", LONG)),
+}
+CALLS: dict[str, Callable[[Ghost, str], object]] = {
+    **LATER,
+    "release": lambda ghost, name: release(ghost, HOLDER, name),
+    "force": lambda ghost, name: run(calls.force(ghost.backend, ghost.wanted("", name=name).keys, name)),
+    "seize": lambda ghost, name: take(ghost, STRANGER, name, calls.SEIZING),
+    "adopt": lambda ghost, name: take(ghost, STRANGER, name, token=TOKEN),
+}
+
+
+@NAMES
+@pytest.mark.parametrize("by", CALLS)
+def test_a_script_that_may_not_write_tells_nobody_anything(
+    by: str, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+) -> None:
+    LockPool("accounts").extend(["alice"])
+    first, second = ghosts
+    assert take(first, HOLDER, name, token=TOKEN) == calls.GRANTED
+    second.queue(WAITER, name=name)
+    if by in LATER:
+        vanish(root, name)
+    if by == "adopt":
+        run(calls.renew(first.wanted(HOLDER, name=name, token=TOKEN), "detach", LONG))
+    root.config_set("min-replicas-to-write", 1)
+    with pytest.raises(LockUnavailable, match="Not enough good replicas"):
+        CALLS[by](second, name)
+    assert told(first) + told(second) == []
+    root.config_set("min-replicas-to-write", 0)
+    CALLS[by](second, name)
+    assert {"seize": ["f", HOLDER], "adopt": ["a", HOLDER]}.get(by, ["g", WAITER]) in told(first) + told(second)
+
+
+POOL_CALLS: dict[str, Callable[[Ghost], object]] = {
+    "checkout": lambda ghost: take(ghost, STRANGER, POOL),
+    "leave": lambda ghost: release(ghost, HOLDER, POOL),
+    "release": lambda ghost: release(ghost, HOLDER, MEMBER),
+    "members": lambda ghost: LockPool("accounts").extend(["bob"]),
+}
+
+
+@pytest.mark.parametrize("by", POOL_CALLS)
+def test_a_script_that_may_not_write_hands_no_member_of_a_pool_to_its_line(
+    by: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+) -> None:
+    LockPool("accounts").extend(["alice"])
+    first, second = ghosts
+    assert take(first, HOLDER, POOL) == calls.GRANTED
+    second.queue(WAITER, name=POOL)
+    if by == "checkout":
+        root.zadd("redislock{0}:busy:pool:accounts:", {"alice": 1})  # its lease has ended
+    root.config_set("min-replicas-to-write", 1)
+    with pytest.raises(LockUnavailable, match="Not enough good replicas"):
+        POOL_CALLS[by](second)
+    assert told(second) == []
+    root.config_set("min-replicas-to-write", 0)
+    POOL_CALLS[by](second)
+    assert told(second) == [["g", WAITER]]
+
+
+# -- at the limit of memory -------------------------------------------------------------------------------------------
+
+
+@NAMES
+@pytest.mark.parametrize("unknown", [False, True], ids=["known", "unknown"])
+def test_a_holder_can_release_and_hand_over_when_redis_is_out_of_memory(
+    unknown: bool, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+) -> None:
+    """Passing on is DEL, then SET: the first write of a script is one that Redis allows at its limit of memory."""
+    first, second = ghosts
+    assert take(first, HOLDER, name) == calls.GRANTED
+    second.queue(WAITER, name=name)
+    root.config_set("maxmemory", 1)
+    with pytest.raises(LockUnavailable, match="maxmemory"):
+        Lock("other").acquire()
+    release(first, HOLDER, name, unknown=unknown)
+    assert second.hear()[:2] == ["g", WAITER]
+    root.config_set("maxmemory", 0)
+    assert take(second, WAITER, name) == calls.ALREADY
+
+
+@NAMES
+def test_a_lock_can_be_seized_when_redis_is_out_of_memory(
+    name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+) -> None:
+    first, second = ghosts
+    assert take(first, HOLDER, name) == calls.GRANTED
+    root.config_set("maxmemory", 1)
+    assert take(second, STRANGER, name, calls.SEIZING) == calls.GRANTED
+    assert first.hear()[:2] == ["f", HOLDER]
+    root.config_set("maxmemory", 0)
+
+
+# -- who may not tell, or not ask -------------------------------------------------------------------------------------
+
+
+def test_a_holder_that_may_not_publish_hands_over_all_the_same(
+    allow_only: Callable[..., str], threads: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiter keeps its place, and finds out by itself."""
+    allow_only("resetchannels")
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1.0)
+    lock = Lock(NAME, using="other")
+    lock.acquire()
+    waiting = threads.join(Lock(NAME))
+    ((id, _),) = listed(client)
+    lock.release()
+    assert not Lock(NAME).acquire(blocking=False), "somebody overtook the waiter"
+    assert holder(client) == id
+    assert waiting.result()
+    assert waiting.fence == int(value(client)[3])
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_holder_that_may_not_ask_who_listens_hands_over_all_the_same(
+    allow_only: Callable[..., str], threads: Line, client: redis.Redis
+) -> None:
+    """An error is no 0: nobody is dropped for it."""
+    allow_only("allchannels", "-pubsub")
+    lock = Lock(NAME, ttl=LONG, using="other")
+    lock.acquire()
+    waiting = threads.join(Lock(NAME))
+    ((id, _),) = listed(client)
+    lock.release()
+    assert holder(client) == id
+    assert waiting.result()
+    assert client.exists(LOCK)

@@ -1,0 +1,182 @@
+"""R3: where nobody listens, a process is gone; who cannot be told is not dropped for that, and comes by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock
+from django_redislock.engine.listener import RESUBSCRIBE_EVERY, Listener
+from django_redislock.steps import run
+from django_redislock.store import calls
+from redisserver import RedisServer, redis_server
+from tests.helpers.actors import GENEROUS, Ghost
+from tests.helpers.state import LOCK, NAME, WAITERS, flag, holder
+from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, channel_of, listed, receivers
+
+HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
+
+
+def test_a_killed_waiter_is_dropped_by_the_release_that_meets_it(
+    start: Start, line: Line, client: redis.Redis, eventually: Eventually
+) -> None:
+    """The next living one has the lock when release() returns."""
+    worker = start(WAITS, name=NAME, ttl=30.0, look_every=LONG)
+    worker.expect("ready")
+    lock = Lock(NAME)
+    lock.acquire()
+    worker.tell()
+    ((dead, _),) = eventually(lambda: listed(client))
+    waiting = line.join(Lock(NAME))
+    _, (alive, _) = listed(client)
+    channel = channel_of(client, dead)
+    worker.kill()
+    eventually(lambda: receivers(client, channel) == 0)
+    lock.release()
+    assert holder(client) == alive
+    assert waiting.result()
+
+
+def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
+    client: redis.Redis, server: RedisServer, ghost: Callable[..., Ghost], eventually: Eventually
+) -> None:
+    """The scripts ask before they grant: a message counts the subscribers of one node, and replicas pass it on.
+
+    A process that still listens at a demoted master would believe a grant that was taken back: two holders.
+    """
+    dead = ghost(alive=False)
+    with redis_server() as second, second.client() as replica, replica.pubsub() as elsewhere:
+        client.config_set("repl-diskless-sync-delay", 0)
+        replica.replicaof("127.0.0.1", str(server.port))
+        eventually(lambda: replica.info("replication")["master_link_status"] == "up")
+        elsewhere.subscribe(dead.backend.channel)
+        assert (elsewhere.get_message(timeout=GENEROUS) or {})["type"] == "subscribe"
+        lock = Lock(NAME)
+        lock.acquire()
+        dead.queue(WAITER, name=NAME)
+        lock.release()
+        assert not client.exists(LOCK)
+        client.publish(dead.backend.channel, "end")
+        assert (elsewhere.get_message(timeout=GENEROUS) or {})["data"] == b"end"
+
+
+# -- who polls --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["no right to channels", "the probe is not counted"])
+def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[str]:
+    """An alias whose waiters no message can be trusted to reach."""
+    if request.param == "no right to channels":
+        request.getfixturevalue("allow_only")("resetchannels")
+        yield "other"
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "PROBE", "redis.pcall('PUBLISH', ARGV[1], 'p') return 0")
+        yield add_alias(server.url)
+
+
+def test_waiters_whom_no_message_reaches_come_by_themselves_and_in_order(
+    polled: str, line: Line, client: redis.Redis
+) -> None:
+    lock = Lock(NAME, using=polled)
+    lock.acquire()
+    fences = [line.visit(Lock(NAME, using=polled)) for _ in range(4)]
+    assert [channel_of(client, id) for id, _ in listed(client)] == ["-"] * 4
+    lock.release()
+    found = [fence.result(GENEROUS) for fence in fences]
+    assert found == sorted(found)
+
+
+def test_a_lock_left_free_for_one_who_polls_is_not_given_to_a_newcomer(
+    polled: str, line: Line, client: redis.Redis
+) -> None:
+    """It is never dropped for a 0 and never handed a grant; the lock waits for it."""
+    lock = Lock(NAME, using=polled)
+    lock.acquire()
+    waiting = line.join(Lock(NAME, using=polled))
+    ((id, ticket),) = listed(client)
+    lock.release()
+    assert not Lock(NAME, using=polled).acquire(blocking=False)
+    assert listed(client) in ([(id, ticket)], [])  # in its place, or in already
+    assert (holder(client), flag(client)) in (("", ""), (id, "c"))
+    assert waiting.result()
+    assert waiting.id == id
+
+
+def test_one_who_polls_keeps_its_place_behind_a_long_holder(
+    polled: str, line: Line, client: redis.Redis, eventually: Eventually
+) -> None:
+    """It counts as gone when it has not looked for four of its delays, so it must look."""
+    lock = Lock(NAME, using=polled)
+    lock.acquire()
+    waiting = line.join(Lock(NAME, using=polled))
+    ((id, _),) = listed(client)
+
+    def alive_until() -> int:
+        entry: Any = client.hget(WAITERS, id)
+        return int(entry.split(b" ")[2])
+
+    first = alive_until()
+    eventually(lambda: alive_until() > first + 1_000_000)
+    lock.release()
+    assert not Lock(NAME, using=polled).acquire(blocking=False)
+    assert waiting.result()
+
+
+def test_a_wait_of_one_who_polls_ends_in_time_and_leaves_the_queue(
+    polled: str, line: Line, client: redis.Redis
+) -> None:
+    Lock(NAME, using=polled).acquire()
+    waiting = line.join(Lock(NAME, using=polled, blocking_timeout=1))
+    assert not waiting.result()
+    assert listed(client) == []
+
+
+@pytest.mark.usefixtures("nobody_looks")
+def test_a_killed_one_who_polled_is_dropped_when_it_misses_its_looks(
+    allow_only: Callable[..., str], start: Start, line: Line, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Whoever leaves the lock to it tells the first one behind it to watch."""
+    choose = 'from django.conf import settings\nsettings.CACHES["default"]["LOCATION"] = url\n'
+    worker = start(choose + WAITS, name=NAME, ttl=30.0, look_every=LONG, url=allow_only("resetchannels"))
+    worker.expect("ready")
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    worker.tell()
+    ((dead, _),) = eventually(lambda: listed(client))
+    waiting = line.join(Lock(NAME))
+    assert channel_of(client, dead) == "-"
+    worker.kill()
+    lock.release()
+    assert waiting.result()
+
+
+def test_a_listener_that_is_refused_for_a_moment_is_soon_told_again(
+    allow_only: Callable[..., str], client: redis.Redis, listening: Callable[..., Listener], eventually: Eventually
+) -> None:
+    """Who may not subscribe polls; half a minute of that is for those whom nobody will give the right."""
+    allow_only("resetchannels")
+    ears = listening("other")
+    assert ears.polled
+    client.execute_command("ACL", "SETUSER", "limited", "allchannels")
+    allowed = monotonic()
+    eventually(lambda: ears.ready and not ears.polled)
+    assert monotonic() - allowed < RESUBSCRIBE_EVERY / 2
+
+
+def test_one_who_polls_by_choice_is_dropped_by_nobody_who_is_told(ghost: Callable[..., Ghost], line: Line) -> None:
+    """The lock is left to it for as long as it said, also by those who wait for messages."""
+    lock, one = Lock(NAME), ghost(alive=False)
+    lock.acquire()
+    wanted = one.wanted(WAITER, name=NAME)
+    began = monotonic()
+    assert run(calls.acquire(wanted, calls.polled(2.0), None, until=math.inf, by=None)).state == calls.BUSY
+    waiting = line.join(Lock(NAME))
+    lock.release()
+    assert waiting.result()
+    assert monotonic() - began > 1.9

@@ -1,0 +1,78 @@
+"""What several tests of the store need."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import django_redislock
+from django_redislock import Lock, LockLost
+from tests.helpers.actors import GENEROUS, Crowd
+
+Eventually = Callable[..., Any]
+Exercise = Callable[[], None]
+
+
+@pytest.fixture
+def me(crowd: Crowd) -> Any:
+    """Somebody who uses locks: a thread, or a task."""
+    return crowd()
+
+
+@pytest.fixture
+def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
+    """Everything that a lock does with its connections: take, queue, hand over, confirm, look, extend, force."""
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)  # who waits must be told
+
+    def exercise() -> None:
+        me, you = crowd(), crowd()
+        lock, following, forced = Lock("a", ttl=60), Lock("a", ttl=60), Lock("b", ttl=60)
+        me(lock, "acquire")
+        waiting = you.start(following, "acquire", blocking_timeout=GENEROUS)
+        eventually(lambda: me(lock, "info").waiters == 1)
+        assert [info.name for info in me(django_redislock, "list_locks")] == ["a"]
+        assert me(lock, "extend", 60)
+        assert me(lock, "owned")
+        fence = me.read(lambda: lock.fence)
+        me(lock, "release")
+        assert waiting.result(GENEROUS) is True  # the listener
+        assert you.read(lambda: following.fence) > fence
+        eventually(lambda: you(following, "info").lease_left > 30)  # the watchdog: a handoff has 20 s at first
+        you(following, "release")
+        me(forced, "acquire")
+        assert you(django_redislock, "force_release", "b")
+        eventually(lambda: me.read(lambda: forced.lost), within=15)  # the listener again: a renewal is due after 20 s
+        with pytest.raises(LockLost):
+            me(forced, "release")
+        assert me(django_redislock, "list_locks") == []
+
+    return exercise
+
+
+def all_at_once(work: Callable[[int], object], count: int) -> None:
+    """Run ``work`` in so many threads, which all begin together."""
+    gate = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        gate.wait(60)
+        work(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        for done in [threads.submit(run, number) for number in range(count)]:
+            done.result(60)
+
+
+def use(number: int) -> None:
+    """A few short sections."""
+    for _ in range(5):
+        with Lock(f"a:{number}"):
+            pass
+
+
+async def ause(number: int) -> None:
+    async with Lock(f"a:{number}"):
+        pass

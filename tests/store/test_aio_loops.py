@@ -1,0 +1,119 @@
+"""Connections of coroutines do not outlive their event loop, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from django_redislock import Lock
+from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections
+
+from .conftest import Eventually, ause
+
+pytestmark = pytest.mark.usefixtures("own_pools")
+
+
+def of_commands(client: redis.Redis) -> list[dict[str, str]]:
+    """Those of our connections that listen to nothing."""
+    return [connection for connection in connections(client) if connection["sub"] == "0"]
+
+
+@BOTH
+def test_fifty_event_loops_leave_no_connection_behind(
+    backend: str, server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        await asyncio.gather(*map(ause, range(3)))
+        assert len(of_commands(client)) >= 3
+
+    with caches(alias(backend, server.url, client_name=NAME)):
+        for _ in range(50):
+            asyncio.run(main())
+        gc.collect()  # a socket that nobody closed would warn now
+        eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
+        assert get_backend()._loops == {}
+    assert caplog.text == ""
+
+
+def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_behind(
+    server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(turn: int) -> None:
+        tasks = [asyncio.create_task(Lock(f"{turn}:{number}").aacquire()) for number in range(50)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        for turn in range(10):
+            asyncio.run(main(turn))
+        gc.collect()
+        assert get_backend()._loops == {}
+    eventually(lambda: not connections(client))
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, eventually: Eventually) -> None:
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        loop = asyncio.new_event_loop()
+        try:
+            for _ in range(3):
+                loop.run_until_complete(ause(1))
+                assert len(get_backend()._loops) == 1
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+        eventually(lambda: get_backend()._loops == {} and len(of_commands(client)) <= 2)
+        asyncio.run(ause(1))
+
+
+def test_a_loop_that_was_closed_without_an_end_is_in_nobodys_way(server: RedisServer) -> None:
+    """The connection of such a loop is its owner's affair; here it is closed so that nothing warns."""
+
+    def without_an_end() -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(ause(1))
+        (left,) = get_backend()._loops.values()
+        loop.run_until_complete(left._idle[0][0].disconnect())
+        loop.close()
+
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        without_an_end()
+        asyncio.run(ause(1))
+        assert get_backend()._loops == {}
+        without_an_end()
+    # and the change of the settings does not mind either
+
+
+def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer) -> None:
+    gate = threading.Barrier(2)
+    inside: list[int] = []
+    worst: list[int] = []
+
+    async def sections(number: int) -> None:
+        for _ in range(5):
+            async with Lock("shared", blocking_timeout=GENEROUS):
+                inside.append(number)
+                await asyncio.sleep(0.001)
+                worst.append(len(inside))
+                inside.remove(number)
+            await ause(number)
+
+    async def main(number: int) -> None:
+        await asyncio.gather(*(sections(number) for _ in range(5)))
+
+    def run(number: int) -> None:
+        gate.wait(GENEROUS)
+        asyncio.run(main(number))
+
+    with caches(alias(DJANGO_REDIS, server.url)), ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(run, number) for number in range(2)]:
+            done.result(60)
+        assert worst == [1] * 50
+        assert get_backend()._loops == {}

@@ -1,0 +1,51 @@
+"""Calls of scripts that stop half-way, so as not to keep Redis, and are called again until all is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockPool
+from django_redislock.store.calls import lease_end, polled
+from django_redislock.store.keys import make_keys
+from tests.helpers.state import PREFIX
+
+
+def put_dead(client: redis.Redis, name: str) -> None:
+    """More dead waiters than one call drops."""
+    client.zadd(make_keys(PREFIX, name).queue, {f"dead-{number}": number + 1 for number in range(1200)})
+
+
+@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
+def test_an_acquire_goes_past_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
+    put_dead(client, name)
+    assert me(Lock(name), "acquire", blocking=False)
+    assert not client.exists(make_keys(PREFIX, name).queue)
+
+
+@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
+def test_a_release_goes_past_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
+    lock = Lock(name)
+    me(lock, "acquire")
+    put_dead(client, name)
+    me(lock, "release")
+    assert not client.exists(make_keys(PREFIX, name).queue)
+    assert not me(lock, "locked")
+
+
+def test_a_change_of_a_pool_goes_past_any_number_of_dead_waiters(me: Any, client: redis.Redis) -> None:
+    line = make_keys(PREFIX, "pool:accounts:").line
+    client.zadd(line, {f"dead-{number}": number + 1 for number in range(1200)})
+    assert me(LockPool("accounts"), "extend", ["alice"]) == 1
+    assert not client.exists(line)
+
+
+def test_a_lease_is_presumed_over_before_it_is() -> None:
+    """By a clock that may be a thousandth too slow."""
+    assert 100 + 30 * 0.998 < lease_end(100, 30) < 100 + 30 * 0.999
+
+
+def test_who_polls_tells_for_how_many_milliseconds_it_lives_without_a_look() -> None:
+    assert polled(1.2345) == "p1234"

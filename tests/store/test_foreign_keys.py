@@ -1,0 +1,271 @@
+"""What others have written under our keys: a clear error that names it, and never two holders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+
+import django_redislock
+from django_redislock import (
+    ConditionalValue,
+    Counter,
+    Lock,
+    LockError,
+    LockNotAcquired,
+    LockPool,
+    LockUnavailable,
+    force_release,
+)
+from django_redislock.store.backend import get_backend
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import FENCE, LOCK, NAME, PREFIX, TOKEN
+
+from .conftest import Eventually
+
+POOL = "pool:accounts:"
+MEMBER = f"{POOL}alice"
+TYPES = ["string", "list", "hash", "zset"]
+
+
+def put(client: redis.Redis, key: str, kind: str) -> None:
+    """Write something of this Redis type."""
+    client.delete(key)
+    writes: dict[str, Callable[[], Any]] = {
+        "string": lambda: client.set(key, "foreign"),
+        "list": lambda: client.rpush(key, "foreign"),
+        "hash": lambda: client.hset(key, "foreign", "1"),
+        "zset": lambda: client.zadd(key, {"foreign": 1}),
+    }
+    writes[kind]()
+
+
+def wrong(**keys: str) -> pytest.MarkDecorator:
+    """Every wrong type of these keys; each is given with the type that it should have."""
+    cases = [(f"{PREFIX}{key}", kind) for key, ours in keys.items() for kind in TYPES if kind != ours]
+    return pytest.mark.parametrize(("key", "kind"), cases, ids=lambda value: value.removeprefix(PREFIX))
+
+
+def use(me: Any, **options: Any) -> None:
+    """Take the lock, and give it back."""
+    lock = Lock(NAME, **options)
+    if not me(lock, "acquire", blocking_timeout=0.2):
+        raise LockNotAcquired("busy", NAME)
+    me(lock, "release")
+
+
+def names(key: str, kind: str) -> str:
+    return f"Somebody else has written the key {key!r}, which is a {kind}"
+
+
+# -- keys of another type -------------------------------------------------------------------------------------------
+
+TRIES: dict[str, Callable[[Any], Any]] = {
+    "acquire": use,
+    "poll": lambda me: use(me, poll=True),
+    "seize": lambda me: me(Lock(NAME), "seize"),
+}
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "status": lambda me: me(Lock(NAME), "status"),
+    "info": lambda me: me(Lock(NAME), "info"),
+    "force": lambda me: me(django_redislock, "force_release", NAME),
+    "show": lambda me: call_command("redislocks", "show", NAME),
+    "clear": lambda me: call_command("redislocks", "clear", NAME, "--noinput"),
+}
+
+
+@wrong(**{f"lock:{NAME}": "string", f"queue:{NAME}": "zset", "index": "zset", "fence": "string"})
+@pytest.mark.parametrize("call", TRIES)
+def test_a_key_of_another_type_is_an_error_that_names_it_and_says_what_it_is(
+    key: str, kind: str, call: str, me: Any, client: redis.Redis
+) -> None:
+    put(client, key, kind)
+    before = client.dump(key)
+    with pytest.raises(LockUnavailable) as caught:
+        TRIES[call](me)
+    text = str(caught.value)
+    assert names(key, kind) in text
+    assert NAME in text
+    assert "user_script" not in text
+    assert client.dump(key) == before
+
+
+@wrong(**{f"lock:{NAME}": "string"})
+@pytest.mark.parametrize("call", LOOKS)
+def test_whoever_looks_at_a_lock_of_another_type_is_told_which_key_it_is(
+    key: str, kind: str, call: str, me: Any, client: redis.Redis
+) -> None:
+    put(client, key, kind)
+    before = client.dump(key)
+    with pytest.raises((LockUnavailable, CommandError)) as caught:
+        LOOKS[call](me)
+    assert f"the key {key!r}, which is a {kind}" in str(caught.value)
+    assert client.dump(key) == before
+
+
+@wrong(**{f"lock:{NAME}": "string", f"queue:{NAME}": "zset", f"waiters:{NAME}": "hash"})
+def test_other_locks_go_on(key: str, kind: str, me: Any, client: redis.Redis) -> None:
+    put(client, key, kind)
+    for name in ("other", "another"):
+        assert me(Lock(name), "acquire", blocking=False)
+    assert [lock.name for lock in me(django_redislock, "list_locks")] == ["another", "other"]
+
+
+@wrong(**{f"waiters:{NAME}": "hash"})
+def test_who_queues_is_told_that_the_waiters_are_of_another_type(
+    key: str, kind: str, crowd: Crowd, client: redis.Redis
+) -> None:
+    crowd()(Lock(NAME), "acquire")
+    put(client, key, kind)
+    with pytest.raises(LockUnavailable) as caught:
+        crowd()(Lock(NAME), "acquire", blocking_timeout=5)
+    assert names(key, kind) in str(caught.value)
+
+
+@wrong(index="zset")
+def test_an_index_of_another_type_is_named_to_who_lists(key: str, kind: str, me: Any, client: redis.Redis) -> None:
+    put(client, key, kind)
+    with pytest.raises(LockUnavailable) as caught:
+        me(django_redislock, "list_locks")
+    assert names(key, kind) in str(caught.value)
+
+
+@wrong(**{f"lock:{NAME}": "string"})
+def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
+    key: str, kind: str, me: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=0.8)
+    me(lock, "acquire")
+    put(client, key, kind)
+    with pytest.raises(LockUnavailable) as caught:
+        me(lock, "release")
+    assert names(key, kind) in str(caught.value)
+    eventually(lambda: me.read(lambda: lock.lost))
+    client.delete(key)
+    use(me)
+
+
+POOL_KEYS = dict.fromkeys(("members", "fresh", "free", "busy", "wanted", "queue"), "zset")
+POOL_KEYS |= dict.fromkeys(("held", "took", "waiters"), "hash")
+
+
+@wrong(**{f"{word}:{POOL}": kind for word, kind in POOL_KEYS.items()})
+def test_a_key_of_a_pool_that_is_of_another_type_is_named(key: str, kind: str, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["alice", "bob"])
+    held = [pool.acquire(blocking_timeout=0) for _ in range(2)]
+    put(client, key, kind)
+
+    def use_all() -> None:
+        for ask in (lambda: pool.acquire(blocking_timeout=0.05), Lock(MEMBER, blocking_timeout=0.05).__enter__):
+            with pytest.raises(LockNotAcquired):
+                ask()
+        for member in held:
+            member.release()
+        pool.acquire(blocking_timeout=0).release()
+        pool.info()
+
+    with pytest.raises(LockUnavailable) as caught:
+        use_all()
+    assert names(key, kind) in str(caught.value)
+    others = LockPool("others")
+    others.assign(["bob"])
+    others.acquire(blocking_timeout=0).release()
+
+
+@pytest.mark.parametrize("call", [lambda: Counter("hits").incr(), lambda: ConditionalValue("high").setgt(1)])
+@pytest.mark.parametrize("kind", ["list", "hash", "zset"])
+def test_a_slot_of_another_type_is_named_and_not_used_again(
+    call: Callable[[], Any], kind: str, client: redis.Redis
+) -> None:
+    Counter("other").incr()
+    slots: Any = client.keys(f"{PREFIX}slot:*")
+    for slot in slots:
+        put(client, slot.decode(), kind)
+    with pytest.raises(LockUnavailable, match=r"the key 'redislock\{0\}:slot:.*', which is a"):
+        call()
+    assert call()
+
+
+# -- the fence ------------------------------------------------------------------------------------------------------
+
+NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, "9007199254740991", "9" * 18, "9223372036854775807", "\0"]
+
+
+@pytest.mark.parametrize("text", NO_FENCES)
+@pytest.mark.parametrize("alias", ["default", "memory"])
+def test_what_is_no_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
+    backend = get_backend(alias)
+    backend.execute(("FLUSHALL",))
+    backend.execute(("SET", FENCE, text))
+    for _ in range(2):
+        with pytest.raises(
+            LockUnavailable, match=r"the key 'redislock\{0\}:fence', which does not hold a fence\. Delete it"
+        ):
+            Lock(NAME, using=alias).acquire()
+    assert backend.execute(("GET", FENCE)) == text.encode()
+    assert not backend.execute(("EXISTS", LOCK))
+    backend.execute(("DEL", FENCE))
+    assert Lock(NAME, using=alias).acquire(blocking_timeout=0)
+
+
+def test_fences_grow_up_to_the_highest_that_doubles_can_count(client: redis.Redis, fresh: None) -> None:
+    client.set(FENCE, 2**53 - 3)
+    lock = Lock(NAME)
+    lock.acquire()
+    assert lock.fence == 2**53 - 2
+    lock.release()
+
+
+# -- forged locks ---------------------------------------------------------------------------------------------------
+
+FORGED = [
+    "",
+    "foreign",
+    "channel c 1 1 -",
+    "channel c -1 1 - owner",
+    "channel c nan 1 - x",
+    "channel d 1 1",
+    f"channel c {'9' * 400} 1 - owner",
+    f"channel d {'9' * 17} 1 - owner",
+]
+
+
+@pytest.mark.parametrize("rest", FORGED, ids=lambda rest: rest[:30])
+@pytest.mark.parametrize("ours", [True, False], ids=["our token", "another"])
+@pytest.mark.parametrize("poll", [False, True])
+def test_whatever_stands_in_a_lock_it_is_held_and_not_by_us(
+    rest: str, ours: bool, poll: bool, client: redis.Redis
+) -> None:
+    client.set(LOCK, f"{TOKEN if ours else 'x' * 22} {rest}", px=60_000)
+    assert not Lock(NAME, token=TOKEN).acquire(blocking=False)
+    assert not Lock(NAME, token=TOKEN, poll=poll).acquire(blocking_timeout=0.05)
+    force_release(NAME)
+    assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
+
+
+def test_a_token_that_only_begins_like_the_holders_releases_nothing(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire", token=TOKEN)
+    for forged in (TOKEN[:-1], f"{TOKEN}x", TOKEN.swapcase()):
+        with pytest.raises(LockError):
+            you(Lock(NAME, token=forged), "release")
+    assert me(lock, "owned")
+    me(lock, "release")
+
+
+def test_a_lock_that_never_ends_is_looked_at_no_more_often_than_any_other(client: redis.Redis) -> None:
+    client.set(LOCK, "foreign")
+    with pytest.raises(LockNotAcquired) as caught, Lock(NAME, blocking_timeout=0.7):
+        pass
+    assert caught.value.attempts <= 4
+
+
+@pytest.mark.parametrize("command", [["show"], ["clear", "--noinput"]])
+def test_the_command_says_which_key_stands_where_a_lock_should(command: list[str], client: redis.Redis) -> None:
+    client.set(LOCK, "foreign")
+    with pytest.raises(CommandError, match=r"Somebody else has written the key 'redislock\{0\}:lock:order:42'"):
+        call_command("redislocks", *command, NAME)

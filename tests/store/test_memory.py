@@ -1,0 +1,178 @@
+"""The memory mode: an alias on LocMemCache or DummyCache gets an in-process server that runs the same scripts.
+
+What locks do is the same; tests of the other folders show it. Here: that all of it is there, and what is special.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_redislock import Lock, LockError, LockLost, get_lock
+from django_redislock.store.backend import get_backend
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.operations import all_of_them
+from tests.helpers.processes import Worker
+from tests.helpers.state import NAME
+
+from .conftest import Eventually, Exercise
+
+LOCMEM = "django.core.cache.backends.locmem.LocMemCache"
+DUMMY = "django.core.cache.backends.dummy.DummyCache"
+
+KINDS = pytest.mark.parametrize("_memory", [LOCMEM, DUMMY], ids=["LocMemCache", "DummyCache"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _memory(request: pytest.FixtureRequest, settings: Any) -> None:
+    """The default alias, and another one, have no Redis."""
+    kind = getattr(request, "param", LOCMEM)
+    settings.CACHES = {"default": {"BACKEND": kind}, "second": {"BACKEND": kind}}
+
+
+def waiters(name: str = NAME) -> int:
+    info = get_lock(name)
+    return 0 if info is None else info.waiters
+
+
+# -- the same behaviour ---------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
+    assert get_backend().memory
+    exercise()
+    all_of_them(crowd, eventually)
+
+
+def test_a_lock_excludes_others_and_is_free_afterwards(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    assert (me(lock, "locked"), me(lock, "owned")) == (True, True)
+    assert not you(Lock(NAME), "acquire", blocking=False)
+    assert not you(Lock(NAME), "acquire", blocking_timeout=0.05)
+    assert waiters() == 0
+    with pytest.raises(LockError, match="would wait for itself"):
+        me(Lock(NAME), "acquire")
+    me(lock, "release")
+    assert not me(lock, "locked")
+    assert you(Lock(NAME), "acquire", blocking=False)
+
+
+def test_those_who_wait_get_the_lock_in_order_and_one_at_a_time(crowd: Crowd, eventually: Eventually) -> None:
+    first, lock = crowd(), Lock(NAME)
+    first(lock, "acquire")
+    people = [(crowd(), Lock(NAME, blocking_timeout=GENEROUS)) for _ in range(6)]
+    waiting = []
+    for number, (person, theirs) in enumerate(people):
+        waiting.append(person.start(theirs, "acquire"))
+        eventually(lambda number=number: waiters() == number + 1)
+    first(lock, "release")
+    for number, (person, theirs) in enumerate(people):
+        assert waiting[number].result(GENEROUS)
+        assert not any(acquired.done() for acquired in waiting[number + 1 :])
+        person(theirs, "release")
+
+
+def test_a_lock_that_is_not_renewed_expires_and_its_holder_is_told(me: Any, eventually: Eventually) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=0.3, auto_renew=False, on_lost=losses.append)
+    me(lock, "acquire")
+    eventually(lambda: losses)
+    eventually(lambda: not me(lock, "locked"))
+    with pytest.raises(LockLost):
+        me(lock, "release")
+
+
+def test_renewal_keeps_a_lock(me: Any, eventually: Eventually) -> None:
+    lock = Lock(NAME, ttl=0.9)
+    begin = monotonic()
+    me(lock, "acquire")
+    eventually(lambda: monotonic() - begin > 1.2)
+    assert me(lock, "owned")
+    me(lock, "release")
+
+
+# -- its server -----------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "acquire")
+    assert me(Lock(NAME, using="default"), "locked")
+    assert not me(Lock(NAME, using="second"), "locked")
+    assert me(Lock("other", using="second"), "acquire", blocking=False)
+    assert not you(Lock("other"), "locked")
+    settings.REDISLOCK = {"CACHE": "second"}
+    assert you(Lock("other"), "locked")
+
+
+def test_two_key_prefixes_are_on_one_server() -> None:
+    with Lock("a"):
+        with override_settings(REDISLOCK={"KEY_PREFIX": "other"}), Lock("a"):
+            assert get_backend().execute(("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a")) == 2
+        assert Lock("a").locked()
+
+
+def test_new_caches_start_with_a_fresh_server(settings: Any) -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    assert lock.locked()
+    settings.CACHES = {**settings.CACHES}
+    assert not Lock(NAME).locked()
+
+
+FORKED = """
+from django.test import override_settings
+with override_settings(CACHES={"default": {"BACKEND": backend}}):
+    lock = Lock(name)
+    lock.acquire()
+    # its threads run at the time of the fork
+    waiting = threading.Thread(target=lambda: Lock(name, blocking_timeout=60).acquire(), daemon=True)
+    waiting.start()
+    while lock.info().waiters == 0:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        say("child", Lock(name).locked(), lock.token, lock.lost, lock.remaining())
+        mine = Lock(name)
+        mine.acquire()
+        following = threading.Thread(target=lambda: Lock(name).acquire(), daemon=True)
+        following.start()
+        while mine.info().waiters == 0:
+            time.sleep(0.001)
+        mine.release()
+        following.join(30)
+        say("woken", following.is_alive(), mine.info().fence > 0)
+        os._exit(0)
+    os.waitpid(child, 0)
+    say("parent", lock.owned(), lock.info().waiters)
+    lock.release()
+    waiting.join(30)
+    say("next", waiting.is_alive())
+"""
+
+
+def test_a_fork_starts_a_fresh_server_and_leaves_the_parent_alone(start: Callable[..., Worker]) -> None:
+    worker = start(FORKED, name=NAME, backend=LOCMEM)
+    assert worker.expect("child") == ["False", "None", "False", "0.0"]
+    assert worker.expect("woken") == ["False", "True"]
+    assert worker.expect("parent") == ["True", "1"]
+    assert worker.expect("next") == ["False"]
+
+
+@KINDS
+def test_without_fakeredis_the_error_says_what_to_install(
+    me: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.CACHES = {**settings.CACHES}
+    monkeypatch.setitem(sys.modules, "fakeredis", None)
+    with pytest.raises(ImproperlyConfigured, match=r"'default'.*pip install \"django-redislock\[memory\]\""):
+        me(Lock(NAME), "acquire")

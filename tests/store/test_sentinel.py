@@ -1,0 +1,126 @@
+"""An alias behind a Sentinel: failovers, a dead master, and connections that come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockUnavailable
+from django_redislock.store.backend import get_backend
+from tests.helpers.actors import Crowd
+from tests.helpers.ways import Sentinels, caches, connections, kill, stopped
+
+from .conftest import Eventually
+from .test_pool import ask_again
+
+pytestmark = pytest.mark.usefixtures("own_pools")
+
+
+@contextmanager
+def thread_and_task() -> Iterator[list[Crowd]]:
+    """Both, on the same servers: these take a while to start."""
+    crowds = [Crowd(tasks=False), Crowd(tasks=True)]
+    try:
+        yield crowds
+    finally:
+        for crowd in crowds:
+            crowd.close()
+
+
+def demote(old: redis.Redis, new: int) -> None:
+    """What the sentinel does to the old master too, up to ten seconds later."""
+    old.replicaof("127.0.0.1", str(new))
+    kill(old)
+
+
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.complete)])
+def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, eventually: Eventually) -> None:
+    old, new = sentinels.clients
+    with thread_and_task() as crowds, caches(sentinels.alias()):
+        held, waiting = [], []
+        for number, crowd in enumerate(crowds):
+            me, you, lock, following = crowd(), crowd(), Lock(f"a:{number}", ttl=60), Lock(f"a:{number}", ttl=60)
+            me(lock, "acquire")
+            held.append((me, lock, me.read(lambda lock=lock: lock.fence)))
+            waiting.append((you, following, you.start(following, "acquire", blocking_timeout=60)))
+            eventually(lambda me=me, lock=lock: me(lock, "info").waiters == 1)
+        assert connections(old)
+        assert not connections(new)
+        sentinels.replicate()
+        sentinels.fail_over()
+        if at_once:
+            demote(old, sentinels.servers[1].port)
+        eventually(lambda: old.info("replication")["role"] == "slave")
+        for me, lock, _ in held:
+            assert me(lock, "owned")
+            assert not me.read(lambda lock=lock: lock.lost)
+            me(lock, "release")
+        for (you, following, acquired), (_, _, fence) in zip(waiting, held, strict=True):
+            assert acquired.result(60) is True
+            assert you.read(lambda following=following: following.fence) > fence
+        assert connections(new)
+
+
+def test_locks_work_again_after_the_master_died(
+    sentinels: Sentinels, eventually: Eventually, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    with thread_and_task() as crowds, caches(sentinels.alias()):
+        people = [crowd() for crowd in crowds]
+        lock = Lock("a")
+        people[0](lock, "acquire")
+        fence = people[0].read(lambda: lock.fence)
+        people[0](lock, "release")
+        sentinels.replicate()
+        sentinels.wait_for_it(300)  # else the replica may be the master before we have asked
+        sentinels.servers[0].stop()
+        for me in people:
+            with pytest.raises(LockUnavailable, match="alias 'default'"):
+                me(Lock("a"), "acquire")
+        sentinels.wait_for_it(0.2)
+        eventually(lambda: sentinels.master() == sentinels.servers[1].port)
+        for me in people:
+            eventually(lambda me=me: _works(me, fence))
+
+
+def _works(me: Any, fence: int) -> bool:
+    """Whether ``me`` gets a lock by now; its fence must be above this one."""
+    lock = Lock("a", blocking_timeout=1)
+    try:
+        assert me(lock, "acquire")
+    except LockUnavailable:
+        return False
+    assert me.read(lambda: lock.fence) > fence
+    me(lock, "release")
+    return True
+
+
+def test_a_loop_that_ends_leaves_no_connection_to_the_sentinel(sentinels: Sentinels, eventually: Eventually) -> None:
+    async def main() -> None:
+        async with Lock("a"):
+            pass
+
+    with caches(sentinels.alias()):
+        before = len(sentinels.client.client_list())
+        for _ in range(3):
+            asyncio.run(main())
+        gc.collect()
+        eventually(lambda: len(sentinels.client.client_list()) <= before)
+        eventually(lambda: not connections(sentinels.clients[0]))
+
+
+def test_a_late_answer_of_the_master_is_given_to_nobody_else(sentinels: Sentinels) -> None:
+    given = sentinels.alias()
+    given["OPTIONS"] |= {"SOCKET_TIMEOUT": 0.1}
+    with caches(given):
+        backend = get_backend()
+        ask_again(lambda: backend.execute(("ECHO", "first")), b"first")
+        with stopped(sentinels.servers[0]), pytest.raises(redis.TimeoutError):
+            backend.execute(("ECHO", "late"))
+        ask_again(lambda: backend.execute(("ECHO", "next")), b"next")

@@ -1,0 +1,162 @@
+"""Counters that many add to."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import SynchronousOnlyOperation
+
+from django_redislock import Counter, LockError
+from tests.helpers.pools import raw
+from tests.helpers.state import PREFIX
+
+Eventually = Callable[..., Any]
+InProcesses = Callable[[int, str], list[list[str]]]
+
+KEY = f"{PREFIX}counter:hits"
+
+
+@pytest.fixture
+def hits(using: str) -> Counter:
+    return Counter("hits", using=using)
+
+
+def pttl(counter: Counter) -> int:
+    """Milliseconds until the counter is gone; -1: it stays."""
+    return int(raw(counter.using or "", "PTTL", KEY))
+
+
+def test_a_counter_counts(me: Any, hits: Counter) -> None:
+    assert me(hits, "get") == 0
+    assert me(hits, "incr") == 1
+    assert me(hits, "incr", 5) == 6
+    assert me(hits, "decr") == 5
+    assert me(hits, "decr", by=7) == -2
+    assert me(hits, "incr", by=-3) == -5
+    assert me(hits, "incr", 0) == -5
+    assert me(hits, "get") == -5
+
+
+def test_reset_returns_the_last_count_and_begins_with_0(me: Any, hits: Counter) -> None:
+    me(hits, "incr", 7, ttl=60)
+    assert me(hits, "reset") == 7
+    assert me(hits, "reset") == 0
+    assert me(hits, "get") == 0
+    assert me(hits, "incr") == 1
+    assert pttl(hits) == -1
+
+
+@pytest.mark.parametrize("method", ["incr", "decr"])
+def test_the_ttl_of_a_counter_is_set_at_its_creation_only(me: Any, hits: Counter, method: str) -> None:
+    me(hits, method, ttl=timedelta(minutes=1))
+    assert 0 < pttl(hits) <= 60_000
+    me(hits, method, ttl=600)
+    me(hits, method)
+    assert 0 < pttl(hits) <= 60_000
+    raw(hits.using or "", "PERSIST", KEY)
+    me(hits, method, ttl=60)
+    assert pttl(hits) == -1
+
+
+def test_a_counter_is_exact_to_its_last_bit(me: Any, hits: Counter) -> None:
+    assert me(hits, "incr", 2**53) == 2**53
+    assert me(hits, "incr") == 2**53 + 1
+    assert me(hits, "incr", 2**63 - 2**53 - 2) == 2**63 - 1
+    assert me(hits, "get") == 2**63 - 1
+    assert me(hits, "reset") == 2**63 - 1
+
+
+@pytest.mark.parametrize("method", ["incr", "decr"])
+def test_a_counter_that_would_leave_64_bits_says_so_and_stays(me: Any, hits: Counter, method: str) -> None:
+    end = me(hits, method, 2**63 - 1)
+    with pytest.raises(OverflowError, match="Cannot change the counter 'hits': it would exceed 64 bits"):
+        me(hits, method, 2)
+    assert me(hits, "get") == end
+
+
+def test_a_fixed_window_lets_so_many_pass_and_opens_again(me: Any, hits: Counter, eventually: Eventually) -> None:
+    def allowed() -> bool:
+        return bool(me(hits, "incr", ttl=2) <= 3)
+
+    assert [allowed() for _ in range(6)] == [True, True, True, False, False, False]
+    # asking on does not move the end of the window
+    eventually(allowed)
+
+
+def test_only_a_lock_cannot_be_called_as_a_pool_is(me: Any, using: str) -> None:
+    assert me(Counter("pool:accounts:", using=using), "incr") == 1
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("by", [True, 1.0, "1", None])
+def test_a_counter_counts_whole_numbers_only(by: Any) -> None:
+    for call in (Counter("hits").incr, Counter("hits").decr):
+        with pytest.raises(TypeError, match=rf"by must be an int, not {by!r}"):
+            call(by)
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("by", [2**63, -(2**63)])
+def test_a_counter_is_not_moved_by_more_than_it_can_hold(by: int) -> None:
+    for call in (Counter("hits").incr, Counter("hits").decr):
+        with pytest.raises(ValueError, match=rf"by must be between .* and 2\*\*63 - 1, not {by}"):
+            call(by)
+
+
+@pytest.mark.parametrize("method", ["get", "incr", "decr", "reset"])
+def test_another_redis_type_under_the_key_of_a_counter_is_a_clear_error(me: Any, hits: Counter, method: str) -> None:
+    raw(hits.using or "", "RPUSH", KEY, "5")
+    with pytest.raises(LockError, match=re.escape(f"its key {KEY!r}, which holds another Redis type")) as caught:
+        me(hits, method)
+    assert caught.value.name == "hits"
+    assert raw(hits.using or "", "LRANGE", KEY, 0, -1) == [b"5"]
+
+
+@pytest.mark.parametrize("text", ["hello", "1.5", ""])
+def test_what_is_no_count_is_a_clear_error_and_stays(me: Any, hits: Counter, text: str) -> None:
+    raw(hits.using or "", "SET", KEY, text)
+    for method in ("get", "incr", "decr", "reset"):
+        with pytest.raises(LockError, match="Cannot use the counter 'hits': somebody else has written its key"):
+            me(hits, method)
+    assert raw(hits.using or "", "GET", KEY) == text.encode()
+
+
+@pytest.mark.parametrize("method", ["incr", "decr", "get", "reset"])
+async def test_a_blocking_call_in_an_event_loop_names_its_twin(method: str) -> None:
+    with pytest.raises(SynchronousOnlyOperation, match=rf"Await a{method}\(\) instead"):
+        getattr(Counter("a"), method)()
+
+
+# -- many processes -------------------------------------------------------------------------------------------------
+
+
+def test_four_processes_count_to_800(in_processes: InProcesses) -> None:
+    said = in_processes(4, "say('done', *[Counter('hits').incr() for _ in range(200)])")
+    assert Counter("hits").get() == 800
+    assert sorted(map(int, itertools.chain(*said))) == list(range(1, 801))
+
+
+def test_what_processes_add_while_others_reset_is_in_one_of_the_counts(in_processes: InProcesses) -> None:
+    code = """
+taken = 0
+for number in range(200):
+    Counter("hits").incr()
+    if number % 5 == me:
+        taken += Counter("hits").reset()
+say("done", taken)
+"""
+    said = in_processes(4, code)
+    assert sum(int(words[0]) for words in said) + Counter("hits").get() == 800
+
+
+def test_a_rate_limit_holds_over_four_processes(in_processes: InProcesses) -> None:
+    said = in_processes(4, "say('done', sum(Counter('login').incr(ttl=300) <= 10 for _ in range(50)))")
+    assert sum(int(words[0]) for words in said) == 10

@@ -1,0 +1,217 @@
+"""Values and counters over a network that loses, delays and repeats: each call is done once, and says what it did."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import ConditionalValue, Counter
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import PREFIX
+from tests.helpers.ways import DJANGO, alias, caches
+
+VALUE, COUNTER = f"{PREFIX}value:high", f"{PREFIX}counter:hits"
+
+
+def slots(client: redis.Redis) -> list[Any]:
+    return list(client.keys(f"{PREFIX}slot:*"))
+
+
+@pytest.fixture
+def network(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
+    """The default alias leads through this proxy to a server that knows the scripts; answers are waited for briefly."""
+    with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
+        Counter("warm-up").incr()
+        ConditionalValue("warm-up").setgt(1)
+        yield running
+
+
+@pytest.fixture
+def hits(network: Proxy) -> Counter:
+    return Counter("hits")
+
+
+@pytest.fixture
+def high(network: Proxy) -> ConditionalValue:
+    return ConditionalValue("high")
+
+
+# -- counters -------------------------------------------------------------------------------------------------------
+
+
+def test_an_incr_whose_answer_was_lost_counts_once(me: Any, hits: Counter, network: Proxy, client: redis.Redis) -> None:
+    me(hits, "incr", 10, ttl=60)
+    lost = network.lose_answer("counter:hits")
+    assert me(hits, "incr", ttl=60) == 11
+    assert lost.over.is_set()
+    assert client.get(COUNTER) == b"11"
+
+
+def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(
+    me: Any, hits: Counter, network: Proxy, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(GENEROUS)
+    lost = network.lose_answer("counter:hits", times=4)
+    assert me(hits, "incr") == 1
+    assert lost.over.is_set()
+    assert me(hits, "incr") == 2
+
+
+def test_an_incr_whose_answer_comes_too_late_counts_once(
+    me: Any, hits: Counter, network: Proxy, client: redis.Redis
+) -> None:
+    held = network.hold_answer("counter:hits")
+    assert me(hits, "incr") == 1
+    assert held.caught.is_set()
+    held.let_go()
+    assert client.get(COUNTER) == b"1"
+
+
+def test_an_incr_that_arrives_after_its_repetition_and_later_calls_does_not_count(
+    me: Any, hits: Counter, high: ConditionalValue, network: Proxy, client: redis.Redis
+) -> None:
+    late = network.hold_request("counter:hits")
+    assert [me(hits, "incr") for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert me(high, "setgt", 5)
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert client.get(COUNTER) == b"5"
+
+
+def test_an_incr_that_arrives_right_after_its_repetition_does_not_count(
+    me: Any, hits: Counter, network: Proxy, client: redis.Redis
+) -> None:
+    late = network.hold_request("counter:hits")
+    assert me(hits, "incr") == 1
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert client.get(COUNTER) == b"1"
+
+
+def test_an_incr_whose_answer_was_lost_on_a_server_that_did_not_know_the_script_counts_once(
+    me: Any, hits: Counter, network: Proxy, client: redis.Redis
+) -> None:
+    client.script_flush()
+    lost = network.lose_answer("counter:hits", times=2)  # that of EVALSHA, and that of EVAL
+    assert me(hits, "incr") == 1
+    assert lost.over.is_set()
+
+
+def test_a_decr_and_a_reset_whose_answers_were_lost_return_what_they_did(
+    me: Any, hits: Counter, network: Proxy
+) -> None:
+    me(hits, "incr", 7)
+    network.lose_answer("counter:hits", times=2)
+    assert me(hits, "decr") == 6
+    network.lose_answer("counter:hits", times=2)
+    assert me(hits, "reset") == 6
+    assert me(hits, "get") == 0
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [("setgt", 5), ("setgt", 5, 1), ("setne", 5), ("delne", 5), ("deleq", 1)])
+def test_a_set_or_delete_whose_answer_was_lost_says_that_it_was_done(
+    me: Any, high: ConditionalValue, network: Proxy, call: Any
+) -> None:
+    # the repetition alone would say: not above, not unequal, nothing there
+    me(high, "setgt", 1)
+    lost = network.lose_answer("value:high")
+    assert me(high, *call) is True
+    assert lost.over.is_set()
+
+
+def test_a_set_whose_answer_was_lost_does_not_undo_what_came_after_it(
+    me: Any, high: ConditionalValue, network: Proxy, client: redis.Redis
+) -> None:
+    # done first, then another process went on: a second run would find its condition true again
+    me(high, "seteq", 1)
+    held = network.hold_answer("value:high")
+    doing = me.start(high, "seteq", 1, 2)
+    assert held.caught.wait(GENEROUS)
+    client.set(VALUE, "1")
+    assert doing.result(GENEROUS) is True
+    assert client.get(VALUE) == b"1"
+
+
+def test_a_refusal_whose_answer_was_lost_stays_one(
+    me: Any, high: ConditionalValue, network: Proxy, client: redis.Redis
+) -> None:
+    me(high, "setgt", 5)
+    held = network.hold_answer("value:high")
+    doing = me.start(high, "setgt", 3)
+    assert held.caught.wait(GENEROUS)
+    client.set(VALUE, "1")
+    assert doing.result(GENEROUS) is False
+    assert client.get(VALUE) == b"1"
+
+
+def test_an_error_whose_answer_was_lost_stays_one(me: Any, high: ConditionalValue, network: Proxy) -> None:
+    me(high, "seteq", "paid")
+    lost = network.lose_answer("value:high")
+    with pytest.raises(TypeError, match="with 'paid', which"):
+        me(high, "setgt", 3)
+    assert lost.over.is_set()
+
+
+# -- what Redis has to remember for that ----------------------------------------------------------------------------
+
+
+def test_calls_that_follow_each_other_leave_one_trace_that_ends(client: redis.Redis) -> None:
+    for number in range(50):
+        Counter(f"hits:{number}").incr()
+        ConditionalValue("high").setgt(number)
+    (slot,) = slots(client)
+    assert 0 < int(client.pttl(slot)) <= 60_000
+    client.delete(slot)
+    assert ConditionalValue("high").setgt(100)
+
+
+def test_calls_of_threads_at_the_same_time_count_each(client: redis.Redis) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        counts = list(pool.map(lambda _: Counter("hits").incr(), range(400)))
+    assert sorted(counts) == list(range(1, 401))
+    assert len(slots(client)) <= 20
+
+
+async def test_calls_of_coroutines_at_the_same_time_count_each(client: redis.Redis) -> None:
+    counts = await asyncio.gather(*(Counter("hits").aincr() for _ in range(400)))
+    assert sorted(counts) == list(range(1, 401))
+
+
+async def test_a_cancelled_coroutine_gives_its_slot_back_and_the_next_call_counts(
+    network: Proxy, client: redis.Redis
+) -> None:
+    await Counter("hits").aincr()
+    before = len(slots(client))
+    held = network.hold_answer("counter:hits")
+    task = asyncio.create_task(Counter("hits").aincr())
+    assert await asyncio.to_thread(held.caught.wait, GENEROUS)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await Counter("hits").aincr() == 3
+    assert len(slots(client)) == before
+
+
+def test_a_forked_child_has_slots_of_its_own(in_processes: Callable[[int, str], Any], client: redis.Redis) -> None:
+    code = """
+Counter("hits").incr()
+child = os.fork()
+for _ in range(50):
+    Counter("hits").incr()
+if not child:
+    os._exit(0)
+say("done", os.waitpid(child, 0)[1])
+"""
+    assert in_processes(1, code) == [["0"]]
+    assert client.get(COUNTER) == b"101"
+    assert len(slots(client)) == 2

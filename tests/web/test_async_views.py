@@ -1,0 +1,156 @@
+"""``locked_view`` on what only async views are; what they have in common with others is in test_locked_view.py."""
+# mypy: disable-error-code="misc, untyped-decorator"
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+import asgiref.sync
+import pytest
+import redis
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
+from django.urls import path
+from django.utils.asyncio import async_unsafe
+from django.utils.functional import SimpleLazyObject
+
+from django_redislock import Lock, list_locks, locked_view
+from tests.helpers import site
+from tests.helpers.actors import GENEROUS, Actor
+from tests.helpers.databases import Account
+from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.twins import abandon, lock_names
+
+AEventually = Callable[..., Awaitable[Any]]
+pytestmark = LEFT_OPEN
+
+
+@async_unsafe
+def query() -> int:
+    """What the ORM is: not to be called in an event loop."""
+    return 7
+
+
+class User:
+    pk = property(lambda self: query())
+
+
+@locked_view("user:{request.user.pk}")
+async def of_a_user(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(await site.anames())
+
+
+@locked_view(lambda request: f"user:{request.user.pk}")
+async def of_a_user_by_callable(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(await site.anames())
+
+
+@locked_view("order")
+def sync_view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(site.names())
+
+
+def test_async_views_of_every_kind_lock(account: Account, web: Web) -> None:
+    for name in site.ASYNC:
+        assert (name, web.get(f"/{name}/1/").body) == (name, b"account:1")
+        assert list_locks() == []
+    assert web.get("/async-dispatch/1/", method="PUT").body == b""
+
+
+def test_async_views_under_atomic_requests_are_refused_as_django_refuses_them(
+    atomic: Account, webs: dict[str, Web]
+) -> None:
+    for name in site.ASYNC:
+        for method in ("GET", "PUT"):
+            with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
+                Client().generic(method, f"/{name}/1/")
+
+
+def test_a_decorated_async_view_is_one() -> None:
+    assert iscoroutinefunction(of_a_user)
+    assert asgiref.sync.iscoroutinefunction(of_a_user)
+    assert of_a_user.__name__ == "of_a_user"
+
+
+@pytest.mark.parametrize("view", [of_a_user, of_a_user_by_callable])
+@pytest.mark.parametrize("lazy", [True, False])
+async def test_a_name_may_hold_what_has_to_be_loaded(
+    view: Callable[[HttpRequest], Awaitable[HttpResponse]], lazy: bool
+) -> None:
+    request = AsyncRequestFactory().get("/")
+    request.user = SimpleLazyObject(User) if lazy else User()  # type: ignore[assignment]
+    assert (await view(request)).content == b"user:7"
+
+
+# -- plain views in an event loop -----------------------------------------------------------------------------------
+
+
+async def test_a_plain_view_runs_under_the_async_handler(
+    actor: Callable[[], Actor], settings: Any, client: redis.Redis
+) -> None:
+    settings.ROOT_URLCONF = (path("order/", sync_view),)
+    assert (await AsyncClient().get("/order/")).content == b"order"
+    lock = Lock("order")
+    await actor()(lock.aacquire)
+    assert (await AsyncClient().get("/order/")).status_code == 423
+
+
+async def test_a_plain_view_called_in_a_coroutine_is_told_what_to_do(client: redis.Redis) -> None:
+    with pytest.raises(
+        SynchronousOnlyOperation,
+        match=r"would block the event loop .*\. Decorate an async view, or call it through sync_to_async\.$",
+    ):
+        sync_view(RequestFactory().get("/"))
+    assert lock_names(client) == []
+    assert (await sync_to_async(sync_view)(RequestFactory().get("/"))).content == b"order"
+
+
+# -- interrupted ----------------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A view that waits without end, until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.inside = asyncio.Event()
+
+        @locked_view("slow")
+        async def view(request: HttpRequest) -> HttpResponse:
+            self.inside.set()
+            await asyncio.sleep(GENEROUS)
+            raise AssertionError("not reached")
+
+        self.view = view
+
+
+async def test_a_request_that_is_cancelled_releases(client: redis.Redis, aeventually: AEventually) -> None:
+    slow = Slow()
+    handling = asyncio.ensure_future(slow.view(AsyncRequestFactory().get("/")))
+    await asyncio.wait_for(slow.inside.wait(), GENEROUS)
+    assert lock_names(client) == ["slow"]
+    handling.cancel()
+    await asyncio.wait([handling])
+    assert handling.cancelled()
+    await aeventually(lambda: not lock_names(client))
+
+
+async def test_a_request_that_is_closed_releases(client: redis.Redis, aeventually: AEventually) -> None:
+    slow = Slow()
+    await abandon(slow.view(AsyncRequestFactory().get("/")), slow.inside.is_set)
+    await aeventually(lambda: not lock_names(client))
+
+
+def test_a_request_that_is_interrupted_releases(client: redis.Redis, eventually: Callable[..., Any]) -> None:
+    @locked_view("order")
+    async def view(request: HttpRequest) -> HttpResponse:
+        assert lock_names(client) == ["order"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(view(AsyncRequestFactory().get("/")))
+    eventually(lambda: not lock_names(client))

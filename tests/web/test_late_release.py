@@ -1,0 +1,185 @@
+"""``locked_view`` where the view's return is too early for a release: Django has begun the transaction itself."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_redislock import Lock, list_locks, locked_view
+from redisserver import RedisServer
+from tests.helpers import site
+from tests.helpers.actors import GENEROUS
+from tests.helpers.databases import Account, Commits
+from tests.helpers.processes import Worker
+from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.state import leases
+
+Settings = Any  # its type has another name in each pytest-django
+Eventually = Callable[..., Any]
+pytestmark = LEFT_OPEN
+
+
+def held() -> list[str]:
+    return [lock.name for lock in list_locks()]
+
+
+def test_the_lock_is_released_by_the_last_of_the_commits(account: Account, second: Account, commits: Commits) -> None:
+    with transaction.atomic("second"):
+        with transaction.atomic("default"):
+            assert site.function(RequestFactory().get("/"), pk=1).status_code == 200
+        assert held() == ["account:1"]
+    assert held() == []
+
+
+def test_a_middleware_that_replaces_the_response_does_not_keep_the_lock(
+    atomic: Account, eventually: Eventually, web: Web
+) -> None:
+    for trouble in ["replace", "break", "raise&replace"]:
+        for name in ["function", "stream", "one-method", "below-api-view"]:
+            assert web.get(f"/{name}/1/?{trouble}").status in (500, 503)
+            eventually(lambda: not list_locks())
+
+
+def test_under_the_transaction_of_a_testcase_the_end_of_the_request_releases(
+    in_testcase: None, atomic: Account, webs: dict[str, Web]
+) -> None:
+    for name in ["function", "one-method"]:
+        assert webs["client"].get(f"/{name}/1/").body == b"account:1"
+        assert held() == []
+    assert atomic.balance == 2
+
+
+def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:
+    request = RequestFactory().get("/")
+    transaction.set_autocommit(False)
+    site.function(request, pk=1)
+    assert held() == ["account:1"]
+    transaction.commit()
+    assert held() == ["account:1"]
+    request.close()
+    assert held() == []
+    transaction.set_autocommit(True)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("commits", [True, False])
+def test_after_a_view_that_raises_the_lock_is_held_until_it_is_decided_what_becomes_of_its_work(
+    commits: bool, error: type[BaseException], account: Account
+) -> None:
+    @locked_view("account")
+    def view(request: HttpRequest) -> HttpResponse:
+        account.book()
+        raise error
+
+    request = RequestFactory().get("/")
+    with transaction.atomic():
+        with pytest.raises(error):
+            view(request)
+        (lease,) = leases()
+        assert not lease.renewing  # nobody may ever close the request
+        assert held() == ["account"]
+        transaction.set_rollback(not commits)
+    assert held() == ([] if commits else ["account"])
+    request.close()
+    assert held() == []
+    assert account.balance == commits
+
+
+def test_when_no_hook_runs_the_lock_goes_with_its_lease(
+    atomic: Account, settings: Settings, webs: dict[str, Web], eventually: Eventually
+) -> None:
+    settings.DEBUG_PROPAGATE_EXCEPTIONS = True
+    with pytest.raises(ZeroDivisionError):
+        webs["client"].get("/short-method/1/?raise")
+    (lease,) = leases()
+    assert not lease.renewing
+    assert held() == ["account:1"]
+    eventually(lambda: not list_locks())
+
+
+def test_a_late_release_that_redis_does_not_hear_is_sent_again(
+    account: Account, own: RedisServer, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    retry_for(0.1)
+
+    @locked_view("account")
+    def view(request: HttpRequest) -> HttpResponse:
+        own.stop()
+        return HttpResponse("paid")
+
+    with transaction.atomic():
+        assert view(RequestFactory().get("/pay/")).content == b"paid"
+    assert "event=not-released name=account path=/pay/ error=" in caplog.text
+    own.start()
+    with Lock("account", blocking_timeout=GENEROUS):
+        pass
+
+
+FORKED = """
+from django.http import StreamingHttpResponse
+from django.test import RequestFactory
+
+@locked_view("report")
+def view(request):
+    return StreamingHttpResponse([b"x"])
+
+response = view(RequestFactory().get("/"))
+child = os.fork()
+if child:
+    os.waitpid(child, 0)
+response.close()
+say("child" if not child else "parent", bool(get_lock("report")))
+if not child:
+    os._exit(0)
+"""
+
+
+def test_a_forked_child_does_not_release_what_its_parent_holds(start: Callable[..., Worker]) -> None:
+    worker = start(FORKED)
+    assert worker.expect("child") == ["True"]
+    assert worker.expect("parent") == ["False"]
+
+
+# -- clients that go away -------------------------------------------------------------------------------------------
+
+
+def ask_and_keep(web: Web, path: str) -> socket.socket:
+    """Send a request, and do not read the response."""
+    connection = socket.create_connection(("127.0.0.1", web.port), timeout=GENEROUS)
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return connection
+
+
+@pytest.mark.parametrize("name", ["function", "one-method", "stream", "below-api-view"])
+def test_a_client_that_goes_while_the_view_works_leaves_no_lock(
+    name: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Eventually
+) -> None:
+    for kind in ("wsgi", "asgi"):
+        gate.reached.clear()
+        gate.go_on.clear()
+        before = "gate-before" if name == "stream" else "gate"
+        connection = ask_and_keep(webs[kind], f"/{name}/1/?{before}=here")
+        assert gate.reached.wait(GENEROUS)
+        connection.close()
+        eventually(webs[kind].is_idle)
+        gate.go_on.set()
+        eventually(lambda: gc.collect() is not None and not list_locks())
+
+
+def test_a_client_that_goes_while_it_reads_a_stream_leaves_no_lock(
+    webs: dict[str, Web], gate: site.Gate, eventually: Eventually
+) -> None:
+    for kind, name, query in [("wsgi", "stream", "gate=here"), ("asgi", "async-stream", "endless")]:
+        connection = ask_and_keep(webs[kind], f"/{name}/1/?{query}")
+        assert connection.recv(10)
+        connection.close()
+        gate.go_on.set()
+        eventually(lambda: not list_locks())

@@ -1,0 +1,266 @@
+"""``locked_atomic``: lock, BEGIN, COMMIT, release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connection, connections, transaction
+
+from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, locked_atomic
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.databases import Account, Commits
+from tests.helpers.state import leases
+
+Eventually = Callable[[Callable[[], Any]], Any]
+Run = Callable[[Callable[[], Any]], None]
+NAME = "account:7"
+UNDER_THE_LOCK = ([NAME], [NAME])  # that is held before and after a COMMIT
+
+
+def held() -> list[str]:
+    return [lock.name for lock in list_locks()]
+
+
+@pytest.fixture(params=["block", "function", "stack"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Runs something under one and the same ``locked_atomic``, in each of the ways that there are."""
+    atomic = locked_atomic(NAME)
+
+    def block(work: Callable[[], Any]) -> None:
+        with atomic as lock:
+            assert (lock.name, bool(lock.fence), lock.owned()) == (NAME, True, True)
+            work()
+
+    def stack(work: Callable[[], Any]) -> None:
+        with ExitStack() as stack:
+            lock = stack.enter_context(atomic)
+            assert (lock.name, bool(lock.fence), lock.owned()) == (NAME, True, True)
+            work()
+
+    ways: dict[str, Run] = {"block": block, "function": lambda work: atomic(work)(), "stack": stack}
+    return ways[request.param]
+
+
+# -- the order ------------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_is_held_until_the_transaction_has_committed(run: Run, account: Account, commits: Commits) -> None:
+    def work() -> None:
+        account.book()
+        assert connection.in_atomic_block
+
+    for balance in (1, 2):
+        commits.seen.clear()
+        run(work)
+        assert commits.seen == [("default", *UNDER_THE_LOCK)]
+        assert held() == []
+        assert account.balance == balance
+
+
+def test_several_databases_commit_under_the_lock_the_first_one_last(
+    account: Account, second: Account, commits: Commits
+) -> None:
+    with locked_atomic(NAME, db=["default", "second"]):
+        account.book()
+        second.book()
+    assert commits.seen == [("second", *UNDER_THE_LOCK), ("default", *UNDER_THE_LOCK)]
+    assert (account.balance, second.balance) == (1, 1)
+
+
+def test_callbacks_of_on_commit_run_under_the_lock(account: Account) -> None:
+    seen = []
+    with locked_atomic(NAME):
+        transaction.on_commit(lambda: seen.append(held()))
+    assert seen == [[NAME]]
+
+
+def test_where_the_lock_is_busy_nothing_begins(account: Account, other: Callable[[], Other], commits: Commits) -> None:
+    def never() -> None:
+        raise AssertionError("not reached")
+
+    assert other()(Lock(NAME).acquire)
+    with pytest.raises(LockNotAcquired):
+        locked_atomic(NAME, blocking_timeout=0)(never)()
+    assert (commits.seen, connection.in_atomic_block) == ([], False)
+
+
+def test_what_was_done_under_a_lost_lock_is_rolled_back(run: Run, account: Account, eventually: Eventually) -> None:
+    def work() -> None:
+        account.book()
+        (lease,) = leases()
+        force_release(NAME)
+        eventually(lambda: lease.lost)
+
+    with pytest.raises(LockLost):
+        run(work)
+    assert account.balance == 0
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_block_that_raises_or_is_interrupted_rolls_back_and_then_releases(
+    error: type[BaseException], run: Run, account: Account, commits: Commits, eventually: Eventually
+) -> None:
+    def work() -> None:
+        account.book()
+        assert held() == [NAME]
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(error):
+            run(work)
+        if error is GeneratorExit:
+            eventually(lambda: not held())
+        assert (connection.in_atomic_block, held()) == (False, [])
+    assert (account.balance, commits.seen) == (0, [])
+    run(account.book)
+    assert account.balance == 1
+
+
+@pytest.mark.parametrize("ends", ["is closed", "is forgotten"])
+def test_a_block_in_a_generator_that_ends_halfway_rolls_back_and_releases(
+    ends: str, account: Account, eventually: Eventually
+) -> None:
+    def generate() -> Iterator[None]:
+        with locked_atomic(NAME):
+            account.book()
+            yield
+
+    generator: Any = generate()
+    next(generator)
+    assert held() == [NAME]
+    if ends == "is closed":
+        generator.close()
+    del generator
+    assert (connection.in_atomic_block, account.balance) == (False, 0)
+    eventually(lambda: not held())
+
+
+def test_one_object_serves_many_threads(account: Account, other: Callable[[], Other]) -> None:
+    book = locked_atomic(NAME, blocking_timeout=GENEROUS)
+
+    def work() -> None:
+        for _ in range(10):
+            with book:
+                account.book()
+        connections.close_all()
+
+    futures: list[Future[None]] = [other().start(work) for _ in range(4)]
+    for future in futures:
+        future.result(GENEROUS)
+    assert account.balance == 40
+
+
+# -- where it is refused --------------------------------------------------------------------------------------------
+
+
+def test_inside_an_atomic_block_it_is_refused_before_it_locks(run: Run, account: Account) -> None:
+    with transaction.atomic(), pytest.raises(RuntimeError, match=r"inside an open atomic block.*locked_view.*outside"):
+        run(account.book)
+    assert (account.balance, held()) == (0, [])
+
+
+def test_inside_another_one_it_is_refused(run: Run, account: Account) -> None:
+    def work() -> None:
+        account.book()
+        with pytest.raises(RuntimeError, match=r"locked_atomic\('account:8'\) must begin the transaction itself"):
+            locked_atomic("account:8")(account.book)()
+        assert held() == [NAME]
+
+    run(work)
+    assert (account.balance, held()) == (1, [])
+
+
+def test_inside_itself_it_is_refused(run: Run, account: Account) -> None:
+    def work() -> None:
+        account.book()
+        with pytest.raises(RuntimeError, match=r"locked_atomic\('account:7'\) must begin the transaction itself"):
+            run(account.book)
+        assert (held(), connection.in_atomic_block) == ([NAME], True)
+
+    run(work)
+    assert (account.balance, held()) == (1, [])
+
+
+def test_with_autocommit_off_it_is_refused(run: Run, account: Account) -> None:
+    transaction.set_autocommit(False)
+    with pytest.raises(RuntimeError, match="'default' has autocommit off"):
+        run(account.book)
+    transaction.rollback()
+    transaction.set_autocommit(True)
+
+
+def test_in_a_testcase_it_works_as_outside(in_testcase: None, run: Run, account: Account) -> None:
+    run(account.book)
+    assert (account.balance, held()) == (1, [])
+    with transaction.atomic(), pytest.raises(RuntimeError, match="open atomic block"):
+        run(account.book)
+
+
+async def test_in_an_event_loop_it_is_refused(account: Account) -> None:
+    for call in (locked_atomic(NAME).__enter__, locked_atomic(NAME)(account.book)):
+        with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
+            call()
+    assert await sync_to_async(held)() == []
+
+
+# -- names and options ----------------------------------------------------------------------------------------------
+
+
+def test_a_function_has_the_lock_of_its_arguments(account: Account, commits: Commits) -> None:
+    @locked_atomic("account:{pk}")
+    def book(pk: str) -> int:
+        return account.book()
+
+    assert book("4:2") == 1
+    assert book.__name__ == "book"
+    assert commits.seen == [("default", ["account:4%3A2"], ["account:4%3A2"])]
+
+
+def test_a_callable_makes_the_name_of_a_function_and_of_no_block(account: Account) -> None:
+    atomic = locked_atomic(lambda pk: f"account-{pk}")
+    assert atomic(lambda pk: held())(7) == ["account-7"]
+    with pytest.raises(TypeError, match="A with block has no arguments"), atomic:
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("name", ["account:{pk}", "{}", "{a.b}:c"])
+def test_a_block_takes_no_template_as_it_has_no_arguments(name: str) -> None:
+    with pytest.raises(ValueError, match=r"no arguments to fill .* with: make the name yourself"), locked_atomic(name):
+        raise AssertionError("not reached")
+
+
+@pytest.mark.parametrize("name", ["a{", "}", "a{{b}}"])
+def test_other_braces_are_part_of_the_name(name: str, account: Account) -> None:
+    with locked_atomic(name) as lock:
+        assert lock.name == name
+
+
+def test_a_wrong_name_is_an_error_before_anything_else(account: Account, commits: Commits) -> None:
+    with pytest.raises(ValueError, match="name"), locked_atomic(""):
+        raise AssertionError("not reached")
+    assert commits.seen == []
+
+
+def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="Django's transactions are for sync code"):
+        locked_atomic("x")(coroutine)
+    with pytest.raises(TypeError, match="locked_atomic cannot decorate"):
+        locked_atomic("x")(generator)
+    with pytest.raises(ValueError, match="ttl must be at least"):
+        locked_atomic("x", ttl=0)
+    with pytest.raises(TypeError, match=r"^locked_atomic\(\) takes no option 'fair'\. The options are: attempts, "):
+        locked_atomic("x", fair=True)  # type: ignore[call-arg]
+    for wrong in ([], [7]):
+        with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
+            locked_atomic("x", db=wrong)  # type: ignore[arg-type]

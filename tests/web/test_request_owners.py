@@ -1,0 +1,78 @@
+"""The owner of a view's lock, for people: the request, and whose it is where that is known."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.views import APIView
+
+from django_redislock import get_lock, list_locks, locked_view
+from tests.helpers.actors import Crowd
+from tests.helpers.state import value
+from tests.helpers.twins import Pages
+
+
+def tell_owner(request: Any) -> HttpResponse:
+    lock = get_lock("who")
+    assert lock is not None
+    return HttpResponse(lock.owner.partition(" ")[2])
+
+
+def not_loaded() -> Any:
+    raise AssertionError("the user was loaded")
+
+
+def test_the_owner_is_the_request(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+    pages.add("order/", "who", lambda request: " ".join(value(client, "who")))
+    assert crowd()(pages, "get", "/order/").content.endswith(b" GET /order/")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "owner"),
+    [
+        ({"user": SimpleNamespace(pk=7, name="Eve")}, "user=7 GET /a/"),
+        ({"user": SimpleNamespace(pk=None)}, "GET /a/"),
+        ({"user": SimpleLazyObject(not_loaded)}, "GET /a/"),
+        ({"user": SimpleLazyObject(not_loaded), "_cached_user": SimpleNamespace(pk=7)}, "user=7 GET /a/"),
+        ({"user": SimpleLazyObject(not_loaded), "_acached_user": SimpleNamespace(pk=7)}, "user=7 GET /a/"),
+        ({}, "GET /a/"),
+    ],
+)
+def test_a_user_who_is_known_is_told_by_the_primary_key(attributes: dict[str, Any], owner: str) -> None:
+    request = RequestFactory().get("/a/")
+    request.__dict__.update(attributes)
+    assert locked_view("who")(tell_owner)(request).content.decode() == owner
+
+
+def test_a_user_who_is_in_the_name_is_known() -> None:
+    @locked_view("who:{request.user.pk}")
+    def view(request: HttpRequest) -> HttpResponse:
+        (lock,) = list_locks()
+        return HttpResponse(f"{lock.name} {lock.owner}")
+
+    request = RequestFactory().get("/a/")
+    request.user = SimpleLazyObject(lambda: SimpleNamespace(pk="a b"))  # type: ignore[assignment]
+    owner = view(request).content.decode()
+    assert owner.startswith("who:a%20b ")
+    assert owner.endswith(" user=a b GET /a/")
+
+
+def test_the_user_of_a_rest_view_is_known_once_it_is_authenticated() -> None:
+    class Authentication(BaseAuthentication):
+        def authenticate(self, request: Any) -> tuple[Any, None]:
+            return SimpleNamespace(pk=7, is_active=True, is_authenticated=True), None
+
+    class View(APIView):
+        authentication_classes = (Authentication,)
+        get = method_decorator(locked_view("who"))(lambda self, request: tell_owner(request))
+
+    assert View.as_view()(RequestFactory().get("/a/")).content == b"user=7 GET /a/"

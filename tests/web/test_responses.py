@@ -1,0 +1,209 @@
+"""What ``locked_view`` responds to a request that cannot have its lock."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.utils.asyncio import async_unsafe
+from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
+from rest_framework.decorators import api_view
+from rest_framework.views import APIView
+
+from django_redislock import Lock, LockInfo, LockUnavailable, locked_view
+from redisserver import RedisServer
+from tests.helpers.actors import Crowd
+from tests.helpers.twins import Pages
+
+Settings = Any  # its type has another name in each pytest-django
+
+
+def never(*args: Any, **kwargs: Any) -> HttpResponse:
+    raise AssertionError("not reached")
+
+
+@pytest.fixture
+def busy(crowd: Crowd, pages: Pages) -> Callable[..., Any]:
+    """Ask a view whose lock somebody else holds for up to a minute."""
+    me, you = crowd(), crowd()
+    assert you(Lock("order", ttl=60), "acquire")
+
+    def busy(accept: str = "*/*", **options: Any) -> Any:
+        pages.urlpatterns.clear()
+        pages.add("order/", "order", never, **options)
+        return me(pages, "get", "/order/", accept=accept)
+
+    return busy
+
+
+def templates(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    return [{"BACKEND": "django.template.backends.django.DjangoTemplates", "DIRS": [str(folder)], "OPTIONS": options}]
+
+
+# -- 423 ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_view_responds_with_423_and_when_to_come_back(busy: Callable[..., Any]) -> None:
+    response = busy()
+    assert response.status_code == 423
+    wait = int(response.headers["Retry-After"])
+    assert 30 < wait <= 60
+    assert response.headers["Vary"] == "Accept"
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert f"try again in {wait} seconds" in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", "text/html"),
+        ("text/html,application/json;q=0.9", "text/html"),
+        ("application/json", "application/json"),
+        ("application/json;q=0.9,text/html;q=0.5", "application/json"),
+        ("application/vnd.api+json; version=2", "application/json"),
+        ("application/json; indent=4", "application/json"),
+        ("text/plain", "text/plain"),
+        ("image/png", "text/plain"),
+    ],
+)
+def test_the_423_comes_in_the_form_that_the_client_prefers(
+    accept: str, kind: str, busy: Callable[..., Any], tmp_path: Path, settings: Settings
+) -> None:
+    (tmp_path / "423.html").write_text("<h1>Locked for {{ retry_after }} s</h1>")
+    settings.TEMPLATES = templates(tmp_path)
+    response = busy(accept)
+    assert response.status_code == 423
+    assert response.headers["Content-Type"].split(";")[0] == kind
+    wait = response.headers["Retry-After"]
+    if kind == "application/json":
+        assert json.loads(response.content)["retry_after"] == int(wait)
+    elif kind == "text/html":
+        assert response.content.decode() == f"<h1>Locked for {wait} s</h1>"
+
+
+def test_the_template_of_the_site_may_ask_the_database(
+    crowd: Crowd, pages: Pages, tmp_path: Path, settings: Settings
+) -> None:
+    (tmp_path / "423.html").write_text("<h1>Locked for {{ request.user }}</h1>")
+    settings.TEMPLATES = templates(tmp_path, context_processors=["django.template.context_processors.request"])
+    request = RequestFactory().get("/", headers={"accept": "text/html"})
+    request.user = SimpleLazyObject(query)  # type: ignore[assignment]
+    me, you = crowd(), crowd()
+    you(Lock("order"), "acquire")
+    pages.add("order/", "order", never)
+    response = me(Direct(pages), "call", request)
+    assert (response.status_code, response.content) == (423, b"<h1>Locked for 7</h1>")
+
+
+@async_unsafe
+def query() -> int:
+    """What the ORM is: not to be called in an event loop."""
+    return 7
+
+
+class Direct:
+    """Calls the only view of a site, without Django's handler."""
+
+    def __init__(self, pages: Pages) -> None:
+        (self.pattern,) = pages.urlpatterns
+
+    def call(self, request: HttpRequest) -> Any:
+        return self.pattern.callback(request)
+
+    async def acall(self, request: HttpRequest) -> Any:
+        return await self.pattern.callback(request)
+
+
+def test_the_status_of_a_refusal_is_a_setting(busy: Callable[..., Any], settings: Settings) -> None:
+    settings.REDISLOCK = {"VIEW_STATUS": 409}
+    assert busy().status_code == 409
+
+
+def test_views_of_rest_framework_respond_in_json() -> None:
+    def get(request: Any) -> HttpResponse:
+        raise AssertionError("not reached")
+
+    class OneMethod(APIView):
+        get = method_decorator(locked_view("account"))(never)
+
+    class OnDispatch(APIView):
+        pass
+
+    method_decorator(locked_view("account"), name="dispatch")(OnDispatch)
+    above, below = locked_view("account")(api_view(["GET"])(get)), api_view(["GET"])(locked_view("account")(get))
+    with Lock("account", ttl=60):
+        for view in (OneMethod.as_view(), OnDispatch.as_view(), above, below):
+            response = view(RequestFactory().get("/", headers={"accept": "application/json; version=2"}))
+            assert response.status_code == 423
+            assert json.loads(response.content)["retry_after"] == int(response.headers["Retry-After"])
+            assert "Accept" in response.headers["Vary"]
+
+
+# -- the site's own -------------------------------------------------------------------------------------------------
+
+
+calls: list[str] = []
+
+
+def conflict(request: HttpRequest, info: LockInfo | None) -> HttpResponse:
+    calls.append("begun")
+    assert info is not None
+    assert info.name == "order"
+    return HttpResponse(f"{info.owner} has it", status=409)
+
+
+async def aconflict(request: HttpRequest, info: LockInfo | None) -> HttpResponse:
+    await asyncio.sleep(0)
+    return conflict(request, info)
+
+
+def conflict_with_a_query(request: HttpRequest, info: LockInfo | None) -> HttpResponse:
+    response = conflict(request, info)
+    query()
+    return response
+
+
+@pytest.mark.parametrize("respond", [conflict, aconflict, conflict_with_a_query])
+def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Callable[..., Any], settings: Settings) -> None:
+    for setting, options in [(None, {"on_conflict": respond}), (f"{__name__}.{respond.__name__}", {})]:
+        settings.REDISLOCK = {"VIEW_ON_CONFLICT": setting}
+        calls.clear()
+        response = busy(**options)
+        assert response.status_code == 409
+        assert response.content.endswith(b" has it")
+        assert calls == ["begun"]
+
+
+def test_a_response_to_conflicts_that_cannot_be_imported_is_an_error_that_names_it(
+    busy: Callable[..., Any], settings: Settings
+) -> None:
+    settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}
+    with pytest.raises(ImproperlyConfigured, match=r"^Cannot import .*missing"):
+        busy()
+
+
+# -- Redis away -----------------------------------------------------------------------------------------------------
+
+
+def test_the_view_never_runs_while_redis_is_away(
+    crowd: Crowd, pages: Pages, own: RedisServer, settings: Settings
+) -> None:
+    pages.add("order/", "order", never)
+    own.stop()
+    me = crowd()
+    with pytest.raises(LockUnavailable) as caught:
+        me(pages, "get", "/order/")
+    assert caught.value.name == "order"
+    settings.REDISLOCK = {"VIEW_UNAVAILABLE_STATUS": 503}
+    response = me(pages, "get", "/order/")
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert b"try again" in response.content

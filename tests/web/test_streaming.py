@@ -1,0 +1,159 @@
+"""Streaming responses: ``locked_view`` holds the lock until their content ends, or they are closed."""
+# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
+
+from __future__ import annotations
+
+import gc
+import http.client
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpRequest, StreamingHttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+
+from django_redislock import Lock, list_locks, locked_view
+from tests.helpers import site
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.databases import Account
+from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.state import leases
+
+Eventually = Callable[..., Any]
+pytestmark = [LEFT_OPEN, pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")]
+
+
+# -- sent by a server -----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_keeps_the_lock_until_it_ends(account: Account, eventually: Eventually, web: Web) -> None:
+    for name in site.STREAMS:
+        account.options["ATOMIC_REQUESTS"] = name != "async-stream"
+        response = web.get(f"/{name}/1/")
+        assert (name, response.status, response.body) == (name, 200, b"account:1;account:1;")
+        eventually(lambda: not list_locks())
+        assert (name, site.ends) == (name, ["account:1"])
+        site.ends.clear()
+
+
+@pytest.mark.parametrize("kind", ["wsgi", "client"])
+def test_a_stream_may_last_longer_than_the_ttl(
+    kind: str, webs: dict[str, Web], gate: site.Gate, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    response = other().start(lambda: webs[kind].get("/stream/1/?gate=here"))
+    assert gate.reached.wait(GENEROUS)
+    (lease,) = leases()
+    first_end = lease.ends
+    eventually(lambda: lease.ends > first_end + lease.ttl)
+    gate.go_on.set()
+    assert response.result(GENEROUS).body == b"account:1;account:1;"
+    eventually(lambda: not list_locks())
+
+
+def test_a_stream_that_raises_releases(eventually: Eventually, web: Web) -> None:
+    with suppress(http.client.HTTPException, ZeroDivisionError):
+        web.get("/stream/1/?raise")
+    eventually(lambda: not list_locks())
+    assert site.ends == ["account:1"]
+
+
+def test_a_response_without_its_body_releases(eventually: Eventually, web: Web) -> None:
+    for name in ("stream", "async-stream"):
+        assert web.get(f"/{name}/1/", method="HEAD").status == 200
+        eventually(lambda: not list_locks())
+
+
+def test_files_and_lists_release(eventually: Eventually, web: Web) -> None:
+    for name, start in [("file", b'"""'), ("list", b"ab")]:
+        assert web.get(f"/{name}/1/").body.startswith(start)
+        eventually(lambda: not list_locks())
+
+
+# -- the response itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db  # closing a response looks after the connections
+def test_a_file_stays_one_for_the_server() -> None:
+    response: Any = site.file(RequestFactory().get("/"), pk=1)
+    assert response.file_to_stream is not None
+    response.close()
+    assert list_locks() == []
+
+
+@pytest.mark.django_db
+def test_a_stream_that_is_closed_unread_releases() -> None:
+    response = site.stream(RequestFactory().get("/"), pk=1)
+    assert site.names() == "account:1"
+    response.close()
+    assert (list_locks(), site.ends) == ([], [])
+
+
+def test_a_stream_that_is_interrupted_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(site.gates, "here", interrupt)
+    response: Any = site.stream(RequestFactory().get("/?gate=here"), pk=1)
+    with pytest.raises(KeyboardInterrupt):
+        b"".join(response)
+    assert (list_locks(), site.ends) == ([], ["account:1"])
+
+
+def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Eventually) -> None:
+    response: Any = site.stream(RequestFactory().get("/"), pk=1)
+    (lease,) = leases()
+    first_end = lease.ends
+    eventually(lambda: lease.ends > first_end + lease.ttl)
+    del response
+    gc.collect()
+    eventually(lambda: not list_locks())
+    eventually(lambda: lease.lost)
+
+
+@pytest.mark.django_db
+async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
+    (lease,) = leases()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(lease.backend), "execute", None)  # what would block
+        response.close()
+        response.close()
+    assert lease.closed
+    await sync_to_async(Lock("account:1", blocking_timeout=GENEROUS).acquire)()
+
+
+async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(eventually: Eventually) -> None:
+    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
+    content = response._iterator
+    assert await anext(content) == "account:1;"
+    await content.aclose()
+    assert site.ends == ["account:1"]
+    await sync_to_async(eventually)(lambda: not list_locks())
+
+
+def test_a_plain_async_iterator_will_do(eventually: Eventually) -> None:
+    class Numbers:
+        left = 2
+
+        def __aiter__(self) -> Numbers:
+            return self
+
+        async def __anext__(self) -> bytes:
+            self.left -= 1
+            if self.left < 0:
+                raise StopAsyncIteration
+            return b"x"
+
+    @locked_view("numbers")
+    def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(Numbers())
+
+    async def read() -> bytes:
+        response: Any = await sync_to_async(view)(RequestFactory().get("/"))
+        assert await sync_to_async(site.names)() == "numbers"
+        return b"".join([part async for part in response])
+
+    assert async_to_sync(read)() == b"xx"
+    eventually(lambda: not list_locks())
