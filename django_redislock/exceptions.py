@@ -37,6 +37,11 @@ class LockNotAcquired(LockError):
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
     """This thread or task never held the lock that it tried to release, extend or detach."""
 
+    @classmethod
+    def to(cls, verb: str, name: str) -> LockNotOwned:
+        """The error of somebody who tries ``verb`` on a lock that somebody else holds, or nobody."""
+        return cls(f"Cannot {verb} the lock {name!r}: this thread or task does not hold it.", name)
+
 
 class LockLost(LockNotOwned):
     """The lock was held here, but expired, was evicted, flushed, force-released or adopted meanwhile.

@@ -46,13 +46,9 @@ def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
     if section is None or (section.lease is not None and section.lease.closed):
         # released inside the block
         if error is None:
-            raise not_owned("release", lock.name)
+            raise LockNotOwned.to("release", lock.name)
     elif (yield from section.exit(error)) and error is None:
         warn_of_release(section.held.name)
-
-
-def not_owned(verb: str, name: str) -> LockNotOwned:
-    return LockNotOwned(f"Cannot {verb} the lock {name!r}: this thread or task does not hold it.", name)
 
 
 class Lock:
@@ -376,7 +372,7 @@ class Lock:
         else:
             free = False
         if section is None and not free:
-            raise not_owned("release", self.name)
+            raise LockNotOwned.to("release", self.name)
         if free:
             warn_of_release(self.name)
 
@@ -412,7 +408,7 @@ class Lock:
     def _held(self, owner: Owner, verb: str) -> Section:
         section = owner.section(self)
         if section is None:
-            raise not_owned(verb, self.name)
+            raise LockNotOwned.to(verb, self.name)
         return section
 
     def _shown_lease(self) -> Lease | None:

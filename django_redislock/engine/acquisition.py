@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from ..conf import conf
-from ..exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..log import log_event, logger
 from ..names import known_as
 from ..options import Options
@@ -253,9 +253,13 @@ class Acquisition:
     def give_back(self) -> Steps[bool]:
         """Release the lock. False: others of the owner's sections still use it (it is reentrant).
 
-        Raises LockLost, and LockUnavailable when Redis cannot be told; then it can be tried again.
+        Raises LockLost; LockNotOwned in a process that was forked inside the section; and LockUnavailable when Redis
+        cannot be told, then it can be tried again.
         """
         lease = self.held
+        if not lease.here:
+            self.leave()
+            raise LockNotOwned.to("release", lease.name)
         last = len(lease.shares) <= 1
         if last:
             yield from release(lease, self)
@@ -283,9 +287,8 @@ class Acquisition:
                 self.undo()  # hardly anybody would try again
             if error is None:
                 raise
-            if not isinstance(trouble, LockLost):  # reported already
-                stands_for = getattr(trouble, "stands_for", 0.0)
-                log_event(WARNING, "not-released", name=lease.name, error=trouble, stands_for=stands_for)
+            if isinstance(trouble, LockUnavailable):  # a loss was reported already
+                log_event(WARNING, "not-released", name=lease.name, error=trouble, stands_for=trouble.stands_for)
             return False
 
     def leave(self) -> None:
@@ -302,11 +305,12 @@ class Acquisition:
     def undo(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
         attempt, lease = self._attempt, self.lease
+        here = self.owner.here  # in a process that was forked meanwhile, it is the parent's to give back
         if lease is not None:
             self.leave()
-            if not lease.shares and not lease.closed:
+            if here and not lease.shares and not lease.closed:
                 release_later(lease)
-        elif attempt is not None and attempt.asked and not attempt.over:
+        elif here and attempt is not None and attempt.asked and not attempt.over:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking
             runtime().watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)

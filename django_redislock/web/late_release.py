@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..engine import Acquisition, release_surely
-from ..exceptions import LockLost
+from ..exceptions import LockNotOwned
 from ..steps import run
 
 
@@ -53,15 +53,15 @@ class LateRelease:
     def release(self) -> None:
         """Release the lock, unless that is done. In the background where an event loop runs."""
         lease = self._section.held
-        if not self._once.acquire(blocking=False) or lease.closed or not lease.here:
+        if not self._once.acquire(blocking=False) or lease.closed:
             return
         if asyncio._get_running_loop() is not None:
             self._section.undo()
             return
         try:
             run(release_surely(self._section, path=self._path))
-        except LockLost:
-            pass  # which was reported already
+        except LockNotOwned:
+            pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
     def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
         # not response.streaming_content, which hides the iterator that has to be closed

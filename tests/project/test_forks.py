@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from django_redislock import list_locks
 from tests.helpers.processes import Worker
 from tests.helpers.state import holder, leftovers, value
 from tests.project.programs import complaints, environment
@@ -160,3 +161,103 @@ def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert complaints(done.stderr) == []
     assert leftovers(client) == []
+
+
+# A child is forked inside a section, and leaves it.
+LEAVES = """
+import asyncio
+from django_redislock.cachelock import CacheLock
+
+LockPool("accounts").extend(["alice"])
+child = False
+
+def fork():
+    global child
+    child = not os.fork()
+    if not child:
+        _, status = os.wait()
+        say("child-ended", status)
+        hear()
+    elif fails:
+        raise ValueError("of the block")
+
+def block():
+    with Lock("seat", ttl=600):
+        fork()
+
+def reentrant():
+    lock = Lock("seat", ttl=600, reentrant=True)
+    with lock, lock:
+        fork()
+
+def member():
+    with LockPool("accounts").acquire(ttl=600):
+        fork()
+
+def decorated():
+    locked("seat", ttl=600)(fork)()
+
+def coroutine():
+    async def main():
+        try:
+            async with Lock("seat", ttl=600):
+                fork()
+        except LockNotOwned:
+            if child:
+                say("child-left LockNotOwned")
+                os._exit(0)  # the loop shares its epoll with that of the parent
+            raise
+    asyncio.run(main())
+
+def generator():
+    def section():
+        with Lock("seat", ttl=600):
+            fork()
+            yield
+    steps = section()
+    next(steps)
+    steps.close()
+
+def cache_lock():
+    with CacheLock("seat", timeout=600):
+        fork()
+
+try:
+    globals()[how]()
+except Exception as error:
+    if not child:
+        raise
+    say("child-left", type(error).__name__)
+else:
+    say("child-left" if child else "released")
+if not child:
+    hear()
+"""  # what the child has begun in the background is sent before it ends
+
+
+@pytest.mark.parametrize(
+    ("how", "fails", "error"),
+    [
+        ("block", False, ["LockNotOwned"]),
+        ("block", True, ["ValueError"]),
+        ("reentrant", False, ["LockNotOwned"]),
+        ("reentrant", True, ["ValueError"]),
+        ("member", False, ["LockNotOwned"]),
+        ("decorated", False, ["LockNotOwned"]),
+        ("decorated", True, ["ValueError"]),
+        ("coroutine", False, ["LockNotOwned"]),
+        ("generator", False, []),
+        ("cache_lock", False, ["LockError"]),
+    ],
+)
+def test_a_child_that_leaves_the_section_it_was_forked_in_does_not_release_the_lock(
+    how: str, fails: bool, error: list[str], start: Start, eventually: Eventually
+) -> None:
+    parent = start(LEAVES, how=how, fails=fails)
+    assert parent.expect("child-left") == error
+    assert parent.expect("child-ended") == ["0"]
+    (held,) = list_locks()
+    assert f":{parent.pid}:" in held.owner
+    parent.tell()
+    parent.expect("released")
+    eventually(lambda: not list_locks())
