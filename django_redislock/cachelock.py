@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from base64 import urlsafe_b64encode
+from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, TypeVar
@@ -19,7 +20,7 @@ from .open_transactions import warn_of_release
 from .options import Options
 from .steps import Steps, run
 from .store.backend import get_backend
-from .store.calls import read_holder
+from .store.calls import find_held, read_holder
 from .times import seconds
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class CacheLock:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
                 _run(self._give_back(held))
-            elif not _run(release_by_token(get_backend(self.using), self.name, self._stored(token, "release"))):
+            elif not _run(release_by_token(get_backend(self.using), self.name, partial(_bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
             self.local.token, self.local.held = token, held  # so that it can be tried again
@@ -157,12 +158,10 @@ class CacheLock:
     def owned(self) -> bool:
         """Whether it is held by this lock: by this thread, or with ``thread_local=False`` by this object."""
         try:
-            self._stored(self._token("own"), "own")
-        except LockUnavailable:
-            raise
+            token = self._token("own")
         except LockError:
             return False
-        return True
+        return _run(find_held(get_backend(self.using), self.name, partial(_bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         if not self.acquire():
@@ -207,7 +206,7 @@ class CacheLock:
         held = self._held(token)
         if held is not None:
             _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(get_backend(self.using), self.name, self._stored(token, verb), how, left)):
+        elif not _run(renew_by_token(get_backend(self.using), self.name, partial(_bears, token), how, left)):
             raise self._not_owned(verb)  # acquired by another process, which gave us the token
         return True
 
@@ -222,18 +221,11 @@ class CacheLock:
         held: Acquisition | None = self.local.held
         return held if held is not None and _bears(token, held.held.token) else None
 
-    def _stored(self, token: bytes, verb: str) -> str:
-        """The token that Redis knows, if the bearer of ``token`` may use it."""
-        _, holder = _run(read_holder(get_backend(self.using), self.name))
-        if holder is None or not _bears(token, holder.token):
-            raise self._not_owned(verb)
-        return holder.token
-
     def _give_back(self, held: Acquisition) -> Steps[None]:
         lease = held.held
         if not lease.lost:
             yield from release(lease, held, bearer=True)
-        elif not (yield from release_by_token(lease.backend, lease.name, lease.token)):
+        elif not (yield from release_by_token(lease.backend, lease.name, lease.token.__eq__)):
             raise lease.lost_error()  # unless another bearer has extended it in time
 
     def _not_owned(self, verb: str) -> LockNotOwned:

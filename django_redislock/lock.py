@@ -368,7 +368,7 @@ class Lock:
                 section.undo()
                 raise
         elif self._token is not None:
-            free = yield from engine.release_by_token(self._backend(), self.name, self._token)
+            free = yield from engine.release_by_token(self._backend(), self.name, self._token.__eq__)
         else:
             free = False
         if section is None and not free:

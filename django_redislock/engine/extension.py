@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..steps import Steps
 from ..store import calls
 from ..store.backend import Backend
-from ..store.calls import Wanted
-from ..store.keys import make_keys
 from .lease import Lease, Section
 from .loss import reason_of
 from .runtime import runtime
@@ -28,13 +28,10 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
         raise lease.lost_error()
 
 
-def renew_by_token(backend: Backend, name: str, token: str, how: str, left: float) -> Steps[bool]:
-    """Move the end of the lease if ``token`` is that of its holder, whoever has acquired it. Returns whether it was."""
-    _, holder = yield from calls.read_holder(backend, name)
-    if holder is None or holder.token != token:
-        return False
-    answer = yield from calls.renew(Wanted(backend, make_keys(backend.prefix, name), name, holder.id), how, left)
-    return answer.state == calls.HELD
+def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
+    """Move the end of the lease, whoever has acquired it, if ``bears`` agrees to its token. Returns whether it was."""
+    held = yield from calls.find_held(backend, name, bears)
+    return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
 
 
 def detach(section: Section, left: float) -> Steps[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from logging import DEBUG, ERROR
 from time import monotonic
 from typing import Any
@@ -12,8 +13,6 @@ from ..signals import Send, lock_released
 from ..steps import Steps
 from ..store import calls
 from ..store.backend import Backend
-from ..store.calls import Wanted
-from ..store.keys import make_keys
 from .lease import RELEASED, VANISHED, Lease, Section
 from .runtime import runtime
 
@@ -73,17 +72,13 @@ def release_later(lease: Lease) -> None:
     watchdog.end(lease)
 
 
-def release_by_token(backend: Backend, name: str, token: str) -> Steps[bool]:
-    """Release the lock if ``token`` is that of its holder, whoever has acquired it. Returns whether it was.
-
-    The holder is looked up first, so that a release that comes late cannot meet a later acquisition (R16).
-    """
-    _, holder = yield from calls.read_holder(backend, name)
-    if holder is None or holder.token != token:
+def release_by_token(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
+    """Release the lock, whoever has acquired it, if ``bears`` agrees to its token. Returns whether it was held so."""
+    held = yield from calls.find_held(backend, name, bears)
+    if held is None:
         return False
-    held = Wanted(backend, make_keys(backend.prefix, name), name, holder.id)
     state, twice = yield from calls.release(held, unknown=False, how=calls.BEARER)
     released = state == calls.RELEASED or twice
     if released:
-        runtime().watchdog.lose_by_id(holder.id, RELEASED)  # Redis tells other processes alone
+        runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells other processes alone
     return released

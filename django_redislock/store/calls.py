@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..display import shown
@@ -207,6 +207,17 @@ def read_holder(backend: Backend, name: str) -> Steps[tuple[bool, Holder | None]
     """Whether anybody holds the lock, and who, if one of ours; one round trip."""
     value, *_ = yield from info(backend, make_keys(backend.prefix, name), name, 0)
     return value is not None, parse_holder(value)
+
+
+def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[Wanted | None]:
+    """The acquisition that holds the lock, whoever has made it, if ``bears`` agrees to its token; one round trip.
+
+    What is then sent for it names this acquisition, so that it cannot meet a later one with the same token (R16).
+    """
+    _, holder = yield from read_holder(backend, name)
+    if holder is None or not bears(holder.token):
+        return None
+    return Wanted(backend, make_keys(backend.prefix, name), name, holder.id)
 
 
 def probe_command(backend: Backend) -> Command:

@@ -16,6 +16,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release
 from django_redislock.cachelock import CacheLock
+from django_redislock.store import calls
 from django_redislock.store.backend import Backend
 from django_redislock.store.wire import Command
 from redisserver import RedisServer
@@ -233,18 +234,30 @@ def test_another_process_that_is_told_the_token_can_extend_and_release(
     assert not lock.locked()
 
 
-def test_a_lock_that_ended_between_look_and_adoption_is_not_extended(
-    ours: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("use", "verb"),
+    [(CacheLock.release, "release"), (lambda lock: lock.extend(5), "extend")],
+    ids=["release", "extend"],
+)
+def test_a_bearer_does_not_touch_the_lock_of_the_next_one_who_gets_it_in_between(
+    use: Callable[[CacheLock], object], verb: str, ours: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, another = ours(timeout=10), ours(timeout=10)
+    lock, bearer, third = ours(timeout=10), ours(timeout=10), ours(timeout=10)
     assert lock.acquire()
-    stored = lock.local.token.decode()
-    lock.release()
-    assert ours(timeout=10).acquire()
-    another.local.token = stored.encode()
-    monkeypatch.setattr(CacheLock, "_stored", lambda *args: stored)
-    with pytest.raises(LockNotOwnedError, match="Cannot extend a lock that's no longer owned"):
-        another.extend(5)
+    bearer.local.token = lock.local.token
+    find_held = calls.find_held
+
+    def too_late(*args: Any) -> Any:
+        held = yield from find_held(*args)
+        lock.release()
+        assert third.acquire()
+        return held
+
+    monkeypatch.setattr(calls, "find_held", too_late)
+    with pytest.raises(LockNotOwnedError, match=f"Cannot {verb} a lock that's no longer owned"):
+        use(bearer)
+    assert left(client, third) <= 10
+    third.release()
 
 
 async def test_it_blocks_in_a_coroutine_as_django_redis_does(ours: Make) -> None:
@@ -274,20 +287,6 @@ def test_an_acquire_that_is_interrupted_leaves_no_lock(
         with pytest.raises(KeyboardInterrupt):
             lock.acquire(token=token)
     eventually(lambda: not lock.locked())
-
-
-def test_releasing_what_ends_while_it_is_looked_up(ours: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, bearer = ours(timeout=10), ours(timeout=10)
-    assert lock.acquire()
-    bearer.local.token = lock.local.token
-
-    def too_late(*args: Any) -> Any:
-        yield from ()
-        return False
-
-    monkeypatch.setattr("django_redislock.cachelock.release_by_token", too_late)
-    with pytest.raises(LockNotOwnedError):
-        bearer.release()
 
 
 def test_releasing_what_has_expired_by_the_clock_here_and_was_extended_by_another_bearer(ours: Make) -> None:
