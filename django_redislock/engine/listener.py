@@ -221,7 +221,7 @@ class Listener:
             connection.disconnect()
         if isinstance(answer, ResponseError):
             raise answer
-        return answer == 1  # type: ignore[no-any-return]
+        return answer > 0  # type: ignore[no-any-return]
 
     def _subscribed(self, *, polled: bool) -> None:
         self.polled = polled

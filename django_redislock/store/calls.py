@@ -34,7 +34,11 @@ NOT_AT_ALL, QUEUED, SEIZING = "0", "1", "s"
 ENDLESS = -1.0  # seconds of lease: somebody else has written the lock
 FREE = -2.0  # there is no lock
 
-PROBE = "return redis.pcall('PUBLISH', ARGV[1], 'p')"
+# not what PUBLISH counts, as long as there is a choice: whoever watches all channels is among them
+PROBE = """
+local heard = redis.pcall('PUBLISH', ARGV[1], 'p')
+return type(heard) == 'number' and redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or heard
+"""
 
 
 def polled(patience: float) -> str:
@@ -221,7 +225,7 @@ def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Step
 
 
 def probe_command(backend: Backend) -> Command:
-    """Publishes to the channel of this process, from a script; the answer is how many have heard it."""
+    """Publishes to the channel of this process, from a script; the answer is how many listen to it."""
     return ("EVAL", PROBE, "1", f"{backend.prefix}fence", backend.channel)
 
 

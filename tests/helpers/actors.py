@@ -6,6 +6,7 @@ import asyncio
 import queue
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from linecache import getline
@@ -48,9 +49,9 @@ class Other:
     def __call__(self, call: Callable[[], T]) -> T:
         return self.start(call).result(GENEROUS)
 
-    def end(self) -> None:
+    def end(self, within: float = GENEROUS) -> None:
         self._jobs.put(None)
-        self._thread.join(GENEROUS)
+        self._thread.join(within)
 
 
 class Actor:
@@ -120,8 +121,8 @@ class ThreadPerson:
     def read(self, look: Callable[[], T]) -> T:
         return self._thread(look)
 
-    def end(self) -> None:
-        self._thread.end()
+    def end(self, within: float) -> None:
+        self._thread.end(within)
 
 
 class TaskPerson:
@@ -160,7 +161,7 @@ class TaskPerson:
 
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
 
-    def end(self) -> None:
+    def end(self, within: float) -> None:  # it is cancelled, which takes no time
         self._in_loop(self._actor.end)
 
 
@@ -192,8 +193,9 @@ class Crowd:
         return person
 
     def close(self) -> None:
+        until = time.monotonic() + GENEROUS  # for all of them: where a test has failed, all may still wait
         for person in self._people:
-            person.end()
+            person.end(max(0.0, until - time.monotonic()))
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(GENEROUS)

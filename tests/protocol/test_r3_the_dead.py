@@ -17,7 +17,7 @@ from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Ghost
 from tests.helpers.state import LOCK, NAME, WAITERS, flag, holder
-from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, channel_of, listed, receivers
+from tests.protocol.scene import LONG, WAITS, Ear, Eventually, Line, Start, channel_of, listed, receivers
 
 HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
 
@@ -63,6 +63,19 @@ def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
         assert not client.exists(LOCK)
         client.publish(dead.backend.channel, "end")
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["data"] == b"end"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_who_watches_all_channels_does_not_make_a_process_poll(line: Line, ear: Ear, client: redis.Redis) -> None:
+    """A publish counts them too, as PSUBSCRIBE on a console at night."""
+    lock = Lock(NAME, ttl=LONG)
+    lock.acquire()
+    waiting = line.join(Lock(NAME, blocking_timeout=GENEROUS))
+    ((id, _),) = listed(client)
+    assert channel_of(client, id) != "-"
+    lock.release()
+    assert waiting.result()
+    assert [kind for kind, *_ in ear.heard()] == ["g"]
 
 
 # -- who polls --------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
     network: Proxy, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
     Lock(NAME, ttl=LONG).acquire()
-    waiting = line.join(Lock(NAME, blocking_timeout=1, using="other"))
+    waiting = line.join(Lock(NAME, blocking_timeout=5, using="other"))
     network.cut()
     try:
         assert not waiting.result()
