@@ -93,8 +93,8 @@ class Options:
 
 def read_options(keywords: Mapping[str, Any], what: str, known: type = LockOptions) -> Options:
     """``keywords`` as options; an unknown one is a TypeError that names the choices."""
-    unknown = keywords.keys() - _names(known)
-    if unknown:
+    if not keywords.keys() <= _names(known):
+        unknown = keywords.keys() - _names(known)
         choices = ", ".join(sorted(_names(known)))
         raise TypeError(f"{what} takes no option {min(unknown)!r}. The options are: {choices}.")
     return Options(**keywords)

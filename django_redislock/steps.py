@@ -121,7 +121,7 @@ def run(steps: Steps[T]) -> T:
                     value = request.run()
                     resume = steps.send
             except BaseException as error:
-                if _ended(steps):
+                if steps.gi_frame is None:  # type: ignore[attr-defined]  # it has ended
                     return _result(error)  # type: ignore[no-any-return]
                 resume, value = steps.throw, error
     finally:
@@ -141,16 +141,12 @@ async def arun(steps: Steps[T]) -> T:
                     value = await request.arun()
                     resume = steps.send
             except BaseException as error:
-                if _ended(steps):
+                if steps.gi_frame is None:  # type: ignore[attr-defined]  # it has ended
                     return _result(error)  # type: ignore[no-any-return]
                 resume, value = steps.throw, error
     finally:
         value = None  # an error in it would refer to this frame, and live as long as it
         steps.close()
-
-
-def _ended(steps: Any) -> bool:
-    return steps.gi_frame is None
 
 
 def _result(end: BaseException) -> Any:

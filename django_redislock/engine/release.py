@@ -27,8 +27,9 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         watchdog.unwatch(lease)
         how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
         state, twice = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
-        # a repeated release that finds nothing, within the lease, did its work the first time
-        done = state == calls.RELEASED or ((twice or lease.tried_release) and not lease.lost)
+        # a repeated release that finds nothing, within the lease, did its work the first time; and a closed one was
+        # released in the background meanwhile, as its block was interrupted
+        done = state == calls.RELEASED or lease.closed or ((twice or lease.tried_release) and not lease.lost)
         watchdog.end(lease)
         section.leave()
     except LockUnavailable as error:

@@ -121,7 +121,7 @@ class ThreadPerson:
     def read(self, look: Callable[[], T]) -> T:
         return self._thread(look)
 
-    def end(self, within: float) -> None:
+    def end(self, within: float = GENEROUS) -> None:
         self._thread.end(within)
 
 
@@ -161,7 +161,7 @@ class TaskPerson:
 
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
 
-    def end(self, within: float) -> None:  # it is cancelled, which takes no time
+    def end(self, within: float = GENEROUS) -> None:  # it is cancelled, which takes no time
         self._in_loop(self._actor.end)
 
 

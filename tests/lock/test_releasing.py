@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned, force_release
+from django_redislock.engine import current_owner
+from django_redislock.store import calls
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, lease_of, leftovers
@@ -39,6 +41,27 @@ def test_a_lock_that_was_acquired_and_released_leaves_nothing_in_redis(crowd: Cr
     me(lock, "acquire")
     me(lock, "release")
     assert leftovers(client) == []
+
+
+def test_a_release_that_meets_one_in_the_background_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, client: redis.Redis, eventually: Eventually
+) -> None:
+    """As when a block is interrupted, and a finally behind it releases what the block has held."""
+    lock = Lock(NAME)
+    lock.acquire()
+    section = current_owner().section(lock)
+    assert section is not None
+    send = calls.release
+
+    def too_late(*args: Any, **options: Any) -> Any:
+        section.undo()
+        eventually(lambda: not client.exists(LOCK))
+        return (yield from send(*args, **options))
+
+    monkeypatch.setattr(calls, "release", too_late)
+    lock.release()
+    assert not lock.lost
+    assert "event=lost" not in caplog.text
 
 
 def test_extending_checking_and_detaching_need_a_lock_that_is_held_here(crowd: Crowd) -> None:
