@@ -164,13 +164,9 @@ def _is_obvious(shown: Owner, task: Task | None) -> bool:
         return who is task
     if asyncio.isfuture(who):
         return runs_below(who)
-    if who is not threading.current_thread():
-        return False
-    # within async_to_sync, this thread also runs the sync code of child tasks. (asgiref's Local is slow: it comes last)
-    return (
-        getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
-        or getattr(AsyncToSync.executors, "current", None) is None
-    )
+    # one that has run sync code of a task may run that of another. (AsyncToSync.executors would tell, but takes a lock
+    # for it, which a time limit that strikes in that moment leaves locked for good)
+    return who is threading.current_thread() and getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
 
 
 def _root(task: Task | None, shown: Owner | None) -> Task | threading.Thread | None:

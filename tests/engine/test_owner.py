@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync
 
 from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus, force_release
 from django_redislock.engine.owner import MANY, current_owner
@@ -37,6 +37,25 @@ def test_who_acquires_a_lock_owns_it_until_it_is_released(crowd: Crowd, client: 
     me(lock, "release")
     assert (me.read(lambda: owns(lock)), me(lock, "owned")) == (False, False)
     assert holder(client) == ""
+
+
+class Locked:
+    """asgiref's Local, in whose lock another thread was interrupted: whoever looks waits without end."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError("this would wait without end")
+
+
+@pytest.mark.parametrize("has_run_sync_code", [False, True])
+def test_no_lock_waits_for_one_of_asgiref(has_run_sync_code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncToSync, "executors", Locked())
+    if has_run_sync_code:  # for a task whose loop has ended since
+        loop = asyncio.new_event_loop()
+        loop.close()
+        monkeypatch.setattr(SyncToAsync.threadlocal, "main_event_loop", loop, raising=False)
+    for _ in range(2):
+        with Lock(NAME) as lock:
+            assert owns(lock)
 
 
 def test_to_somebody_else_the_lock_is_busy_whatever_object_they_use(crowd: Crowd, client: redis.Redis) -> None:
