@@ -46,6 +46,7 @@ class Acquisition:
 
     __slots__ = (
         "_attempt",
+        "_runtime",
         "_through",
         "_witness",
         "backend",
@@ -76,6 +77,7 @@ class Acquisition:
         self.token = token
         self.purpose = purpose
         self.backend: Backend = get_backend(options.using)
+        self._runtime = runtime()
         self.lease: Lease | None = None
         self._attempt: Attempt | None = None
         self._witness: Witness | None = None
@@ -142,7 +144,7 @@ class Acquisition:
         by = give_up_at(deadline)
         answer = yield from calls.renew(held.wanted, "confirm", held.ttl, until=deadline.at, by=by)
         if answer.state != calls.HELD:
-            runtime().watchdog.lose(held, reason_of(answer))
+            self._runtime.watchdog.lose(held, reason_of(answer))
             return False
         if reentrant:
             self._enter(held)
@@ -170,13 +172,13 @@ class Acquisition:
             secrets.token_urlsafe(16),
             settings.ttl_of(self.name) if options.ttl is None else options.ttl,
             token,
-            token is not None and not runtime().watchdog.holds(self.backend, self.name, token),
+            token is not None and not self._runtime.watchdog.holds(self.backend, self.name, token),
             f"{text}\n{options.note}" if options.note else text,
             listens=not polls,
         )
         return Attempt(
             wanted,
-            runtime().listener(self.backend),
+            self._runtime.listener(self.backend),
             deadline=deadline,
             loop=loop,
             polls=polls,
@@ -196,7 +198,7 @@ class Acquisition:
         lease.canceller = canceller
         lease.owner = weakref.ref(self.owner)
         self._enter(lease)
-        runtime().watchdog.watch(lease)
+        self._runtime.watchdog.watch(lease)
 
     def _enter(self, lease: Lease) -> None:
         self.lease = lease
@@ -230,7 +232,7 @@ class Acquisition:
 
     def undo_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
-        self._witness = runtime().watchdog.undo_after(block, self)
+        self._witness = self._runtime.watchdog.undo_after(block, self)
 
     def around(self, request: Request) -> Steps[Any]:
         """Get the lock, perform ``request``, and give the lock back; return what the request has sent back.
@@ -313,7 +315,7 @@ class Acquisition:
         elif here and attempt is not None and attempt.asked and not attempt.over:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking
-            runtime().watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)
+            self._runtime.watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)
         if attempt is not None:
             attempt.leave()
         self._witness = None

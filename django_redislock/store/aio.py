@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, cast
 
@@ -110,9 +109,10 @@ def _twin(kind: type) -> type[AbstractConnection]:
 class _Loan:
     """The right to use a connection; see pool.py."""
 
-    __slots__ = ("__weakref__", "granted")
+    __slots__ = ("__weakref__", "entry", "granted")
 
     def __init__(self) -> None:
+        self.entry: weakref.ref[_Loan] | None = None  # among those that are counted
         self.granted: asyncio.Future[None] | None = None  # while it waits
 
 
@@ -125,7 +125,7 @@ class LoopConnections:
         self._sentinel = maker.sentinel()
         self._idle: deque[tuple[AbstractConnection, float]] = deque()
         self._dropped: deque[tuple[AbstractConnection, float]] = deque()  # to be closed, and used no more
-        self._loans: dict[int, weakref.ref[_Loan]] = {}
+        self._loans: set[weakref.ref[_Loan]] = set()
         # those who wait for a connection, by urgency
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
         self._end: AsyncGenerator[None, None] | None = None
@@ -220,7 +220,8 @@ class LoopConnections:
 
     def _leave(self, loan: _Loan) -> None:
         """The loan ends, if it was granted at all: the next one's begins."""
-        self._loans.pop(id(loan), None)
+        if loan.entry is not None:
+            self._loans.discard(loan.entry)
         for queue in self._queues:
             while queue and len(self._loans) < self._bound:
                 following = queue.popleft()
@@ -231,7 +232,8 @@ class LoopConnections:
 
     def _grant(self, loan: _Loan) -> None:
         # one that is interrupted even while it is given back ends with its object, by C code alone
-        self._loans[id(loan)] = weakref.ref(loan, partial(self._loans.pop, id(loan)))
+        loan.entry = weakref.ref(loan, self._loans.discard)
+        self._loans.add(loan.entry)
 
     async def _connected(self) -> AbstractConnection:
         while self._idle:

@@ -99,12 +99,10 @@ def acquire(
     ``wait``: NOT_AT_ALL, QUEUED, polled() or SEIZING. ``until``, ``by``: see call().
     """
     backend, keys, name = wanted.backend, wanted.keys, wanted.name
-    args: tuple[str, ...] = (name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), wait)
-    args += (str(ticket or ""), wanted.token or "-")
-    if keys.any:
-        script, args = _CHECKOUT, (*args, wanted.owner)
-    else:
-        script, args = _ACQUIRE[keys.stored], (*args, str(int(wanted.adopts)), wanted.owner)
+    known, ttl, token, drawn = str(backend.known), _ms(wanted.ttl), wanted.token or "-", str(ticket or "")
+    script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
+    adopts = () if keys.any else ("1" if wanted.adopts else "0",)
+    args = (name, wanted.id, wanted.channel, known, ttl, wait, drawn, token, *adopts, wanted.owner)
     command = script.command((*keys.all, _gone(backend, wanted.id)), args)
     repeated = False
     while True:

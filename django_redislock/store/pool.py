@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -24,10 +23,11 @@ CHECK_EVERY = 0.05  # seconds, while waiting for a connection
 class _Loan:
     """The right to use a connection. It exists before anything is taken, so whatever is interrupted gives it back."""
 
-    __slots__ = ("__weakref__", "connection")
+    __slots__ = ("__weakref__", "connection", "entry")
 
     def __init__(self) -> None:
         self.connection: Connection | None = None  # in order, to be used again
+        self.entry: weakref.ref[_Loan] | None = None  # among those that are counted
 
 
 class ConnectionPool:
@@ -43,7 +43,7 @@ class ConnectionPool:
     def __init__(self, connect: Callable[[float | None], Connection], bound: int) -> None:
         self._connect = connect
         self._bound = bound
-        self._loans: dict[int, weakref.ref[_Loan]] = {}
+        self._loans: set[weakref.ref[_Loan]] = set()
         self._idle: deque[tuple[Connection, float]] = deque()
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
@@ -85,10 +85,12 @@ class ConnectionPool:
                 finally:
                     self._waiting -= 1
             # one that is interrupted even while it is given back ends with its object, by C code alone
-            self._loans[id(loan)] = weakref.ref(loan, partial(self._loans.pop, id(loan)))
+            loan.entry = weakref.ref(loan, self._loans.discard)
+            self._loans.add(loan.entry)
 
     def _leave(self, loan: _Loan) -> None:
-        self._loans.pop(id(loan), None)
+        if loan.entry is not None:
+            self._loans.discard(loan.entry)
         if loan.connection is not None:
             if self._closed:
                 loan.connection.disconnect()

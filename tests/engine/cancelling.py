@@ -87,7 +87,7 @@ def leftovers(client: redis.Redis) -> dict[str, Any]:
     connections = backend._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
     if connections is not None:
         known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
-        known["loans"] = dict(connections._loans)
+        known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(connections._idle) - backend._bound)
     return {what: found for what, found in known.items() if found}
 

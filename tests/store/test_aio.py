@@ -173,7 +173,7 @@ async def test_a_loan_that_is_granted_in_the_moment_of_a_cancellation_is_given_b
     await asyncio.wait([waiting])
     assert waiting.cancelled()
     assert await ask("ECHO", "2") == b"2"
-    assert connections._loans == {}
+    assert not connections._loans
 
 
 async def test_a_loan_that_ends_after_a_cancellation_is_for_the_next_one(lone: Lone) -> None:
@@ -185,7 +185,7 @@ async def test_a_loan_that_ends_after_a_cancellation_is_for_the_next_one(lone: L
     connections._leave(loan)
     await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [True, True, False]
-    assert connections._loans == {}
+    assert not connections._loans
 
 
 async def test_patience_that_ends_in_the_moment_of_a_cancellation_grants_nothing(
@@ -198,9 +198,9 @@ async def test_patience_that_ends_in_the_moment_of_a_cancellation_grants_nothing
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
-    assert list(connections._loans) == [id(loan)]
+    assert [entry() for entry in connections._loans] == [loan]
     connections._leave(loan)
-    assert connections._loans == {}
+    assert not connections._loans
     del waiting
     gc.collect()
     assert "never retrieved" not in caplog.text
@@ -214,7 +214,7 @@ async def test_patience_that_ends_as_the_loan_is_granted_changes_nothing(lone: L
     connections._leave(loan)
     connections._give_up(granted)
     assert await waiting == b"1"
-    assert connections._loans == {}
+    assert not connections._loans
 
 
 class Forgetful(redis.CredentialProvider):
@@ -229,7 +229,7 @@ async def test_an_error_of_the_sites_own_code_goes_up_and_takes_no_connection(se
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no credentials"):
                 await ask("ECHO", "1")
-        assert get_backend()._loops[asyncio.get_running_loop()]._loans == {}
+        assert get_backend()._loops[asyncio.get_running_loop()]._loans == set()
 
 
 # -- whose answer it is ---------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
     eventually(lambda: pool._waiting == 5)
     pool._leave(loan)
     assert [asked.result(GENEROUS) for asked in waiting] == [b"1"] * 5
-    assert pool._loans == {}
+    assert not pool._loans
 
 
 def test_nobody_waits_for_a_connection_beyond_its_own_deadline(one_connection: Any) -> None:

@@ -24,9 +24,7 @@ end
 
 --#include channel
 --#include enqueue
---#include hand_over
 --#include parse_holder
---#include pass_on
 --#include @lease
 --#include @own_queue
 local value, gone = read_lock(), redis.call('EXISTS', KEYS.gone) == 1
@@ -81,6 +79,9 @@ if ARGV.wait == 's' then
 end
 
 if not value then
+  -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
+--#include pass_on
+--#include hand_over
   local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
   if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
   if verdict == 'more' then return {MORE, us, ticket, 0} end
