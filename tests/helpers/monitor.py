@@ -15,7 +15,8 @@ from redisserver import RedisServer
 from .actors import GENEROUS
 
 _LINE = re.compile(r"\S+ \[\d+ (.*?)\] (\".*)")
-_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
+# Valkey does not escape the quotes within a word
+_WORD = re.compile(r'"((?:[^"\\]|\\.|"(?! "|\s*$))*)"')
 
 
 class Seen(NamedTuple):
