@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 
 import pytest
@@ -72,38 +72,41 @@ def test_a_redis_that_stands_still_costs_no_lock_of_another_alias(
             near.release()
 
 
-def test_the_end_of_a_lease_is_told_while_a_renewal_is_waited_for(
-    network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture, renew_all: Callable[..., None]
-) -> None:
-    losses: list[LockLost] = []
+@pytest.fixture
+def slow_renewal(network: Proxy, renew_all: Callable[..., None]) -> Iterator[None]:
+    """The renewal of a lock of the same alias, whose answer is waited for."""
     slow = Lock("slow", ttl=LONG, using="other")
     slow.acquire()
     held = network.hold_request("keep")
     renew_all("other")
     assert held.caught.wait(GENEROUS)
+    yield
+    held.let_go()
+    slow.release()
+
+
+@pytest.mark.usefixtures("slow_renewal")
+def test_the_end_of_a_lease_is_told_while_a_renewal_is_waited_for(
+    eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses: list[LockLost] = []
     Lock(NAME, ttl=0.5, auto_renew=False, on_lost=losses.append, using="other").acquire()
     eventually(lambda: losses)
     assert "event=renewal-failed" not in caplog.text  # that of the other one is still waited for
-    held.let_go()
 
 
+@pytest.mark.usefixtures("slow_renewal")
 def test_a_lock_taken_while_a_renewal_is_waited_for_is_renewed_in_time(
-    network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture, renew_all: Callable[..., None]
+    eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What has less patience does not wait for what has more."""
     losses: list[LockLost] = []
-    slow = Lock("slow", ttl=LONG, using="other")
-    slow.acquire()
-    held = network.hold_request("keep")
-    renew_all("other")
-    assert held.caught.wait(GENEROUS)
     quick = Lock(NAME, ttl=3, on_lost=losses.append, using="other")
     quick.acquire()
     ends = monotonic() + quick.remaining()
     eventually(lambda: monotonic() + quick.remaining() > ends + 0.1)
     assert "event=renewal-failed" not in caplog.text
     assert losses == []
-    held.let_go()
 
 
 @pytest.mark.parametrize("ttl", [LONG, 3.0])
