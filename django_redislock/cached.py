@@ -297,7 +297,7 @@ class _Wanted:
         except LockLost:
             pass  # which was reported already
         except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=lease.name, error=error, stands_for=error.stands_for)
+            log_event(ERROR, "not-released", name=lease.name, error=error, lease_left=error.lease_left)
             section.undo()
 
     def _not_in_time(self, name: str) -> LockNotAcquired:

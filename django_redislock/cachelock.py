@@ -236,7 +236,7 @@ def _run(steps: Steps[T]) -> T:
     try:
         return run(steps)
     except LockUnavailable as error:
-        raise CacheLockUnavailable(str(error), error.name, stands_for=error.stands_for) from error
+        raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
 
 def _encode(token: object) -> bytes:

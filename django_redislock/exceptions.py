@@ -58,10 +58,10 @@ class LockLost(LockNotOwned):
 class LockUnavailable(LockError):
     """Redis cannot be reached or cannot serve the lock now. Nothing is known to be held.
 
-    ``stands_for``: after a failed release, the seconds for which the lock still stands, by the local clock, unless the
+    ``lease_left``: after a failed release, the seconds for which the lock stays locked, by the local clock, unless the
     release is tried again; 0.0 if unknown.
     """
 
-    def __init__(self, message: str, name: str | None = None, *, stands_for: float = 0.0) -> None:
+    def __init__(self, message: str, name: str | None = None, *, lease_left: float = 0.0) -> None:
         super().__init__(message, name)
-        self.stands_for = stands_for
+        self.lease_left = lease_left

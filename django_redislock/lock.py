@@ -156,8 +156,8 @@ class Lock:
         """Acquire the lock whoever holds it, ahead of the queue, whose waiters keep their places.
 
         This is one step: nobody gets the lock in between. The new fence is higher than that of the old holder, which is
-        told at once (``lost``), as by :func:`force_release`, but goes on until it looks: make sure that it is dead or
-        harmless. Logs ``seized`` and sends the signal ``lock_force_released``.
+        told at once (``lost``), as by :func:`force_release`, but its code keeps running until it checks the lock: make
+        sure that it is dead or harmless. Logs ``seized`` and sends the signal ``lock_force_released``.
 
         Raises LockUnavailable, and LockError when this thread or task holds the lock itself (with ``reentrant``, that
         counts as one more acquire).
@@ -209,7 +209,7 @@ class Lock:
 
         Raises LockNotOwned when this thread or task never held it, LockLost when it was lost meanwhile, and
         LockUnavailable when Redis cannot be reached: then it can be tried again; if not, the lease ends by itself after
-        the seconds in the error's ``stands_for``.
+        the seconds in the error's ``lease_left``.
         """
         run_blocking(self._release(current_owner()), "Await arelease() instead")
 

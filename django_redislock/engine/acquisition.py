@@ -290,7 +290,7 @@ class Acquisition:
             if error is None:
                 raise
             if isinstance(trouble, LockUnavailable):  # a loss was reported already
-                log_event(WARNING, "not-released", name=lease.name, error=trouble, stands_for=trouble.stands_for)
+                log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
             return False
 
     def leave(self) -> None:

@@ -159,9 +159,10 @@ class Lease:
         """What a release raises that Redis did not hear."""
         left = self.remaining()
         return LockUnavailable(
-            f"{str(error).rstrip('.')}. The lock is not released: unless tried again, it stands for {left:.1f} s.",
+            f"{str(error).rstrip('.')}. The lock was not released: unless you try again, it stays locked for "
+            f"{left:.1f} s.",
             self.name,
-            stands_for=left,
+            lease_left=left,
         )
 
     def lost_error(self) -> LockLost:

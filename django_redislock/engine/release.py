@@ -60,7 +60,7 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
     try:
         return (yield from section.give_back())
     except LockUnavailable as error:
-        log_event(ERROR, "not-released", name=lease.name, **facts, error=error, stands_for=error.stands_for)
+        log_event(ERROR, "not-released", name=lease.name, **facts, error=error, lease_left=error.lease_left)
         section.undo()
         return True
 

@@ -42,8 +42,8 @@ class Caller:
             return current_owner()  # whoever awaits it
         if self._owner is None or not self._owner.alive():
             raise LockError(
-                "Cannot use a lock in a task that does nothing else: it would belong to a task that ends at once. "
-                "Await the call in the task that needs the lock, with blocking_timeout= to bound the wait."
+                "Cannot use a lock in a task that does nothing else: it would belong to a task that ends with this "
+                "call. Await the call in the task that needs the lock; limit the wait with blocking_timeout=."
             )
         return self._owner
 

@@ -73,7 +73,7 @@ _last = _Last()
 
 
 def block_of(lock: object) -> WithBlock | None:
-    """That of the ``with`` statement which enters ``lock`` in this moment, where it is known."""
+    """That of the ``with`` statement which enters ``lock`` at this moment, where it is known."""
     found, _last.block = _last.block, None
     block = None if found is None else found()
     return block if block is not None and block.lock is lock else None

@@ -17,8 +17,8 @@ from .info import LockInfo, inspect, make_info
 def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
     """Force-release the lock, whoever holds it; return what was released, None when nobody held it.
 
-    The next waiter gets the lock and the old holder is told at once (``lost``), but it goes on with what it is doing
-    until it looks: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
+    The next waiter gets the lock and the old holder is told at once (``lost``), but its code keeps running until it
+    checks the lock: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
     spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
     Raises LockUnavailable when Redis cannot be reached.
     """

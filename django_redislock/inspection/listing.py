@@ -102,7 +102,7 @@ def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[l
     """The held locks whose names ``matches`` finds true, by name; two round trips."""
     us, index = yield from read_index(backend)
     rows = [_Row(name, ends) for name, ends in index if us < ends < math.inf and is_name(name) and matches(name)]
-    return (yield from _read_locks(backend, sorted(rows), errors=False))
+    return (yield from _read_locks(backend, sorted(rows, key=ORDERS["name"]), errors=False))
 
 
 def _read_page(

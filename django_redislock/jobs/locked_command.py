@@ -53,7 +53,7 @@ class LockedCommand(BaseCommand):
 
     A busy lock raises CommandError (``returncode`` 75; on the command line nothing is printed, except to a terminal or
     with ``-v 2``), as do an unreachable Redis (69) and a lock that was lost before the command ended (76). A command
-    that has lost its lock goes on until it looks: call ``self.lock.check()`` in long loops. Works through
+    that has lost its lock keeps running until it checks: call ``self.lock.check()`` in long loops. Works through
     ``call_command`` too. The lock of a command that is killed ends with its TTL.
     """
 

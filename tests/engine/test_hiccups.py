@@ -134,10 +134,10 @@ def test_a_failed_release_says_how_long_the_lock_will_stand_and_can_be_tried_aga
     me(lock, "acquire")
     token = me.read(lambda: lock.token)
     network.cut()
-    with pytest.raises(LockUnavailable, match=r"not released: unless tried again, it stands for 1\d") as caught:
+    with pytest.raises(LockUnavailable, match=r"not released: unless you try again, it stays locked for 1\d") as caught:
         me(lock, "release")
-    assert caught.value.stands_for == pytest.approx(me.read(lock.remaining), abs=2)
-    assert 10 < caught.value.stands_for < 20
+    assert caught.value.lease_left == pytest.approx(me.read(lock.remaining), abs=2)
+    assert 10 < caught.value.lease_left < 20
     assert me.read(lambda: lock.token) == token
     network.mend()
     me(lock, "release")
@@ -150,9 +150,9 @@ def test_a_lock_that_has_ended_stands_no_more(crowd: Crowd, network: Proxy, retr
     me, lock = crowd(), Lock(NAME, ttl=0.2, auto_renew=False)
     me(lock, "acquire")
     network.cut()
-    with pytest.raises(LockUnavailable, match=r"stands for 0(\.0)? s") as caught:
+    with pytest.raises(LockUnavailable, match=r"locked for 0(\.0)? s") as caught:
         me(lock, "release")
-    assert caught.value.stands_for == 0.0
+    assert caught.value.lease_left == 0.0
 
 
 def test_an_error_that_is_not_about_a_release_knows_nothing_of_a_lease(
@@ -162,7 +162,7 @@ def test_an_error_that_is_not_about_a_release_knows_nothing_of_a_lease(
     network.cut()
     with pytest.raises(LockUnavailable) as caught:
         crowd()(Lock(NAME), "acquire")
-    assert caught.value.stands_for == 0.0
+    assert caught.value.lease_left == 0.0
 
 
 @pytest.mark.parametrize("way", ["a function", "a function that raises", "a view"])
@@ -192,13 +192,13 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
     elif way == "a function":
         with pytest.raises(LockUnavailable, match="not released") as caught:
             me(twins, "call")
-        assert 15 < caught.value.stands_for < 30
+        assert 15 < caught.value.lease_left < 30
     else:
         with pytest.raises(ZeroDivisionError):
             me(twins, "call")
     lines = [text for text in caplog.messages if text.startswith("event=not-released ")]
     assert len(lines) == (way != "a function")
-    assert all(15 < float(line.rpartition("stands_for=")[2]) < 30 for line in lines)
+    assert all(15 < float(line.rpartition("lease_left=")[2]) < 30 for line in lines)
     assert holder(client)
     network.mend()
     eventually(lambda: not holder(client))

@@ -87,7 +87,7 @@ async def test_a_call_whose_maker_has_ended_is_refused_where_nobody_else_awaits_
         return [Lock(NAME).aacquire()]
 
     (call,) = await asyncio.create_task(make())
-    with pytest.raises(LockError, match="would belong to a task that ends at once"):
+    with pytest.raises(LockError, match="would belong to a task that ends with this call"):
         await asyncio.create_task(call)
     assert holder(client) == ""
     lock = Lock(NAME)

@@ -65,10 +65,10 @@ def test_a_release_that_found_redis_down_can_be_tried_again(
     token = me.read(lambda: lock.token)
     own.stop()
     with pytest.raises(
-        LockUnavailable, match=r"The lock is not released: unless tried again, it stands for \d"
+        LockUnavailable, match=r"The lock was not released: unless you try again, it stays locked for \d"
     ) as caught:
         me(lock, "release")
-    assert 0 < caught.value.stands_for <= 30
+    assert 0 < caught.value.lease_left <= 30
     assert me.read(lambda: lock.token) == token
     own.start()
     me(lock, "release")

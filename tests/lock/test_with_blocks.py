@@ -110,7 +110,7 @@ def test_the_end_of_a_block_that_finds_redis_down_says_so(
     me = crowd()
     with pytest.raises(LockUnavailable, match="not released") as caught:
         me(Block(Lock(NAME), own.stop), "run")
-    assert 0 < caught.value.stands_for <= 30
+    assert 0 < caught.value.lease_left <= 30
 
 
 def test_one_object_can_be_entered_again_after_its_block(crowd: Crowd, client: redis.Redis) -> None:

@@ -15,7 +15,7 @@ MUTANTS: dict[str, Change] = {
     "a release leaves no mark for what may arrive": ("release.lua", "if KEYS.gone then", "if false then"),
     "a release ends what was detached": ("release.lua", "if flag == 'd' and ARGV.how ~= 'bearer'", "if false"),
     "a withdrawal ends what was adopted": ("release.lua", "flag == 'a' and ARGV.how == 'withdraw'", "false"),
-    "who is released makes suspects": ("pieces/lock_key.lua", "given_up = flag", "given_up = nil"),
+    "who is released makes suspects": ("pieces/lock_key.lua", "erased_flag = flag", "erased_flag = nil"),
     # acquire
     "a newcomer skips the queue": ("pieces/idle_key.lua", "KEYS.lock, KEYS.queue,", "KEYS.lock,"),
     "one that is over gets the lock": ("acquire.lua", "if gone then return", "if false then return"),
@@ -38,7 +38,7 @@ MUTANTS: dict[str, Change] = {
     "a handoff is not told": (HANDOFF, "tell(channel, 'g '", "tostring('g '"),
     "a handoff has the whole lease": (HANDOFF, "math.min(ttl, math.max(3000, math.floor(ttl / 3)))", "ttl"),
     "a handoff leaves no mark": (HANDOFF, "redis.call('HSET', waiters, field, channel)", ""),
-    "who lets a handoff run out is no suspect": (PASS_ON, "if mark and not given_up then", "if false then"),
+    "who lets a handoff run out is no suspect": (PASS_ON, "if mark and not erased_flag then", "if false then"),
     "suspects are handed the lock": (PASS_ON, " or is_suspect(suspects, channel) then", " then"),
     "a look is no sign of life": (SUSPECTS, "if mark == ARGV.channel then", "if false then"),
     "suspects stay suspects": (SUSPECTS, "if not from then return end", "if true then return end"),

@@ -121,7 +121,7 @@ def unreleased(network: Proxy, crowd: Crowd) -> tuple[Any, Lock]:
     lost = network.lose_answer(LOCK, times=1000)
     with pytest.raises(LockUnavailable) as caught:
         me(lock, "release")
-    assert 0 < caught.value.stands_for <= 30
+    assert 0 < caught.value.lease_left <= 30
     lost.end()
     return me, lock
 

@@ -83,7 +83,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'."
         )
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
+        parser.add_argument(
+            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+        )
         parser.add_argument(
             "--watch",
             metavar="SECONDS",
@@ -115,7 +117,9 @@ class Command(BaseCommand):
 
     def add_show_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to show.")
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
+        parser.add_argument(
+            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+        )
 
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         lock = get_lock(name, using=using)
@@ -127,7 +131,9 @@ class Command(BaseCommand):
 
     def add_pool_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", type=name_of_pool, help="The pool to show.")
-        parser.add_argument("--format", choices=["table", "json"], default="table", help="For people or programs.")
+        parser.add_argument(
+            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+        )
 
     def handle_pool(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         pool = LockPool(name, using=using).info()
@@ -184,8 +190,8 @@ class Command(BaseCommand):
     def confirm(self, locks: Sequence[LockInfo]) -> None:
         """Go on only if the user says yes."""
         self.say(
-            f"{table(locks)}\n\nThe holders are told, but go on until they look: make sure that they are dead or "
-            f"harmless."
+            f"{table(locks)}\n\nThe holders are notified, but their code keeps running until it checks the lock: make "
+            f"sure that they are dead or harmless."
         )
         self.stdout.write(f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
         self.stdout.flush()
@@ -215,7 +221,10 @@ class Command(BaseCommand):
         parser.epilog = STATUSES
         parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to acquire.")
         parser.add_argument(
-            "--ttl", metavar="SECONDS", type=positive, help="Until the lock ends if this process is killed by -9."
+            "--ttl",
+            metavar="SECONDS",
+            type=positive,
+            help="Seconds until Redis frees the lock if this process is killed (kill -9).",
         )
         parser.add_argument(
             "--blocking-timeout",
@@ -229,15 +238,15 @@ class Command(BaseCommand):
             metavar="SECONDS",
             type=not_negative,
             default=0.0,
-            help="Hold the lock at least this long, even if the program ends sooner: longer than the clocks differ of "
-            "the machines that start it at the same minute.",
+            help="Hold the lock at least this long, even if the program ends sooner. Choose more than the clock skew "
+            "between the machines that start it at the same minute.",
         )
         parser.add_argument(
             "--kill-after",
             metavar="SECONDS",
             type=not_negative,
             default=10.0,
-            help="From SIGTERM to SIGKILL for a program whose lock is lost (default 10).",
+            help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
         )
         parser.add_argument(
             "-E",

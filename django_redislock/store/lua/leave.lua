@@ -1,4 +1,4 @@
--- leave: out of the line of a pool, with whatever member may have been granted in this moment.
+-- leave: out of the line of a pool, with whatever member may have been granted at this moment.
 -- KEYS     @pool index fence gone
 --            gone is only named while a checkout of this attempt may still arrive
 -- ARGV     name id channel known

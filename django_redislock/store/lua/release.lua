@@ -1,5 +1,5 @@
 -- release: gives the lock back, or leaves its queue (withdraws), and passes the lock on when it is free. One script for
--- both, since who leaves the queue may have been granted the lock in this moment.
+-- both, since who leaves the queue may have been granted the lock at this moment.
 -- KEYS     @lock queue waiters index fence gone
 --            gone is only named while an acquire of this attempt may still arrive
 -- ARGV     name id channel known how

@@ -1,5 +1,5 @@
 -- (piece) the lock is a key of its own, which Redis deletes when the lease ends.
-local given_up -- flag of the lock that this script has taken from its holder, if any
+local erased_flag -- flag of the lock that this script has taken from its holder, if any
 
 -- not MGET or EXISTS, which do not tell a key of another type from a lock
 local function read_lock() return redis.call('GET', KEYS.lock) end
@@ -8,5 +8,5 @@ local function write_lock(value, ms) redis.call('SET', KEYS.lock, value, 'PX', m
 
 local function erase_lock(flag)
   redis.call('DEL', KEYS.lock)
-  given_up = flag
+  erased_flag = flag
 end

@@ -8,6 +8,6 @@ local function write_lock(value, ms) hold_member(member, value, ms) end
 
 local function erase_lock(flag)
   vacate(member, redis.call('HGET', KEYS.held, member))
-  given_up = flag
+  erased_flag = flag
   if flag == 'p' then redis.call('HDEL', KEYS.line_waiters, '!' .. member) end
 end

@@ -11,7 +11,7 @@
 --#include time
 --#include parse_holder
 --#include suspects
-local given_up -- flag of the lock that this script has taken from its holder, if any
+local erased_flag -- flag of the lock that this script has taken from its holder, if any
 local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
 
 local function lock_name_of(member) return stem .. member end

@@ -44,7 +44,7 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
     local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1)
     if #ids == 0 then
       if reserved == 0 then
-        if not given_up and redis.call('HGET', waiters, '!') == ARGV.channel then unheard = 1 end
+        if not erased_flag and redis.call('HGET', waiters, '!') == ARGV.channel then unheard = 1 end
         redis.call('UNLINK', waiters)
       end
       return done(reserved + handed < free and 'take' or 'passed')
@@ -52,7 +52,7 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
     local entries = redis.call('HMGET', waiters, '!', '?', unpack(ids))
     if not suspects then
       mark, suspects = entries[1], entries[2] or ''
-      if mark and not given_up then suspects = add_suspect(waiters, suspects, mark) end
+      if mark and not erased_flag then suspects = add_suspect(waiters, suspects, mark) end
     end
     local dead, verdict = {}, nil
     for i, id in ipairs(ids) do
