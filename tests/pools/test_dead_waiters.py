@@ -202,7 +202,7 @@ def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_to
 ) -> None:
     """Others may have dropped them all, for one that stood still; it has no look by the clock."""
     with accounts.acquire(ttl=TTL), accounts.acquire(ttl=TTL):
-        stuck = start(WAITS, name=POOL, count=6, ttl=1, keeps=True, look_every=1000.0)
+        stuck = start(WAITS, name=POOL, count=6, ttl=3, keeps=True, look_every=1000.0)
         eventually(lambda: len(in_line(client)) == 6)
         stuck.signal(signal.SIGSTOP)
     eventually(lambda: accounts.health_check() == (0, 2))
