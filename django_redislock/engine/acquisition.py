@@ -172,19 +172,23 @@ class Acquisition:
             secrets.token_urlsafe(16),
             settings.ttl_of(self.name) if options.ttl is None else options.ttl,
             token,
-            token is not None and not self._runtime.watchdog.holds(self.backend, self.name, token),
-            f"{text}\n{options.note}" if options.note else text,
+            owner=f"{text}\n{options.note}" if options.note else text,
             listens=not polls,
         )
-        return Attempt(
+        watchdog = self._runtime.watchdog
+        attempt = Attempt(
             wanted,
             self._runtime.listener(self.backend),
             deadline=deadline,
             loop=loop,
+            at_work=watchdog.knows,
             polls=polls,
             backoff=options.backoff,
             attempts=options.attempts,
         )
+        if token is not None:
+            watchdog.attempts[wanted.id] = attempt
+        return attempt
 
     def _take(self, attempt: Attempt, granted: Granted, canceller: Canceller | None) -> None:
         """The lock is ours."""
@@ -199,6 +203,7 @@ class Acquisition:
         lease.owner = weakref.ref(self.owner)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
+        self._runtime.watchdog.attempts.pop(lease.id, None)  # from now on, it is known by its lease
 
     def _enter(self, lease: Lease) -> None:
         self.lease = lease

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import NamedTuple
 
@@ -43,8 +44,10 @@ class Attempt:
     """One try to get a lock. Its id was drawn for it alone and is never used again."""
 
     __slots__ = (
+        "__weakref__",
         "asked",
         "asking",
+        "at_work",
         "attempts",
         "backoff",
         "busy_for",
@@ -68,6 +71,7 @@ class Attempt:
         *,
         deadline: Deadline,
         loop: Loop | None,
+        at_work: Callable[[str], bool],
         polls: bool = False,
         backoff: AbstractBackoff | None = None,
         attempts: int | None = None,
@@ -76,6 +80,7 @@ class Attempt:
         self.listener = listener
         self.deadline = deadline
         self.loop = loop  # of the coroutine that tries; None: a thread
+        self.at_work = at_work  # whether an acquisition of this process, by its id, is in use or may come to be
         self.polls = polls  # by choice: nothing is subscribed to
         self.backoff = backoff or POLLING
         self.attempts = attempts  # at most so many tries; None: only time counts
@@ -199,6 +204,10 @@ class Attempt:
                 yield Pause(min(0.5, patience - now))
                 continue
             self.asking, self.unknown = False, self.unknown or taken.repeated
+            if taken.namesake and taken.namesake != wanted.adopts and not self.at_work(taken.namesake):
+                wanted = self.wanted = self.wanted._replace(adopts=taken.namesake)
+                self.ticket = taken.number or self.ticket
+                continue
             if taken.state not in (calls.GRANTED, calls.ALREADY):
                 self.busy_for = max(0.0, taken.left)
                 return taken, None

@@ -8,17 +8,21 @@ sync code that it runs. The context cannot tell them apart, as a child task star
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future as ConcurrentFuture
 from contextvars import Context, ContextVar
 from time import monotonic
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
+import asgiref.current_thread_executor
 from asgiref.sync import AsyncToSync, SyncToAsync
 
 from ..store.backend import Backend
@@ -27,6 +31,7 @@ from .lease import Lease, Section
 Task = asyncio.Task[Any]
 
 MANY = 100  # objects, before those are forgotten whose locks were lost and never released
+MOST_FOLLOWED = 50  # references between a thread's work and the task that waits for it; there are about ten
 STARTING_WITHIN = 0.05  # seconds in which a task waits for the sync code that it has started
 
 _shown: ContextVar[Owner | None] = ContextVar("django_redislock.owner", default=None)
@@ -192,12 +197,40 @@ def launching_task(shown: Owner | None = None) -> Task | None:
     while loop is not None and loop.is_running():
         # one that runs may just have started this code, and wait for it in a moment
         running = asyncio.current_task(loop)
+        known = _woken_task()
+        if known is not None and runs_below(known):
+            return known
         for task in asyncio.all_tasks(loop):
             if task is not running and runs_below(task):
                 return task
         if running is None or monotonic() > end:
             break
         time.sleep(0.0005)
+    return None
+
+
+def _woken_task() -> Task | None:
+    """The task that will be woken when this thread's code has ended, as far as the futures between them tell.
+
+    It saves looking at each of thousands of tasks, and must be checked: others may have an interest in a future.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code not in _WORK_ITEMS:
+        frame = frame.f_back
+    followed: list[Any] = [] if frame is None else [frame.f_locals["self"].future]
+    for thing in followed:
+        if isinstance(thing, asyncio.Task):
+            return thing
+        if isinstance(thing, ConcurrentFuture):
+            followed += thing._done_callbacks  # type: ignore[attr-defined]
+        elif asyncio.isfuture(thing):
+            followed += [callback for callback, _ in thing._callbacks or ()]
+        elif isinstance(thing, FunctionType):
+            followed += [cell.cell_contents for cell in thing.__closure__ or ()]
+        elif callable(thing):
+            followed += gc.get_referents(thing)  # what wakes a task does not say which, either
+        if len(followed) > MOST_FOLLOWED:
+            break
     return None
 
 
@@ -255,6 +288,7 @@ def _bridge_frame(task: Task) -> FrameType | None:
 
 
 _ASYNC_TO_SYNC, _SYNC_TO_ASYNC = AsyncToSync.main_wrap.__code__, SyncToAsync.__call__.__code__
+_WORK_ITEMS = {asgiref.current_thread_executor._WorkItem.run.__code__, concurrent.futures.thread._WorkItem.run.__code__}
 _LAUNCHERS = {_SYNC_TO_ASYNC, asyncio.to_thread.__code__}
 
 

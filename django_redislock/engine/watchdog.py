@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, WARNING
 from time import monotonic
 from typing import Any
+from weakref import WeakValueDictionary
 
 from redis.exceptions import ResponseError
 
@@ -58,6 +59,8 @@ class Watchdog:
         self._alarm = threading.Condition(self._mutex)
         self._leases: dict[str, Lease] = {}  # by id
         self._agenda = Agenda()
+        # those with a token of their own, which others may have as well, until their leases are watched
+        self.attempts: WeakValueDictionary[str, object] = WeakValueDictionary()
         self._pending: set[PendingRelease] = set()
         self._interrupted: deque[Witness] = deque()
         self._sleeps_until = -math.inf
@@ -100,14 +103,9 @@ class Watchdog:
             if lease.watched:
                 self._plan(self._next(lease), lease)
 
-    def holds(self, backend: Backend, name: str, token: str) -> bool:
-        """Whether anybody in this process is at work with this token."""
-        with self._mutex:
-            leases = list(self._leases.values())
-        return any(
-            lease.token == token and lease.name == name and lease.backend is backend and lease.watched
-            for lease in leases
-        )
+    def knows(self, id: str) -> bool:
+        """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
+        return id in self.attempts or id in self._leases  # in the order in which it comes by
 
     def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged."""

@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
     id: str
     ttl: float = 0.0  # seconds
     token: str | None = None  # None: the id
-    adopts: bool = False  # also from this very process, where nothing uses the token
+    adopts: str = ""  # id of an acquisition of this very process that nobody uses any more
     owner: str = ""
     listens: bool = True  # this process hears what it is told
 
@@ -89,6 +89,7 @@ class Taken(NamedTuple):
     member: str  # of a pool, when one was granted; quoted
     seized: bytes | None  # value of the lock that somebody else held
     unheard: bool  # a handoff to this process ran out, though it lives: it has not heard of it
+    namesake: str  # id of an acquisition of this very process that holds the lock with our token
 
 
 def acquire(
@@ -101,7 +102,7 @@ def acquire(
     backend, keys, name = wanted.backend, wanted.keys, wanted.name
     known, ttl, token, drawn = str(backend.known), _ms(wanted.ttl), wanted.token or "-", str(ticket or "")
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
-    adopts = () if keys.any else ("1" if wanted.adopts else "0",)
+    adopts = () if keys.any else (wanted.adopts,)
     args = (name, wanted.id, wanted.channel, known, ttl, wait, drawn, token, *adopts, wanted.owner)
     command = script.command((*keys.all, _gone(backend, wanted.id)), args)
     repeated = False
@@ -113,10 +114,12 @@ def acquire(
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            extra, unheard = (*more, None, 0)[:2]
+            rest: list[Any] = [*more, *(None, 0, None)[len(more) :]]
+            extra, unheard, namesake = rest
             member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             seized = None if keys.any else extra
-            return Taken(state, us, number, _seconds(left), sent, repeated, member, seized, unheard == 1)
+            same = namesake.decode() if namesake else ""
+            return Taken(state, us, number, _seconds(left), sent, repeated, member, seized, unheard == 1, same)
 
 
 def release(

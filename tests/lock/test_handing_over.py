@@ -16,10 +16,11 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
 from django_redislock.store.backend import get_backend
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, flag, holder, lease_of, leftovers, queued, value
+from tests.protocol.scene import count
 
 from .blocks import Block
 
@@ -194,6 +195,71 @@ def test_a_token_that_is_at_work_in_this_process_adopts_nothing_there(
     assert you(second, "acquire", blocking=False) is True
     assert you.read(lambda: second.fence) > fence
     assert losses == []
+
+
+def test_of_two_in_one_process_who_come_at_once_with_a_token_one_waits_for_the_other(crowd: Crowd, using: str) -> None:
+    """Neither is at work yet when the other asks."""
+    losses: list[LockLost] = []
+    locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
+    people = [crowd(), crowd()]
+    for _ in range(20):
+        asked = [me.start(lock, "acquire", blocking=False) for me, lock in zip(people, locks, strict=True)]
+        got = [future.result(GENEROUS) for future in asked]
+        assert got.count(True) == 1
+        first = got.index(True)
+        assert people[first](locks[first], "owned")
+        people[first](locks[first], "release")
+    assert losses == []
+
+
+def test_one_who_waits_does_not_adopt_what_another_of_its_process_has_got_with_its_token(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.1)
+    losses: list[LockLost] = []
+    before = Lock(NAME, ttl=300)
+    before.acquire()
+    people = [crowd(), crowd()]
+    locks = [Lock(NAME, ttl=300, token=TOKEN, on_lost=losses.append) for _ in range(2)]
+    asked = [me.start(lock, "acquire", blocking_timeout=GENEROUS) for me, lock in zip(people, locks, strict=True)]
+    eventually(lambda: queued(client) == 2)
+    before.release()
+    eventually(lambda: any(future.done() for future in asked))
+    first = [future.done() for future in asked].index(True)
+    looks = count(client, "evalsha")
+    eventually(lambda: count(client, "evalsha") >= looks + 5)
+    assert not asked[1 - first].done()
+    assert people[first](locks[first], "owned")
+    people[first](locks[first], "release")
+    assert asked[1 - first].result(GENEROUS)
+    assert losses == []
+
+
+def test_a_lock_that_is_being_released_is_not_adopted(
+    crowd: Crowd, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me, you = crowd(), other()
+    lock, second = Lock(NAME, token=TOKEN), Lock(NAME, token=TOKEN)
+    me(lock, "acquire")
+    release, adopted = calls.release, []
+
+    def slow(*args: Any, **options: Any) -> Any:
+        adopted.append(you(lambda: second.acquire(blocking=False)))
+        return (yield from release(*args, **options))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "release", slow)
+        me(lock, "release")
+    assert adopted == [False]
+    assert you(lambda: second.acquire(blocking=False))
+
+
+def test_a_process_that_hears_nothing_does_not_adopt_what_another_such_one_has(start: Start) -> None:
+    """Nobody can find out whether it lives."""
+    first, second = (start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True}) for _ in range(2))
+    assert ask(first, "acquire")[0] == "True"
+    assert ask(second, "acquire")[0] == "False"
+    assert ask(first, "state") == ["True", "False"]
 
 
 def test_who_takes_its_own_lock_again_with_the_same_token_enters_once_more(crowd: Crowd, client: redis.Redis) -> None:

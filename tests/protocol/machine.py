@@ -130,9 +130,12 @@ class Machine(RuleBasedStateMachine):
         adopts=st.booleans(),
         listens=st.booleans(),
     )
-    def come(self, process: int, token: str | None, ttl: int, wait: str, **more: bool) -> None:
+    def come(
+        self, process: int, token: str | None, ttl: int, wait: str, adopts: bool = False, listens: bool = True
+    ) -> None:
         """A new attempt."""
-        self._ask(self._make(process, token, ttl, **more), wait)
+        held = self.reference.lock
+        self._ask(self._make(process, token, ttl, held.id if adopts and held else "", listens), wait)
 
     @rule(who=WHO, wait=WAITS, repeats=RARELY)
     def look(self, who: str, wait: str, repeats: bool) -> None:
@@ -186,7 +189,8 @@ class Machine(RuleBasedStateMachine):
         elif state == "dead":
             self.live_or_die(process, dies=True)
         token = held.id if held.token == "-" else held.token
-        self._ask(self._make((process + further) % 3, token, ttl, adopts=adopts), calls.QUEUED)
+        one = self._make((process + further) % 3, token, ttl, adopts=held.id if adopts else "")
+        self._ask(one, calls.QUEUED)
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
@@ -314,7 +318,7 @@ class Machine(RuleBasedStateMachine):
         process: int,
         token: str | None,
         ttl: int,
-        adopts: bool = False,
+        adopts: str = "",
         listens: bool = True,
     ) -> Someone:
         """A new attempt, with an id that was never there before."""
@@ -361,7 +365,7 @@ class Machine(RuleBasedStateMachine):
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.seized.decode() if taken.seized else None) == expected.seized
-            assert taken.unheard == expected.unheard
+            assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
             if taken.state != calls.GIVEN_UP:
                 self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)

@@ -40,7 +40,7 @@ class Attempt(NamedTuple):
     id: str
     ttl: int  # ms
     token: str  # '-': none but the id
-    adopts: bool  # also from its own process, where nothing works with the token
+    adopts: str  # an acquisition of its own process that nobody uses any more
     owner: str
 
 
@@ -78,6 +78,7 @@ class Answer(NamedTuple):
     number: int  # fence or ticket
     seized: str | None = None  # value of the lock that was taken away
     unheard: bool = False  # a handoff to the process that asks ran out, though it lives
+    namesake: str = ""  # holds the lock with the token of the one who asks, and is of the same process
 
 
 class Reference:
@@ -98,6 +99,7 @@ class Reference:
         self.subscribed = subscribed or set()
         self.messages: list[tuple[str, str]] = []  # channel and text, of the last step
         self._unheard = False
+        self._namesake = ""
 
     # -- time and accidents -------------------------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class Reference:
     def acquire(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> Answer:
         """The first try, and every later look. ``ticket``: the place in the queue, None before one was drawn."""
         self._unheard = False
+        self._namesake = ""
         held = self.lock
         if held and held.id == attempt.id:
             return Answer(ALREADY, held.fence)  # by an earlier request, or handed over
@@ -153,10 +156,10 @@ class Reference:
             self._leave(attempt.id)
             return Answer(GRANTED, self._enter(caller, attempt), unheard=self._unheard)
         if wait == NOT_AT_ALL:
-            return Answer(BUSY, ticket or 0, unheard=self._unheard)
+            return Answer(BUSY, ticket or 0, unheard=self._unheard, namesake=self._namesake)
         state = BUSY if ticket is None or attempt.id in self.queue else REQUEUED
         ticket = self._join(caller, attempt, wait, ticket)
-        return Answer(state, ticket, unheard=self._unheard)
+        return Answer(state, ticket, unheard=self._unheard, namesake=self._namesake)
 
     def release(self, caller: Process, id: str, *, unknown: bool, how: str) -> int:
         """``unknown``: an acquire may still arrive; ``how``: see calls.release()."""
@@ -231,7 +234,10 @@ class Reference:
             return True
         if held.channel == "-":
             return False  # wherever that is: nobody can find out whether it is gone
-        return attempt.adopts if held.channel == caller.channel else held.channel not in self.subscribed
+        if held.channel != caller.channel:
+            return held.channel not in self.subscribed
+        self._namesake = held.id  # the process knows
+        return attempt.adopts == held.id
 
     def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
         """A free lock goes to the first in the queue who lives. True: there is none, or it is the one who asks."""

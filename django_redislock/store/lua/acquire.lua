@@ -4,9 +4,10 @@
 --            known: the highest fence that the caller knows; ttl: ms
 --            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, s: seize
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
---            adopts: 1 = also from this very channel, where nothing uses the token any more
+--            adopts: '', or the id of an acquisition of this very process that nobody there uses any more
 -- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that was seized or false,
---            1 = a handoff to this process ran out unheard}; the last two may be missing. States: calls.py
+--            1 = a handoff to this process ran out unheard, id of an acquisition of this very process that holds the
+--            lock with our token}; the last three may be missing. States: calls.py
 --#include grant
 --#include @idle
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY = 0, 1, 2, 3, 4
@@ -37,11 +38,14 @@ if gone then return {GIVEN_UP, us, 0, 0} end
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
+local namesake = false
 local function may_adopt()
   if not id or ARGV.token == '-' or (token == '-' and id or token) ~= ARGV.token then return false end
   if flag == 'd' then return true end
-  if channel == ARGV.channel then return ARGV.adopts == '1' end
-  return channel ~= '-' and nobody_listens(channel)
+  if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
+  if channel ~= ARGV.channel then return nobody_listens(channel) end
+  namesake = id -- only the process itself knows whether that is at work
+  return id == ARGV.adopts
 end
 
 if may_adopt() then
@@ -95,4 +99,4 @@ end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, false, unheard}
+return {state, us, ticket, left, false, unheard, namesake}
