@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent import futures
+import weakref
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -18,9 +18,9 @@ from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .conf import conf
-from .engine import Acquisition, Owner, current_owner
+from .engine import Acquisition, Frame, Owner, current_owner
 from .engine.owner import launching_task
-from .exceptions import LockLost, LockNotAcquired, LockUnavailable
+from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .log import log_event
 from .names import fit_name, quote
 from .options import Options, check_timeout
@@ -119,43 +119,75 @@ class Computation:
     It carries no value: each reads its own from the cache, since no two should share a mutable object.
     """
 
-    def __init__(self, leader: Owner) -> None:
+    def __init__(self, leader: Owner, frame: Frame) -> None:
         self.leader = leader
         self.section: Acquisition | None = None  # once it asks for the lock
-        self.ended: futures.Future[LockUnavailable | None] = futures.Future()
-        self.ended.set_running_or_notify_cancel()  # so that cancelling one waiter does not cancel it for the others
+        self.ended = False
+        self.trouble: LockUnavailable | None = None  # by which it ended
+        self.joins: dict[Join, None] = {}
+        self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
 
     @property
     def goes_on(self) -> bool:
         """Whether it may still come to its end, so that nobody else should compute."""
         lease = None if self.section is None else self.section.lease
-        return self.leader.alive() and not (lease is not None and lease.lost)
+        over = lease is not None and (lease.lost or lease.closed)
+        return self._frame() is not None and self.leader.alive() and not over
+
+    def end(self, trouble: LockUnavailable | None) -> None:
+        self.trouble, self.ended = trouble, True
+        for join in list(self.joins):
+            join.wake()
 
 
 class Join:
     """A request of steps: wait for a computation, at most ``seconds``; sends back whether it has ended.
 
-    It may be yielded again and again. Call :meth:`end` at last.
+    It may be yielded again and again. Call :meth:`end` at last. (No Future or Condition: what is raised in a thread
+    while it is within one may leave it locked.)
     """
 
-    __slots__ = ("_waiter", "computation", "seconds")
+    __slots__ = ("_gate", "_loop", "_parked", "computation", "seconds")
 
     def __init__(self, computation: Computation) -> None:
         self.computation = computation
         self.seconds = LOOK_EVERY
-        self._waiter: asyncio.Future[Any] | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._parked: asyncio.Future[None] | None = None
 
     def run(self) -> bool:
-        return bool(futures.wait([self.computation.ended], self.seconds).done)
+        self.computation.joins[self] = None
+        # who ends it sets that first, and opens the gates then
+        if not self.computation.ended:
+            self._gate.acquire(timeout=self.seconds)
+        return self.computation.ended
 
     async def arun(self) -> bool:
-        if self._waiter is None:
-            self._waiter = asyncio.wrap_future(self.computation.ended)
-        return bool((await asyncio.wait([self._waiter], timeout=self.seconds))[0])
+        if self._parked is None:
+            self._loop = asyncio.get_running_loop()
+            self._parked = self._loop.create_future()
+        self.computation.joins[self] = None
+        if not self.computation.ended:
+            await asyncio.wait([self._parked], timeout=self.seconds)
+        return self.computation.ended
+
+    def wake(self) -> None:
+        try:
+            if self._loop is None:
+                self._gate.release()
+            else:
+                self._loop.call_soon_threadsafe(self._unpark)
+        except RuntimeError:
+            pass  # woken already; or the loop has ended, and whoever waited in it
+
+    def _unpark(self) -> None:
+        if self._parked is not None and not self._parked.done():
+            self._parked.set_result(None)
 
     def end(self) -> None:
-        if self._waiter is not None and not self._waiter.get_loop().is_closed():
-            self._waiter.cancel()  # else Python 3.10 would notify it even after its loop has ended
+        self.computation.joins.pop(self, None)
 
 
 class _Computations:
@@ -165,21 +197,21 @@ class _Computations:
         self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
         self._under_way: dict[tuple[str | None, str], Computation] = {}
 
-    def join(self, key: tuple[str | None, str], leader: Owner) -> tuple[Computation, bool]:
+    def join(self, key: tuple[str | None, str], leader: Owner, frame: Frame) -> tuple[Computation, bool]:
         """The computation of this value, and whether the caller has to do it."""
         with self._mutex:
             known = self._under_way.get(key)
             # a finalizer may want the value for which its own thread is about to ask
             if known is not None and known.goes_on and known.leader is not leader:
                 return known, False
-            self._under_way[key] = made = Computation(leader)
+            self._under_way[key] = made = Computation(leader, frame)
             return made, True
 
     def end(self, key: tuple[str | None, str], computation: Computation, trouble: LockUnavailable | None) -> None:
         with self._mutex:
             if self._under_way.get(key) is computation:
                 del self._under_way[key]
-            computation.ended.set_result(trouble)
+        computation.end(trouble)
 
 
 _computations = PerProcess(_Computations)
@@ -219,10 +251,11 @@ class _Wanted:
         patience = conf().BLOCKING_TIMEOUT if self.blocking_timeout is None else self.blocking_timeout
         deadline = Deadline.after(patience)
         options = Options(auto_renew=True, using=self.lock_alias)
+        frame = Frame()
         # a default that asks for its own value does not wait for itself: the lock raises the error
         computation: Computation | None = None
         while owner.lease_on(get_backend(self.lock_alias), name) is None:
-            computation, leads = _computations.get().join((self.lock_alias, name), owner)
+            computation, leads = _computations.get().join((self.lock_alias, name), owner, frame)
             if leads:
                 break
             ended = yield from self._wait_for(computation, deadline)
@@ -235,9 +268,10 @@ class _Wanted:
                 if computation.goes_on:
                     return (yield from self._compute())
                 continue  # whoever computed is gone
-            if (trouble := computation.ended.result()) is not None:
+            if (trouble := computation.trouble) is not None:
                 raise LockUnavailable(str(trouble), name) from trouble
         section = Acquisition(owner, lambda lease: self, name, options)
+        section.undo_after(frame)
         if computation is not None:
             computation.section = section
         trouble = None
@@ -294,8 +328,8 @@ class _Wanted:
         lease = section.held
         try:
             yield from section.give_back()
-        except LockLost:
-            pass  # which was reported already
+        except LockNotOwned:
+            pass  # a loss, which was reported already; or this process was forked from the one that holds it
         except LockUnavailable as error:
             log_event(ERROR, "not-released", name=lease.name, error=error, lease_left=error.lease_left)
             section.undo()

@@ -7,13 +7,23 @@ import threading
 from base64 import urlsafe_b64encode
 from functools import partial
 from hashlib import sha256
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import redis.exceptions
 
 from .conf import conf
-from .engine import Acquisition, current_owner, release, release_by_token, renew, renew_by_token
+from .engine import (
+    Acquisition,
+    ExitMethod,
+    WithBlock,
+    block_of,
+    current_owner,
+    release,
+    release_by_token,
+    renew,
+    renew_by_token,
+)
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .names import check_name
 from .open_transactions import warn_of_release
@@ -140,6 +150,12 @@ class CacheLock:
         except LockUnavailable:
             self.local.token, self.local.held = token, held  # so that it can be tried again
             raise
+        except LockError:
+            raise
+        except BaseException:  # interrupted: it has to end all the same
+            if held is not None:
+                held.undo()
+            raise
         warn_of_release(self.name)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
@@ -164,14 +180,11 @@ class CacheLock:
         return _run(find_held(get_backend(self.using), self.name, partial(_bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
-        if not self.acquire():
+        if not self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self)):
             raise LockNotAcquired("Unable to acquire lock within the time specified", self.name)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
+    __exit__ = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
 
     # -- how it is done ---------------------------------------------------------------------------------------------
 
@@ -180,10 +193,19 @@ class CacheLock:
         ttl = seconds(self.timeout, "timeout") if self.timeout else None
         return Options(ttl=ttl, auto_renew=ttl is None, using=self.using)
 
-    def _acquire(self, blocking: bool, timeout: float | None, given: bytes | None, ours: str | None) -> bool:
+    def _acquire(
+        self,
+        blocking: bool,
+        timeout: float | None,
+        given: bytes | None,
+        ours: str | None,
+        block: WithBlock | None = None,
+    ) -> bool:
         """``given``: the token as the caller knows it; ``ours``: as Redis does."""
         section = Acquisition(current_owner(), lambda lease: lease, self.name, self._options(), token=ours)
         try:
+            if block is not None:
+                block.enter(section)
             if _run(section.obtain(blocking, _patience(timeout))) is not None:
                 return False
             if not self.thread_local:

@@ -24,7 +24,7 @@ class PerProcess(Generic[T]):
         self._leave = leave
         self._pid = os.getpid()
         self._value: T | None = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may want the value while it is made
         _all.append(self)  # type: ignore[arg-type]
 
     def get(self) -> T:
@@ -35,7 +35,8 @@ class PerProcess(Generic[T]):
             with self._mutex:
                 value = self._value
                 if value is None:
-                    value = self._value = self._make()
+                    made = self._make()
+                    value = self._value = made if self._value is None else self._value
         return value
 
     def peek(self) -> T | None:
@@ -53,7 +54,7 @@ class PerProcess(Generic[T]):
     def leave_parent(self) -> None:
         """In a forked child: drop what was inherited."""
         # the thread that had the mutex does not exist here
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         inherited, self._value = self._value, None
         self._pid = os.getpid()
         if inherited is not None:

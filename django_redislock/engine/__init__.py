@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .acquisition import Acquisition
+from .acquisition import Acquisition, Frame
 from .extension import detach, renew, renew_by_token, start_listening
 from .lease import Lease, Section
 from .owner import Owner, current_owner, running_task, shown_owner
@@ -14,6 +14,7 @@ __all__ = [
     "Acquisition",
     "Caller",
     "ExitMethod",
+    "Frame",
     "Lease",
     "Owner",
     "Section",

@@ -34,6 +34,12 @@ from .runtime import runtime
 from .watchdog import Witness
 
 
+class Frame:
+    """Made and kept by a function in a local variable, this lives as long as the function runs; see undo_after()."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Acquisition:
     """One attempt to get a lock for ``owner``, and then the lock, until it is given back.
 
@@ -234,6 +240,7 @@ class Acquisition:
     def disown(self) -> None:
         """Whoever has acquired it does not find it any more; it is for somebody else to release."""
         self.owner.disown(self, self.held)
+        self._witness = None
 
     def undo_after(self, block: object) -> None:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
@@ -244,6 +251,8 @@ class Acquisition:
 
         Raises LockNotAcquired, and what obtain() and exit() raise.
         """
+        frame = Frame()
+        self.undo_after(frame)
         try:
             refusal = yield from self.obtain()
             if refusal is not None:
@@ -321,6 +330,6 @@ class Acquisition:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking
             self._runtime.watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)
-        if attempt is not None:
+        if here and attempt is not None:
             attempt.leave()
         self._witness = None

@@ -19,7 +19,7 @@ class Runtime:
         self.notifier = Notifier()
         self.watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
         self._listeners: dict[Backend, Listener] = {}
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
 
     def listener(self, backend: Backend) -> Listener:
         """That of this backend. Its thread starts when somebody has to wait, or holds for long."""
@@ -28,8 +28,8 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(backend)
                 if found is None:
-                    found = Listener(backend, self.notifier, self.watchdog.on_stray, self.watchdog.renew_all)
-                    self._listeners[backend] = found
+                    made = Listener(backend, self.notifier, self.watchdog.on_stray, self.watchdog.renew_all)
+                    found = self._listeners.setdefault(backend, made)
                     backend.on_close.append(lambda: self._listeners.pop(backend, None))
         return found
 

@@ -35,6 +35,7 @@ FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
+IDLE_LOOK = 5.0  # the same where nothing is held
 UNRENEWED = "no longer renewed"
 
 
@@ -117,6 +118,9 @@ class Watchdog:
 
     def undo_after(self, block: object, section: Section) -> Witness:
         """Undo the section soon after ``block`` has died, unless the witness that this returns has died before."""
+        if self._thread is None:
+            with self._mutex:
+                self._start()
         # the callback is C code, in which no signal handler can raise
         witness = Witness(block, self._interrupted.append)
         witness.section = section
@@ -140,12 +144,15 @@ class Watchdog:
     def _plan(self, due: float, task: Task) -> None:
         self._agenda.plan(due, task)
         if self._thread is None or not self._thread.is_alive():
-            self._sleeps_until = -math.inf
-            thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._start()
         elif due < self._sleeps_until:
             self._alarm.notify()
+
+    def _start(self) -> None:
+        self._sleeps_until = -math.inf
+        thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
+        thread.start()
+        self._thread = thread
 
     # -- for the listener -------------------------------------------------------------------------------------------
 
@@ -178,6 +185,7 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
+            self._end_interrupted()
             tasks = self._sleep()
             try:
                 self._work(tasks)
@@ -190,10 +198,9 @@ class Watchdog:
                         self._plan(again, task)
 
     def _sleep(self) -> list[Task]:
-        """Wait until something is due, and take it off the agenda."""
+        """Wait until something is due, and take it off the agenda; nothing where somebody was interrupted."""
         with self._mutex:
-            while True:
-                self._end_interrupted()
+            while not self._interrupted:
                 now = monotonic()
                 busy = bool(self._agenda)
                 tasks = self._agenda.take_due(now)
@@ -203,10 +210,10 @@ class Watchdog:
                 idle_until = now + CONFIRM_AFTER if busy else math.inf
                 due = self._agenda.next_due
                 self._sleeps_until = idle_until if due is None else due
-                if self._leases:
-                    self._sleeps_until = min(self._sleeps_until, now + LOOK_AROUND)
-                self._alarm.wait(None if self._sleeps_until == math.inf else self._sleeps_until - now)
+                self._sleeps_until = min(self._sleeps_until, now + (LOOK_AROUND if self._leases else IDLE_LOOK))
+                self._alarm.wait(self._sleeps_until - now)
                 self._sleeps_until = -math.inf
+            return []
 
     def _end_interrupted(self) -> None:
         """Sections that were interrupted where nobody could release their locks (R18)."""

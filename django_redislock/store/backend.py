@@ -134,7 +134,7 @@ class _Backends:
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], Backend] = {}
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
 
 
 _backends = PerProcess(_Backends)
@@ -150,7 +150,7 @@ def get_backend(using: str | None = None) -> Backend:
         with backends.mutex:
             found = backends.found.get(key)
             if found is None:
-                found = backends.found[key] = Backend(*key)
+                found = backends.found.setdefault(key, Backend(*key))
                 found.on_close.append(lambda: _drop(key, found))
     return found
 

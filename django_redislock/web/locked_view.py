@@ -17,7 +17,7 @@ from django.utils.functional import LazyObject, empty
 
 from ..call_names import Name, name_maker, refuse_generators
 from ..conf import conf
-from ..engine import Acquisition, current_owner, release_surely
+from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockUnavailable
 from ..log import log_event
 from ..names import check_name
@@ -143,12 +143,15 @@ class _LockedView:
         made = yield Evaluate(lambda: self._name_of(signature, (request, *args), {**kwargs}, request=request))
         purpose = f"{_user_of(request)}{request.method} {request.path}"
         section = Acquisition(current_owner(), lambda lease: lease, check_name(made), self._options, purpose=purpose)
+        frame = Frame()
+        section.undo_after(frame)
         try:
             try:
                 refusal = yield from section.obtain()
             except LockUnavailable as error:
                 return (yield from _unavailable(request, section, error))
             if refusal is not None:
+                section.undo()
                 return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
             function = view if aliases is None else open_transactions(view, aliases, section.held)
             response = yield Call(function, (request, *args), kwargs)

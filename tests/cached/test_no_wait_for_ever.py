@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from time import sleep
 from typing import Any
 
 import pytest
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from django.core.cache import caches
 
-from django_redislock import LockError, alocked_get_or_set, cached, force_release
+import django_redislock
+from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
 from django_redislock.cached import Computation
 from django_redislock.engine import Acquisition
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.bridges import in_any_thread, in_thread, to_thread
+from tests.helpers.interrupts import Interrupt, Interrupter
 
 from .conftest import NAME, Computing, Value, under_way
 
@@ -245,10 +251,34 @@ async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_wait
     with computing() as value:
         waits = asyncio.create_task(Value("never").aget())
         await until(lambda: len(looks) > 20)
-        callbacks = len(joined[0].ended._done_callbacks)  # type: ignore[attr-defined]
+        (computation,) = joined
+        assert len(computation.joins) == 1
         value.go.set()
         assert await waits == "theirs"
-    assert callbacks <= 2
+    assert not computation.joins
+
+
+# -- one who computes is interrupted ----------------------------------------------------------------------------------
+
+
+def test_whoever_waits_for_one_that_is_interrupted_at_any_place_computes(other: Callable[[], Other]) -> None:
+    """R18: whether before it computes, or when it is about to tell the others that it has ended."""
+    ours = str(Path(django_redislock.__file__).parent)
+    waits, cache = other(), caches["default"]
+
+    def get(key: str) -> None:
+        locked_get_or_set(key, lambda: 1)
+
+    get("warm-up")
+    places = Interrupter(lambda file: file.startswith(ours))
+    places.run(lambda: get("counted"))
+    assert places.places > 50
+    for place in range(places.places):
+        key = f"key-{place}"
+        with suppress(Interrupt):
+            Interrupter(lambda file: file.startswith(ours), place).run(partial(get, key))
+        cache.delete(key)
+        waits(partial(get, key))
 
 
 # -- finalizers -------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class Interrupter:
 
     def run(self, function: Callable[[], Any]) -> Any:
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # else Python 3.12 has none to tell of, the first time
         sys.settrace(self._enter)
         try:
             return function()

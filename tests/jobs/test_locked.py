@@ -255,7 +255,7 @@ def test_a_function_whose_release_fails_tells_so_and_the_lock_is_free_once_redis
 ) -> None:
     retry_for(0.1)
     me = crowd()
-    with pytest.raises(LockUnavailable, match="The lock is not released"):
+    with pytest.raises(LockUnavailable, match="The lock was not released"):
         me(Twins(locked(NAME), own.stop), "call")
     own.start()
     assert me(Lock(NAME), "acquire", blocking_timeout=GENEROUS)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 import pytest
 import redis
+from django.core.cache import caches
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 
 import django_redislock
-from django_redislock import Lock, LockPool
+from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
+from django_redislock.cachelock import CacheLock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.state import NAME, leases, leftovers, queued
@@ -53,25 +58,59 @@ def take_member() -> None:
             member.release()
 
 
-@pytest.mark.parametrize("section", [enter, take, take_member])
+@locked(NAME)
+def fail() -> None:
+    raise ValueError
+
+
+def enter_cache_lock() -> None:
+    """Without a timeout it is renewed, for as long as its thread lives."""
+    with CacheLock(NAME):
+        pass
+
+
+def compute() -> None:
+    caches["memory"].delete("key")
+    locked_get_or_set("key", fail_to_compute, using="memory")
+
+
+def fail_to_compute() -> None:
+    raise ValueError
+
+
+@locked_view(NAME)
+def view(request: HttpRequest) -> HttpResponse:
+    raise ValueError
+
+
+def request_fails() -> None:
+    view(RequestFactory().get("/"))
+
+
+@pytest.mark.parametrize(
+    "section", [enter, take, take_member, fail, enter_cache_lock, compute, request_fails], ids=lambda it: it.__name__
+)
 def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
     section: Callable[[], None], client: redis.Redis
 ) -> None:
     LockPool("accounts").extend(["alice"])
-    section()
+    with suppress(ValueError):
+        section()
     places = Interrupter(lambda file: file.startswith(OURS))
-    places.run(section)
+    with suppress(ValueError):
+        places.run(section)
     assert places.places > 50  # newer Pythons look for signals at fewer of them
     for place in range(places.places):
         one = Interrupter(lambda file: file.startswith(OURS), place)
         try:
             one.run(section)
-        except Interrupt:
+        except (Interrupt, ValueError):
             pass
         deadline = monotonic() + 5
         while leases() or not set(leftovers(client)) <= {*MEMBERS}:
             assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
-        section()  # so that the next one finds a connection
+        with suppress(ValueError):
+            section()  # so that the next one finds a connection
 
 
 # Sections one after the other, with a time limit that strikes anywhere in them, or before, or after.
