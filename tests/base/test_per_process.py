@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from django_redislock.per_process import PerProcess
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, Other
 
 InChild = Callable[..., bool]
 
@@ -137,3 +137,17 @@ def test_a_child_that_was_forked_while_a_thread_made_the_value_makes_its_own(in_
     assert in_child(look)
     go_on.set()
     thread.join(GENEROUS)
+
+
+def test_a_finalizer_may_want_a_value_while_it_is_made(other: Callable[[], Other]) -> None:
+    """The garbage collector runs it on the thread that makes the value, in the midst of that."""
+    nested: list[object] = []
+
+    def make() -> object:
+        if not nested:
+            nested.append(None)
+            nested[0] = value.get()
+        return object()
+
+    value = PerProcess(make)
+    assert other()(value.get) is value.get() is nested[0]

@@ -16,6 +16,7 @@ import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError, LockNotOwned
+from django_redislock.engine.owner import runs_below
 from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import arefuses, owns, refuses, settled, to_thread
@@ -315,3 +316,26 @@ async def test_a_coroutine_below_the_sync_code_of_a_child_task_owns_nothing_of_t
 
     async with Lock(NAME) as lock:
         assert await asyncio.create_task(in_thread(sync_code))  # type: ignore[arg-type]
+
+
+async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands, of connections that idle."""
+    looks: list[object] = []
+
+    def noted(task: asyncio.Task[Any]) -> bool:
+        looks.append(task)
+        return runs_below(task)
+
+    def work(loop: asyncio.AbstractEventLoop) -> None:
+        end = monotonic() + GENEROUS
+        while asyncio.current_task(loop) is not None:  # the task that has called waits by now
+            assert monotonic() < end
+        with Lock(NAME) as lock:
+            assert owns(lock)
+
+    monkeypatch.setattr("django_redislock.engine.owner.runs_below", noted)
+    idle = [asyncio.create_task(asyncio.sleep(GENEROUS)) for _ in range(300)]
+    await asyncio.create_task(sync_to_async(work)(asyncio.get_running_loop()))
+    for task in idle:
+        task.cancel()
+    assert 0 < len(looks) < 10

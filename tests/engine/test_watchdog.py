@@ -6,13 +6,16 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, LockLost, force_release
+from django_redislock.engine import Frame
 from django_redislock.engine.lease import ENDED, FORCED, RELEASED, TAKEN, VANISHED, Lease
+from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
@@ -424,3 +427,17 @@ def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
     stopped.send_pending()
     # who did not acquire a lock has been told why
     assert ("event=releases-not-sent alias=far" in caplog.text) is told
+
+
+def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it waits in a ``with`` statement, and once more when that is about to undo it."""
+    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.05)
+    undone: list[bool] = []
+    section: Any = SimpleNamespace(undo=lambda: undone.append(True))
+    idle, block = Watchdog(Notifier(), lambda backend: None), Frame()
+    witness = idle.undo_after(block, section)
+    del block
+    eventually(lambda: undone)
+    assert witness() is None

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 from django.test import override_settings
 
 from django_redislock import Lock
 from django_redislock.engine.runtime import runtime
+from django_redislock.store import backend as module
 from django_redislock.store.aio import ENTERING
 from django_redislock.store.backend import Backend, get_backend
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.processes import Worker
 from tests.helpers.state import lease_of, listener
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
@@ -243,3 +245,20 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         assert parent.expect("still") == ["alive"]
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_finalizer_may_use_an_alias_while_its_backend_is_made(
+    other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector runs it on the thread that makes the backend, in the midst of that."""
+    nested: list[Backend] = []
+
+    def make(alias: str, prefix: str) -> Backend:
+        if not nested:
+            nested.append(Backend(alias, prefix))
+            nested[0] = get_backend("ours")
+        return Backend(alias, prefix)
+
+    with override_settings(CACHES=settings.CACHES | {"ours": settings.CACHES["default"]}):
+        monkeypatch.setattr(module, "Backend", make)
+        assert other()(lambda: get_backend("ours")) is get_backend("ours") is nested[0]
