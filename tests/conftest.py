@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
+import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -180,7 +182,9 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
     def eventually(condition: Callable[[], Any], within: float = 20) -> Any:
         deadline = time.monotonic() + within
         while not (result := condition()):
-            assert time.monotonic() < deadline, f"still not so after {within} s"
+            if time.monotonic() >= deadline:
+                faulthandler.dump_traceback(sys.__stderr__)  # what all threads are doing, for whoever reads the log
+                pytest.fail(f"still not so after {within} s")
             time.sleep(0.002)
         return result
 

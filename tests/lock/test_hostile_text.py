@@ -91,11 +91,12 @@ PATHS = [
 def test_a_path_is_text_to_whoever_reads_of_its_lock(
     path: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
 
     @locked_view("a")
     def view(request: HttpRequest) -> HttpResponse:
-        seen.append(list_locks()[0].owner)
+        (info,) = list_locks()
+        seen.append((info.owner, info.fence))
         call_command("redislocks", "list")
         force_release("a", by=path)
         return HttpResponse()
@@ -104,14 +105,14 @@ def test_a_path_is_text_to_whoever_reads_of_its_lock(
     request.path = path
     with pytest.raises(LockLost):
         view(request)
-    (owner,) = seen
+    ((owner, fence),) = seen
     assert owner.isprintable()
     assert len(owner.encode()) <= 200
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 2
     assert all(line.isprintable() for line in out.splitlines())
     assert all(message.isprintable() for message in caplog.messages)
-    assert sum(message.startswith("event=lost ") for message in caplog.messages) <= 1
+    assert sum(message.startswith(f"event=lost name=a fence={fence} ") for message in caplog.messages) <= 1
     assert any(message.startswith("event=force-released ") for message in caplog.messages)
 
 
