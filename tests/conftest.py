@@ -7,7 +7,6 @@ import faulthandler
 import logging
 import os
 import signal
-import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -183,7 +182,7 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
         deadline = time.monotonic() + within
         while not (result := condition()):
             if time.monotonic() >= deadline:
-                faulthandler.dump_traceback(sys.__stderr__)  # what all threads are doing, for whoever reads the log
+                faulthandler.dump_traceback(2)  # what all threads are doing, for whoever reads the log
                 pytest.fail(f"still not so after {within} s")
             time.sleep(0.002)
         return result
