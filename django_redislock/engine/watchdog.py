@@ -142,6 +142,8 @@ class Watchdog:
                 connection.disconnect()
 
     def _plan(self, due: float, task: Task) -> None:
+        if isinstance(task, Lease) and task.urgent:
+            due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
         self._agenda.plan(due, task)
         if self._thread is None or not self._thread.is_alive():
             self._start()

@@ -441,3 +441,23 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     del block
     eventually(lambda: undone)
     assert witness() is None
+
+
+def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_confirmed_at_once(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for that, and the look must not put it off to the next renewal: nobody has listened until now."""
+    watchdog = runtime().watchdog
+    stands: list[bool] = []
+
+    def listen(backend: Any) -> None:
+        if not stands:
+            stands.append(True)
+            watchdog.renew_all(backend)
+
+    monkeypatch.setattr(watchdog, "_listen", listen)
+    lock = Lock(NAME, ttl=300)
+    lock.acquire()
+    lease = lease_of(lock)
+    eventually(lambda: stands and not lease.urgent)
+    lock.release()
