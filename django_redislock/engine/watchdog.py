@@ -120,7 +120,8 @@ class Watchdog:
         """Undo the section soon after ``block`` has died, unless the witness that this returns has died before."""
         if self._thread is None:
             with self._mutex:
-                self._start()
+                if self._thread is None:
+                    self._start()
         # the callback is C code, in which no signal handler can raise
         witness = Witness(block, self._interrupted.append)
         witness.section = section
@@ -152,9 +153,9 @@ class Watchdog:
 
     def _start(self) -> None:
         self._sleeps_until = -math.inf
-        thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
-        thread.start()
-        self._thread = thread
+        # known before it starts: whoever is interrupted in there must not make the next one start another
+        self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
+        self._thread.start()
 
     # -- for the listener -------------------------------------------------------------------------------------------
 

@@ -461,3 +461,23 @@ def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_c
     lease = lease_of(lock)
     eventually(lambda: stands and not lease.urgent)
     lock.release()
+
+
+def test_many_who_come_at_once_start_one_thread() -> None:
+    def watchdogs() -> int:
+        return sum(thread.name == "redislock-watchdog" for thread in threading.enumerate())
+
+    for _ in range(20):
+        before, together, frame = watchdogs(), threading.Barrier(8), Frame()
+        watchdog = Watchdog(Notifier(), lambda backend: None)
+
+        def come(watchdog: Watchdog = watchdog, frame: Frame = frame, together: threading.Barrier = together) -> None:
+            together.wait()
+            watchdog.undo_after(frame, SimpleNamespace())
+
+        people = [threading.Thread(target=come) for _ in range(8)]
+        for person in people:
+            person.start()
+        for person in people:
+            person.join()
+        assert watchdogs() == before + 1

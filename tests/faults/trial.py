@@ -73,11 +73,12 @@ class Process:
         self._acquired += data.count(b" got ")
         return self._acquired
 
-    def stacks(self) -> str:
-        """Where its threads are, once it has been asked by SIGUSR1."""
+    def show_stacks(self, trouble: str) -> None:
+        """Print where its threads are."""
+        self.signal(signal.SIGUSR1)
         file = Path(f"{self.log}.stacks")
         eventually(lambda: "most recent call first" in file.read_text())
-        return file.read_text()
+        print(f"{self.label} {trouble}:", file.read_text(), sep="\n", flush=True)
 
     def lives(self) -> bool:
         """Whether it runs. When it has ended it stays a zombie, as its launcher does not wait for it."""
@@ -151,7 +152,11 @@ class Trial:
         process = Process(label, pid, log, spared=spared)
         self.processes.append(process)
         self._all.append(process)
-        self.until(lambda: process.said("got"))
+        try:
+            self.until(lambda: process.said("got"))
+        except AssertionError:
+            process.show_stacks("has got no lock")
+            raise
         return process
 
     def any(self, *, killable: bool = False) -> Process:
@@ -254,8 +259,7 @@ class Trial:
                 sleep(0.005)
         stuck = [process for process in self.processes if process.lives()]
         for process in stuck:
-            process.signal(signal.SIGUSR1)
-            print(f"{process.label} does not end:", process.stacks(), sep="\n", flush=True)
+            process.show_stacks("does not end")
         self.history.read(self.folder)
         found = self.history.check()
         if not stuck:
