@@ -120,8 +120,7 @@ class Watchdog:
         """Undo the section soon after ``block`` has died, unless the witness that this returns has died before."""
         if self._thread is None:
             with self._mutex:
-                if self._thread is None:
-                    self._start()
+                self._start()
         # the callback is C code, in which no signal handler can raise
         witness = Witness(block, self._interrupted.append)
         witness.section = section
@@ -146,16 +145,18 @@ class Watchdog:
         if isinstance(task, Lease) and task.urgent:
             due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
         self._agenda.plan(due, task)
-        if self._thread is None or not self._thread.is_alive():
-            self._start()
-        elif due < self._sleeps_until:
+        if not self._start() and due < self._sleeps_until:
             self._alarm.notify()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start the thread, unless it runs; return whether it was started."""
+        if self._thread is not None and self._thread.is_alive():
+            return False
         self._sleeps_until = -math.inf
         # known before it starts: whoever is interrupted in there must not make the next one start another
         self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
         self._thread.start()
+        return True
 
     # -- for the listener -------------------------------------------------------------------------------------------
 

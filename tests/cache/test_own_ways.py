@@ -289,6 +289,25 @@ def test_an_acquire_that_is_interrupted_leaves_no_lock(
     eventually(lambda: not lock.locked())
 
 
+def test_a_release_that_is_interrupted_is_sent_later(
+    ours: Make, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **options: Any) -> Any:
+        yield from ()
+        raise KeyboardInterrupt
+
+    lock = ours()
+    assert lock.acquire()
+    by_token = ours()
+    by_token.local.token = lock.local.token
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "release", interrupted)
+        for each in (by_token, lock):
+            with pytest.raises(KeyboardInterrupt):
+                each.release()
+    eventually(lambda: not lock.locked())
+
+
 def test_releasing_what_has_expired_by_the_clock_here_and_was_extended_by_another_bearer(ours: Make) -> None:
     lock = ours(timeout=10)
     assert lock.acquire()

@@ -18,7 +18,7 @@ from django.core.cache import caches
 import django_redislock
 from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
 from django_redislock.cached import Computation
-from django_redislock.engine import Acquisition
+from django_redislock.engine import Acquisition, Frame, current_owner
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.bridges import in_any_thread, in_thread, to_thread
 from tests.helpers.interrupts import Interrupt, Interrupter
@@ -256,6 +256,22 @@ async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_wait
         value.go.set()
         assert await waits == "theirs"
     assert not computation.joins
+
+
+async def test_who_joins_in_the_moment_of_the_end_does_not_wait_and_may_be_woken_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cached, "LOOK_EVERY", 1000.0)
+    frame = Frame()
+    computation = Computation(current_owner(), frame)
+    computation.end(None)
+    for awaits in (False, True):
+        join = cached.Join(computation)
+        assert (await join.arun()) if awaits else join.run()
+        join.wake()
+        join.wake()
+        await asyncio.sleep(0)
+        join.end()
 
 
 # -- one who computes is interrupted ----------------------------------------------------------------------------------

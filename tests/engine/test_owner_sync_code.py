@@ -339,3 +339,11 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
     for task in idle:
         task.cancel()
     assert 0 < len(looks) < 10
+
+
+async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_redislock.engine.owner._woken_task", lambda: None)
+    lock = Lock(NAME)
+    assert await sync_to_async(lock.acquire)()
+    assert await lock.aowned()
+    await lock.arelease()

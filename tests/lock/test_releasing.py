@@ -64,6 +64,15 @@ def test_a_release_that_meets_one_in_the_background_is_no_loss(
     assert "event=lost" not in caplog.text
 
 
+def test_whoever_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
+    """As the child sees it; with a real one in project/test_forks.py."""
+    lock = Lock(NAME)
+    with pytest.raises(LockNotOwned, match="Cannot release"), lock:
+        lease_of(lock).pid -= 1
+    assert holder(client)
+    assert force_release(NAME)
+
+
 def test_extending_checking_and_detaching_need_a_lock_that_is_held_here(crowd: Crowd) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     you(lock, "acquire")
