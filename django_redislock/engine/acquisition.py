@@ -275,6 +275,7 @@ class Acquisition:
         lease = self.held
         if not lease.here:
             self.leave()
+            self._witness = None  # there is nothing to undo
             raise LockNotOwned.to("release", lease.name)
         last = len(lease.shares) <= 1
         if last:
