@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future as ConcurrentFuture
 from contextvars import Context, ContextVar
+from itertools import islice
 from time import monotonic
 from types import FrameType, FunctionType
 from typing import Any
@@ -218,7 +219,7 @@ def _woken_task() -> Task | None:
     while frame is not None and frame.f_code not in _WORK_ITEMS:
         frame = frame.f_back
     followed: list[Any] = [] if frame is None else [frame.f_locals["self"].future]
-    for thing in followed:
+    for thing in islice(followed, MOST_FOLLOWED):  # it grows meanwhile
         if isinstance(thing, asyncio.Task):
             return thing
         if isinstance(thing, ConcurrentFuture):
@@ -229,8 +230,6 @@ def _woken_task() -> Task | None:
             followed += [cell.cell_contents for cell in thing.__closure__ or ()]
         elif callable(thing):
             followed += gc.get_referents(thing)  # what wakes a task does not say which, either
-        if len(followed) > MOST_FOLLOWED:
-            break
     return None
 
 
