@@ -163,11 +163,11 @@ class Trial:
         return self.victims.choice([process for process in self.processes if not (killable and process.spared)])
 
     def proxied(self) -> Process:
-        """One behind a proxy."""
+        """One behind a proxy, which has held its first lock: else a new one might never come so far."""
         known: list[Process] = []
 
         def look() -> list[Process]:
-            known[:] = [process for process in self.processes if process.label in self.proxies]
+            known[:] = [one for one in self.processes if one.label in self.proxies and one.said("got")]
             return known
 
         self.until(look)  # the next may just be about to start
