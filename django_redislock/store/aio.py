@@ -62,15 +62,16 @@ class Maker:
     """Makes connections for event loops out of the class and keywords of an alias's own."""
 
     def __init__(self, origin: Origin) -> None:
-        self._class = _twin(origin.kind)
-        known = {name for base in self._class.__mro__ for name in inspect.signature(base).parameters}
+        twin = _twin(origin.kind)
+        self._class: Callable[..., AbstractConnection] = type(twin.__name__, (_HangsUp, twin), {})
+        known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
         self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
         # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
         self.timeout = origin.timeout
         self._keywords["socket_timeout"] = None
         if not self._keywords.get("socket_connect_timeout"):
             self._keywords["socket_connect_timeout"] = self.timeout
-        managed = issubclass(self._class, redis.asyncio.sentinel.SentinelManagedConnection)
+        managed = issubclass(twin, redis.asyncio.sentinel.SentinelManagedConnection)
         self._pool = origin.pool if managed else None
 
     def sentinel(self) -> Any:
@@ -104,6 +105,18 @@ def _twin(kind: type) -> type[AbstractConnection]:
         f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
         f"cannot use the locks of this cache alias."
     )
+
+
+class _HangsUp(AbstractConnection):
+    """A connection that closes in one step: who disconnects may be in the last turn of an event loop.
+
+    TLS says goodbye and waits for the answer first, and would be left open there.
+    """
+
+    async def disconnect(self, nowait: bool = True, *more: Any, **named: Any) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+        await super().disconnect(True, *more, **named)
 
 
 class _Loan:
@@ -190,7 +203,7 @@ class LoopConnections:
                     read.append(error)
         except BaseException:
             # of a cancellation, say: an answer may still come, which nobody else must read
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             raise
         if self.closed:
             await connection.disconnect()
@@ -245,7 +258,7 @@ class LoopConnections:
                 stale = await _is_stale(connection)
             finally:
                 if stale:  # or the look was cancelled
-                    await connection.disconnect(nowait=True)
+                    await connection.disconnect()
             if not stale:
                 return connection
         connection = self._maker.make(self._sentinel)
@@ -253,7 +266,7 @@ class LoopConnections:
             # not left to the sending: only here does a Sentinel's connection ask for its master
             await connection.connect()
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await connection.disconnect()
             raise
         return connection
 
@@ -280,10 +293,7 @@ class LoopConnections:
 
     async def _close(self) -> None:
         while self._dropped:
-            dropped = self._dropped[0]
-            await dropped[0].disconnect()  # the loop may end while it waits: it is not forgotten before
-            if dropped in self._dropped:  # another task may close them as well
-                self._dropped.remove(dropped)
+            await self._dropped.popleft()[0].disconnect()
         if self.closed and self._sentinel is not None:
             for client in self._sentinel.sentinel_manager.sentinels:
                 await client.aclose()

@@ -14,7 +14,7 @@ from django_redislock import Lock
 from django_redislock.store.backend import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
-from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections
 
 from .conftest import Eventually, ause
 
@@ -43,20 +43,43 @@ def test_fifty_event_loops_leave_no_connection_behind(
     assert caplog.text == ""
 
 
+@pytest.fixture(params=["plain", "tls"])
+def where(request: pytest.FixtureRequest, server: RedisServer) -> Alias:
+    """An alias on the session's server."""
+    if request.param == "plain":
+        return alias(DJANGO_REDIS, server.url, client_name=NAME)
+    file, port = str(request.getfixturevalue("certificate")), request.getfixturevalue("tls_port")
+    files = {"ssl_ca_certs": file, "ssl_certfile": file, "ssl_keyfile": file}
+    return alias(DJANGO_REDIS, f"rediss://127.0.0.1:{port}/0", client_name=NAME, **files)
+
+
 def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_behind(
-    server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    where: Alias, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(turn: int) -> None:
         tasks = [asyncio.create_task(Lock(f"{turn}:{number}").aacquire()) for number in range(50)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+    with caches(where):
         for turn in range(10):
             asyncio.run(main(turn))
-        gc.collect()
+        gc.collect()  # a socket that nobody closed would warn now
         assert get_backend()._loops == {}
     eventually(lambda: not connections(client))
     assert "never retrieved" not in caplog.text
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_loop_that_ends_while_its_connections_are_dropped_leaves_none_open(where: Alias, turns: int) -> None:
+    async def main() -> None:
+        await ause(1)
+        get_backend().drop_connections()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    with caches(where):
+        asyncio.run(main())
+        gc.collect()
 
 
 def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, eventually: Eventually) -> None:
