@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from logging import ERROR, WARNING
+from logging import WARNING
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction
@@ -18,14 +18,15 @@ from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .conf import conf
-from .engine import Acquisition, Frame, Owner, current_owner
+from .engine import Acquisition, Frame, Owner, current_owner, release_surely
 from .engine.owner import launching_task
+from .engine.waiters import Park, Waiter, lone_waiter
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .log import log_event
 from .names import fit_name, quote
 from .options import Options, check_timeout
 from .per_process import PerProcess
-from .steps import Call, CallOut, Steps, arun, run_blocking
+from .steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .store.backend import get_backend
 from .times import Deadline, Seconds
 
@@ -124,7 +125,7 @@ class Computation:
         self.section: Acquisition | None = None  # once it asks for the lock
         self.ended = False
         self.trouble: LockUnavailable | None = None  # by which it ended
-        self.joins: dict[Join, None] = {}
+        self.waiters: dict[Waiter, None] = {}
         self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
 
     @property
@@ -136,58 +137,8 @@ class Computation:
 
     def end(self, trouble: LockUnavailable | None) -> None:
         self.trouble, self.ended = trouble, True
-        for join in list(self.joins):
-            join.wake()
-
-
-class Join:
-    """A request of steps: wait for a computation, at most ``seconds``; sends back whether it has ended.
-
-    It may be yielded again and again. Call :meth:`end` at last. (No Future or Condition: what is raised in a thread
-    while it is within one may leave it locked.)
-    """
-
-    __slots__ = ("_gate", "_loop", "_parked", "computation", "seconds")
-
-    def __init__(self, computation: Computation) -> None:
-        self.computation = computation
-        self.seconds = LOOK_EVERY
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._parked: asyncio.Future[None] | None = None
-
-    def run(self) -> bool:
-        self.computation.joins[self] = None
-        # who ends it sets that first, and opens the gates then
-        if not self.computation.ended:
-            self._gate.acquire(timeout=self.seconds)
-        return self.computation.ended
-
-    async def arun(self) -> bool:
-        if self._parked is None:
-            self._loop = asyncio.get_running_loop()
-            self._parked = self._loop.create_future()
-        self.computation.joins[self] = None
-        if not self.computation.ended:
-            await asyncio.wait([self._parked], timeout=self.seconds)
-        return self.computation.ended
-
-    def wake(self) -> None:
-        try:
-            if self._loop is None:
-                self._gate.release()
-            else:
-                self._loop.call_soon_threadsafe(self._unpark)
-        except RuntimeError:
-            pass  # woken already; or the loop has ended, and whoever waited in it
-
-    def _unpark(self) -> None:
-        if self._parked is not None and not self._parked.done():
-            self._parked.set_result(None)
-
-    def end(self) -> None:
-        self.computation.joins.pop(self, None)
+        for waiter in list(self.waiters):
+            waiter.wake()
 
 
 class _Computations:
@@ -294,12 +245,15 @@ class _Wanted:
 
     def _wait_for(self, computation: Computation, deadline: Deadline) -> Steps[bool]:
         """Whether the computation has ended in time. Also False if it never will, or may be waiting for us."""
-        join, needed = Join(computation), False
+        waiter, needed = lone_waiter((yield DrivingLoop())), False
+        computation.waiters[waiter] = None
         try:
             while True:
                 needed = needed or _may_be_needed_by(computation.leader)
-                join.seconds = min(deadline.left(), LOOK_EVERY)
-                if (yield join):
+                # who ends it says so first, and wakes those who wait then
+                if not computation.ended:
+                    yield Park(waiter, min(deadline.left(), LOOK_EVERY))
+                if computation.ended:
                     return True
                 if deadline.passed or not computation.goes_on:
                     return False
@@ -307,7 +261,7 @@ class _Wanted:
                     log_event(WARNING, "computed-twice", key=self.key)
                     return False
         finally:
-            join.end()
+            computation.waiters.pop(waiter, None)
 
     def _look(self) -> Cached:
         return Cached(self.cache, "get", self.key, MISSING, version=self.version)
@@ -325,14 +279,10 @@ class _Wanted:
 
     def _give_back(self, section: Acquisition) -> Steps[None]:
         """Release the lock. What goes wrong is only logged, since the value is there."""
-        lease = section.held
         try:
-            yield from section.give_back()
+            yield from release_surely(section)
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
-        except LockUnavailable as error:
-            log_event(ERROR, "not-released", name=lease.name, error=error, lease_left=error.lease_left)
-            section.undo()
 
     def _not_in_time(self, name: str) -> LockNotAcquired:
         return LockNotAcquired(

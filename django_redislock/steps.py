@@ -46,6 +46,21 @@ class Pause:
         await asyncio.sleep(self.seconds)
 
 
+class DrivingLoop:
+    """Sends back the event loop that drives the steps; None where a thread does.
+
+    That thread may run a loop as well: see :func:`refuse_event_loop`.
+    """
+
+    __slots__ = ()
+
+    def run(self) -> None:
+        return None
+
+    async def arun(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+
 class Call:
     """The user's own function, in :func:`arun` a coroutine function; sends back what it returns."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import weakref
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from .canceller import Canceller
 from .description import describe_owner
 from .lease import Lease
 from .loss import reason_of
-from .owner import Owner
+from .owner import Owner, running_task
 from .release import release, release_later
 from .runtime import runtime
 from .watchdog import Witness
@@ -112,6 +111,7 @@ class Acquisition:
             except LockUnavailable:
                 self.undo()
             attempt.leave()
+            self._witness = None  # there is nothing to undo
             return attempt.refusal(monotonic() - start)
         self._take(attempt, granted, canceller)
         attempt.leave()  # not before the lease is watched: a late wake must find somebody it belongs to
@@ -167,8 +167,7 @@ class Acquisition:
 
     def _make_attempt(self, deadline: Deadline) -> Attempt:
         settings, options = conf(), self.options
-        loop = asyncio._get_running_loop()
-        text = describe_owner(self.purpose or options.purpose, None if loop is None else asyncio.current_task())
+        text = describe_owner(self.purpose or options.purpose, running_task())
         token = self.token
         polls = settings.POLL if options.poll is None else options.poll
         wanted = Wanted(
@@ -186,7 +185,6 @@ class Acquisition:
             wanted,
             self._runtime.listener(self.backend),
             deadline=deadline,
-            loop=loop,
             at_work=watchdog.knows,
             polls=polls,
             backoff=options.backoff,
@@ -209,7 +207,6 @@ class Acquisition:
         lease.owner = weakref.ref(self.owner)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
-        self._runtime.watchdog.attempts.pop(lease.id, None)  # from now on, it is known by its lease
 
     def _enter(self, lease: Lease) -> None:
         self.lease = lease

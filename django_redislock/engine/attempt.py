@@ -11,14 +11,14 @@ from redis.backoff import AbstractBackoff
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..names import known_as
 from ..pace import POLLING, Pace, alive_for
-from ..steps import Pause, Steps
+from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
 from ..store.aio import ENTERING, RETURNING
 from ..store.calls import Taken, Wanted
 from ..store.keys import make_keys
 from ..times import Deadline
 from .listener import OUTAGE, Listener
-from .waiters import Loop, Park, Waiter
+from .waiters import Park, Waiter
 
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
@@ -53,7 +53,6 @@ class Attempt:
         "busy_for",
         "deadline",
         "listener",
-        "loop",
         "over",
         "polls",
         "seized",
@@ -70,7 +69,6 @@ class Attempt:
         listener: Listener,
         *,
         deadline: Deadline,
-        loop: Loop | None,
         at_work: Callable[[str], bool],
         polls: bool = False,
         backoff: AbstractBackoff | None = None,
@@ -79,7 +77,6 @@ class Attempt:
         self.wanted = wanted
         self.listener = listener
         self.deadline = deadline
-        self.loop = loop  # of the coroutine that tries; None: a thread
         self.at_work = at_work  # whether an acquisition of this process, by its id, is in use or may come to be
         self.polls = polls  # by choice: nothing is subscribed to
         self.backoff = backoff or POLLING
@@ -127,7 +124,7 @@ class Attempt:
             yield from self._listen_first()
         while True:
             if self.deadline.waits and listener.ready:
-                self._register()
+                yield from self._register()
             queued = self.waiter is not None and self.deadline.waits and listener.ready
             generation = listener.generation
             wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
@@ -146,7 +143,7 @@ class Attempt:
             if taken.state == calls.GIVEN_UP or not self.deadline.waits:
                 return None
             self.ticket = taken.number or self.ticket
-            waiter = self._register()
+            waiter = yield from self._register()
             if listener.ready and not (queued and generation == listener.generation):
                 continue  # asked under no subscription, or an older one
             listener.schedule(waiter, taken.left, delay)
@@ -161,16 +158,17 @@ class Attempt:
 
     def _listen_first(self) -> Steps[None]:
         """Whoever has the same token takes a process that does not listen for dead, and adopts what it holds."""
-        waiter, end = self._register(), monotonic() + LISTENING_WITHIN
+        waiter, end = (yield from self._register()), monotonic() + LISTENING_WITHIN
         while not self.listener.ready and (left := end - monotonic()) > 0:
             yield Park(waiter, left)
             waiter.look = False
 
-    def _register(self) -> Waiter:
+    def _register(self) -> Steps[Waiter]:
         """Let wakes reach us."""
         waiter = self.waiter
         if waiter is None:
-            self.waiter = waiter = self.listener.make_waiter(self.wanted.id, self.wanted.name, self.loop)
+            loop = yield DrivingLoop()
+            self.waiter = waiter = self.listener.make_waiter(self.wanted.id, self.wanted.name, loop)
         if not waiter.registered:
             self.listener.register(waiter)
             self.listener.start()

@@ -119,6 +119,13 @@ class TaskWaiter(Waiter):
         self.told = False
 
 
+def lone_waiter(loop: Loop | None) -> Waiter:
+    """One that waits for something in this process, which nobody reads from Redis."""
+    if loop is None:
+        return ThreadWaiter("", "", lambda: None)
+    return TaskWaiter("", "", loop, lambda loop: None)
+
+
 class Park:
     """The request of steps to wait until the waiter is told something, at most so many seconds (None: without end)."""
 

@@ -76,6 +76,8 @@ class Watchdog:
         with self._mutex:
             lease.watched = True
             self._leases[lease.id] = lease
+            if lease.wanted.token is not None:
+                self.attempts.pop(lease.id, None)  # from now on, it is known by its lease
             now = monotonic()
             self._plan(now + min(CONFIRM_AFTER, (lease.ends - now) / 3), lease)
 

@@ -114,8 +114,7 @@ def acquire(
         if number > backend.known:
             backend.known = number
         if state != MORE:
-            rest: list[Any] = [*more, *(None, 0, None)[len(more) :]]
-            extra, unheard, namesake = rest
+            extra, unheard, namesake = (*more, None, None, None)[:3]
             member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             seized = None if keys.any else extra
             same = namesake.decode() if namesake else ""

@@ -151,7 +151,6 @@ class _LockedView:
             except LockUnavailable as error:
                 return (yield from _unavailable(request, section, error))
             if refusal is not None:
-                section.undo()
                 return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
             function = view if aliases is None else open_transactions(view, aliases, section.held)
             response = yield Call(function, (request, *args), kwargs)

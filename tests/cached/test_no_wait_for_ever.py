@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -17,8 +17,11 @@ from django.core.cache import caches
 
 import django_redislock
 from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
-from django_redislock.cached import Computation
+from django_redislock.cached import Computation, _Wanted
 from django_redislock.engine import Acquisition, Frame, current_owner
+from django_redislock.engine.waiters import Park
+from django_redislock.steps import Steps, arun, run
+from django_redislock.times import NEVER
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.bridges import in_any_thread, in_thread, to_thread
 from tests.helpers.interrupts import Interrupt, Interrupter
@@ -42,14 +45,19 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The waits of sync code for one who computes, from one look to the next."""
     waits: list[float] = []
-    run = cached.Join.run
+    run = Park.run
 
-    def noted(self: cached.Join) -> bool:
-        waits.append(self.seconds)
-        return run(self)
+    def noted(self: Park) -> None:
+        if is_for_one_who_computes(self):
+            waits.append(self.seconds or 0.0)
+        run(self)
 
-    monkeypatch.setattr(cached.Join, "run", noted)
+    monkeypatch.setattr(Park, "run", noted)
     return waits
+
+
+def is_for_one_who_computes(park: Park) -> bool:
+    return park.waiter.id == ""  # no attempt to get a lock
 
 
 # -- the waiter sits in the thread that the computation needs ---------------------------------------------------------
@@ -239,39 +247,54 @@ def test_when_the_lease_of_the_one_that_computes_is_gone_the_others_ask(
 async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_waits_for(
     computing: Computing, joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[float] = []
-    arun = cached.Join.arun
+    looks: list[float | None] = []
+    arun = Park.arun
 
-    async def noted(self: cached.Join) -> bool:
-        looks.append(self.seconds)
-        return await arun(self)
+    async def noted(self: Park) -> None:
+        if is_for_one_who_computes(self):
+            looks.append(self.seconds)
+        await arun(self)
 
-    monkeypatch.setattr(cached.Join, "arun", noted)
+    monkeypatch.setattr(Park, "arun", noted)
     monkeypatch.setattr(cached, "LOOK_EVERY", 0.001)
     with computing() as value:
         waits = asyncio.create_task(Value("never").aget())
         await until(lambda: len(looks) > 20)
         (computation,) = joined
-        assert len(computation.joins) == 1
+        assert len(computation.waiters) == 1
         value.go.set()
         assert await waits == "theirs"
-    assert not computation.joins
+    assert not computation.waiters
 
 
-async def test_who_joins_in_the_moment_of_the_end_does_not_wait_and_may_be_woken_twice(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("drive", [run, lambda steps: asyncio.run(arun(steps))], ids=["sync", "async"])
+def test_who_joins_in_the_moment_of_the_end_does_not_wait(
+    drive: Callable[[Steps[bool]], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached, "LOOK_EVERY", 1000.0)
+    monkeypatch.setattr(cached, "LOOK_EVERY", GENEROUS)
     frame = Frame()
     computation = Computation(current_owner(), frame)
     computation.end(None)
-    for awaits in (False, True):
-        join = cached.Join(computation)
-        assert (await join.arun()) if awaits else join.run()
-        join.wake()
-        join.wake()
-        await asyncio.sleep(0)
-        join.end()
+    wanted = _Wanted(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
+    begun = monotonic()
+    assert drive(wanted._wait_for(computation, NEVER))
+    assert monotonic() < begun + GENEROUS / 2
+    assert not computation.waiters
+
+
+async def test_sync_code_in_a_coroutine_waits_for_one_who_computes_where_django_allows_it(
+    computing: Computing, joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+
+    def let_go() -> None:
+        while not joined:
+            sleep(0.001)
+        value.go.set()
+
+    with computing() as value, ThreadPoolExecutor(1) as threads:
+        threads.submit(let_go)
+        assert Value("never").get() == "theirs"
 
 
 # -- one who computes is interrupted ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
 from django_redislock.store.backend import get_backend
-from tests.helpers.actors import GENEROUS, server_time
+from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.state import LOCK, NAME, holder, listener
 
 AEventually = Callable[..., Any]
@@ -87,6 +87,23 @@ async def test_sync_calls_in_a_coroutine_are_allowed_where_django_allows_its_own
     assert lock.acquire()
     await lock.arelease()
     assert get_lock(NAME, using=using) is None
+
+
+async def test_they_wait_there_as_well(
+    using: str, other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook, say, whose cells run in an event loop."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
+    holder, held = other(), Lock(NAME, using=using)
+    holder(held.acquire)
+
+    def release_for_a_waiter() -> None:
+        eventually(lambda: (info := get_lock(NAME, using=using)) and info.waiters)
+        held.release()
+
+    released = holder.start(release_for_a_waiter)
+    with Lock(NAME, using=using, blocking_timeout=GENEROUS):
+        released.result(GENEROUS)
 
 
 # -- event loops that stand still, or end -----------------------------------------------------------------------------
