@@ -240,7 +240,7 @@ class Listener:
         grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name) if granted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
-            # this process stood still: others may have dropped all its waiters. (Of a pool's, we know only the member)
+            # this process was paused: others may have dropped all its waiters. (Of a pool's, we know only the member)
             self.tell_all(None if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)

@@ -147,7 +147,7 @@ class Park:
 class Group:
     """The waiters for one name in this process's threads, or in one event loop, oldest first.
 
-    The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may stand still, or be gone.
+    The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may hang, or be gone.
     """
 
     __slots__ = ("due", "loop", "name", "oldest", "waiters")

@@ -182,7 +182,7 @@ class LoopConnections:
     async def _exchange_within(self, seconds: float, packed: list[bytes], answers: int) -> list[Any]:
         try:
             async with time_limit(None) as limit:
-                # it strikes one turn of the loop later: what came while the loop stood still is read before
+                # it strikes one turn of the loop later: what came while the loop was blocked is read before
                 alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
                 try:
                     return await self._exchange(packed, answers)

@@ -11,10 +11,9 @@ import pytest
 from django_redislock import Lock
 from django_redislock.store.backend import get_backend
 from redisserver import RedisServer
+from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import listener
-
-from .cancelling import add_gates, until
 
 
 @pytest.fixture

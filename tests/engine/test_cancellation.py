@@ -16,10 +16,7 @@ from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
 from django_redislock.store.aio import ENTERING
 from django_redislock.store.backend import get_backend
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, queued
-
-from .cancelling import (
+from tests.helpers.cancelling import (
     TTL,
     Interrupted,
     Operation,
@@ -36,6 +33,8 @@ from .cancelling import (
     release,
     section,
 )
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import NAME, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 

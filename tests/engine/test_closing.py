@@ -18,10 +18,7 @@ from django_redislock.store import calls
 from django_redislock.store.aio import ENTERING
 from django_redislock.store.backend import get_backend
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, holder, queued
-
-from .cancelling import (
+from tests.helpers.cancelling import (
     TTL,
     Closed,
     Closing,
@@ -40,6 +37,8 @@ from .cancelling import (
     section,
     until,
 )
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 

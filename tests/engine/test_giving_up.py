@@ -15,9 +15,8 @@ from django.urls import path
 
 from django_redislock import Lock, locked_view
 from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.cancelling import TTL, auntil, got_in_turn, nothing_left, section
 from tests.helpers.state import NAME, holder, queued
-
-from .cancelling import TTL, auntil, got_in_turn, nothing_left, section
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 

@@ -318,7 +318,7 @@ AGAIN = "queue again at their next look"
 FAULTS = [
     Fault("a process dies (``kill -9``)", kill_process, "is dead", LEASE_ENDS),
     Fault(
-        "a process stands still for longer than the TTL", stop_process, "``lost``, as soon as it runs again", LEASE_ENDS
+        "a process is paused for longer than the TTL", stop_process, "``lost``, as soon as it runs again", LEASE_ENDS
     ),
     Fault("connections are cut, again and again", kill_connections, "nothing", "nothing"),
     Fault("subscriptions are cut, again and again", kill_subscriptions, "nothing", "queue again, with their tickets"),
@@ -333,7 +333,7 @@ FAULTS = [
     Fault("Redis restarts with its data (AOF)", restart, "nothing", "nothing", server=persistent),
     Fault("Redis restarts, and loads for a second", restart_slowly, PATIENT, SIT_OUT),
     Fault("Redis restarts empty", restart_empty, "``lost``, when it is there again", "queue again", YES),
-    Fault("Redis stands still for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
+    Fault("Redis hangs for longer than the TTL", stop_server, "``lost`` when its lease ends", "wait"),
     Fault("``CLIENT PAUSE`` for a second", pause_clients, "calls wait", "wait"),
     Fault("``FLUSHALL``", flush, TOLD, AGAIN, YES),
     Fault("``cache.clear()``", clear_cache, TOLD, AGAIN, YES),

@@ -72,6 +72,12 @@ def leftovers(client: redis.Redis) -> list[str]:
     return [key for key in keys if key != "fence" and not key.startswith(("gone:", "slot:"))]
 
 
+def count(client: redis.Redis, command: str) -> int:
+    """How often the server has run a command."""
+    stats: Any = client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
 # -- in this process ------------------------------------------------------------------------------------------------
 
 

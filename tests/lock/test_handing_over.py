@@ -19,8 +19,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, flag, holder, lease_of, leftovers, queued, value
-from tests.protocol.scene import count
+from tests.helpers.state import LOCK, NAME, TOKEN, count, flag, holder, lease_of, leftovers, queued, value
 
 from .blocks import Block
 

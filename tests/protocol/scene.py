@@ -172,12 +172,6 @@ def vanish(client: redis.Redis, name: str) -> None:
         assert client.zrem(keys.busy, keys.member)
 
 
-def count(client: redis.Redis, command: str) -> int:
-    """How often the server has run a command."""
-    stats: Any = client.info("commandstats")
-    return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
-
-
 def freeze(worker: Worker) -> None:
     """Stop the process, and wait until it stands."""
     worker.signal(signal.SIGSTOP)

@@ -9,8 +9,8 @@ import redis
 
 from django_redislock import Lock, LockPool, get_lock
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, WAITERS, flag, lease_of
-from tests.protocol.scene import MEMBER, Eventually, Line, count
+from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, WAITERS, count, flag, lease_of
+from tests.protocol.scene import MEMBER, Eventually, Line
 
 LINE_WAITERS = f"{PREFIX}waiters:pool:accounts:"
 

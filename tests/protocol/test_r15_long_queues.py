@@ -12,8 +12,7 @@ from django_redislock.steps import run
 from django_redislock.store import calls
 from django_redislock.store.backend import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import KEYS, NAME, QUEUE, TOKEN, WAITERS
-from tests.protocol.scene import count
+from tests.helpers.state import KEYS, NAME, QUEUE, TOKEN, WAITERS, count
 
 
 def bytes_sent(client: redis.Redis) -> int:

@@ -9,8 +9,8 @@ import redis
 
 from django_redislock import Lock, force_release
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import LOCK, NAME, QUEUE, queued
-from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, count, listed, vanish
+from tests.helpers.state import LOCK, NAME, QUEUE, count, queued
+from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, listed, vanish
 
 
 @pytest.mark.usefixtures("nobody_looks")

@@ -10,8 +10,8 @@ import redis
 from django_redislock import Lock, LockPool
 from django_redislock.engine.listener import Listener
 from tests.helpers.actors import Crowd, Ghost
-from tests.helpers.state import NAME, TOKEN, flag, holder, queued
-from tests.protocol.scene import Ear, Line, count, vanish
+from tests.helpers.state import NAME, TOKEN, count, flag, holder, queued
+from tests.protocol.scene import Ear, Line, vanish
 
 
 @pytest.mark.parametrize("dead", [1, 250, 1200])

@@ -1,4 +1,4 @@
--- (piece) R4: a process that stands still counts as there, and each handoff to it costs a lease. Field '!' of a waiters
+-- (piece) R4: a process that is paused counts as there, and each handoff to it costs a lease. Field '!' of a waiters
 -- hash names the channel that the last handoff went to, until that is confirmed or given back ('!' and the member in
 -- that of a pool, where several may be under way). Found where the lock is free, it means that the lease ran out
 -- without a sign of life. Its channel then joins the suspects, field '?', whose waiters are dropped when their turn

@@ -20,9 +20,10 @@ from django_redislock.signals import Send
 from django_redislock.steps import Call, CallOut, Evaluate, Pause
 from django_redislock.store.backend import get_backend
 from django_redislock.store.retry import Execute, ExecuteMany
-from tests.helpers import state
-from tests.helpers.actors import GENEROUS
-from tests.helpers.state import NAME, listener
+
+from . import state
+from .actors import GENEROUS
+from .state import NAME, listener
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
