@@ -198,7 +198,18 @@ class History:
         """Whether the second may have gone on with what the first left behind, or seemed to: a lock, or its turn."""
         same = first.name == second.name and first.token == second.token != "None"
         left = first.outcome in ("interrupted", "unavailable", "refused", "presumed")
-        return same and (left or self.troubled(first.asked, _got(second), first.process))
+        came = second.asked if second.got is None else second.got
+        return same and (left or self.troubled(first.asked, came, first.process))
+
+    def adopted_between(self, first: Section, second: Section) -> bool:
+        """Whether somebody may have gone on with what the first left, and have given it back before the second came."""
+        return first.token != "None" and any(
+            self.adopted(first, other)
+            for other in self.sections
+            if other is not first
+            and other.asked < _got(second)
+            and (other.finished is None or other.finished > _got(first))
+        )
 
     def adoptions(self) -> Iterator[tuple[Section, Section]]:
         """All (first, second) that may be one."""
@@ -233,7 +244,11 @@ def _held(section: Section) -> float:
 def _overlaps(history: History) -> Iterator[Violation]:
     """No two hold at once, unless Redis forgot the first, or it seemed dead to one with its token; then it is told."""
     for first, second, seconds in history.overlaps():
-        forgotten = history.forgot(first.asked, _got(second)) or history.adopted(first, second)
+        forgotten = (
+            history.forgot(first.asked, _got(second))
+            or history.adopted(first, second)
+            or history.adopted_between(first, second)
+        )
         told = first.warned or first.process in history.dead
         if not (forgotten and told) or first.fence == second.fence:
             yield Violation("overlap", f"{first} and {second} for {seconds * 1000:.3f} ms")
