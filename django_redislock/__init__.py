@@ -19,7 +19,7 @@ from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
 from .names import lock_name
 from .pool import LockPool, PoolInfo, PoolMember
-from .signals import lock_acquired, lock_force_released, lock_lost, lock_released
+from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
 from .values import ConditionalValue, Counter
 from .web import locked_atomic, locked_view
 
@@ -53,6 +53,7 @@ __all__ = [
     "lock_force_released",
     "lock_lost",
     "lock_name",
+    "lock_not_acquired",
     "lock_released",
     "locked",
     "locked_atomic",

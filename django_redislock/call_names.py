@@ -23,6 +23,11 @@ def name_maker(name: Name) -> Callable[..., str]:
     return fill
 
 
+def template_of(name: Name) -> str:
+    """``name`` as it was written; of a callable, where that is."""
+    return name if isinstance(name, str) else f"{name.__module__}.{getattr(name, '__qualname__', type(name).__name__)}"
+
+
 def _arguments(
     signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:

@@ -28,6 +28,8 @@ class Conf:
     POLL: bool = False
     AUTO_RENEW: bool = True
     MAX_HOLD: float | None = None
+    MAX_WAITERS: Mapping[str, int] = field(default_factory=dict)
+    SLOW_WAIT: float | None = 10.0
     RETRY_FOR: float = 1.0
     KEY_PREFIX: str = "redislock"
     VIEW_STATUS: int = 423
@@ -36,14 +38,32 @@ class Conf:
     RELEASE_IN_TRANSACTION: str = "warn"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_ttls", [(re.compile(translate(p)), ttl) for p, ttl in self.TTLS.items()])
+        object.__setattr__(self, "_ttls", _compiled(self.TTLS))
+        object.__setattr__(self, "_max_waiters", _compiled(self.MAX_WAITERS))
 
     def ttl_of(self, name: str) -> float:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
-        for pattern, ttl in self._ttls:  # type: ignore[attr-defined]
-            if pattern.match(name):
-                return ttl  # type: ignore[no-any-return]
-        return self.TTL
+        ttl: float = _first_match(self._ttls, name, self.TTL)  # type: ignore[attr-defined]
+        return ttl
+
+    def max_waiters_of(self, name: str) -> int | None:
+        """How many may wait for a lock of this name: the first matching pattern of MAX_WAITERS, else any number."""
+        most: int | None = _first_match(self._max_waiters, name, None)  # type: ignore[attr-defined]
+        return most
+
+
+_Patterns = list[tuple[re.Pattern[str], Any]]
+
+
+def _compiled(patterns: Mapping[str, Any]) -> _Patterns:
+    return [(re.compile(translate(pattern)), value) for pattern, value in patterns.items()]
+
+
+def _first_match(patterns: _Patterns, name: str, otherwise: Any) -> Any:
+    for pattern, value in patterns:
+        if pattern.match(name):
+            return value
+    return otherwise
 
 
 def _text(value: object, what: str) -> str:
@@ -95,6 +115,21 @@ def _ttls(value: object, what: str) -> dict[str, float]:
     return {_text(key, f"A pattern in {what}"): seconds(ttl, f"{what}[{key!r}]") for key, ttl in value.items()}
 
 
+def check_count(value: object, what: str, least: int = 0) -> int:
+    """``value`` if it is a whole number, ``least`` or more."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what} must be an int, {least} or more, or None, not {shown(value)}.")
+    if value < least:
+        raise ValueError(f"{what} must be {least} or more, not {shown(value)}.")
+    return value
+
+
+def _max_waiters(value: object, what: str) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict of shell-style patterns to numbers of waiters, not {shown(value)}.")
+    return {_text(key, f"A pattern in {what}"): check_count(most, f"{what}[{key!r}]") for key, most in value.items()}
+
+
 _READ: dict[str, Callable[[Any, str], Any]] = {
     "CACHE": _text,
     "TTL": seconds,
@@ -103,6 +138,8 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "POLL": _flag,
     "AUTO_RENEW": _flag,
     "MAX_HOLD": seconds,
+    "MAX_WAITERS": _max_waiters,
+    "SLOW_WAIT": seconds,
     "RETRY_FOR": _patience,
     "KEY_PREFIX": _prefix,
     "VIEW_STATUS": _status,
@@ -110,7 +147,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "VIEW_UNAVAILABLE_STATUS": _status,
     "RELEASE_IN_TRANSACTION": _reaction,
 }
-_MAY_BE_NONE = {f.name for f in fields(Conf) if f.default is None}
+_MAY_BE_NONE = {f.name for f in fields(Conf) if "None" in str(f.type)}
 
 
 def read(raw: object) -> Conf:
@@ -125,6 +162,7 @@ def read(raw: object) -> Conf:
             choices = ", ".join(_READ)
             raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} The settings are: {choices}.")
         if value is None and key in _MAY_BE_NONE:
+            values[key] = None
             continue
         try:
             values[key] = _READ[key](value, f"REDISLOCK[{key!r}]")

@@ -21,14 +21,25 @@ class LockError(redis.exceptions.LockError):
 class LockNotAcquired(LockError):
     """A ``with`` block or a decorated function did not acquire its lock in time.
 
+    ``outcome``: ``"busy"`` (asked once), ``"timeout"`` (waited in vain) or ``"full"`` (``max_waiters`` waited already).
     ``attempts``: how often Redis was asked; ``waited``: for how many seconds; ``busy_for``: the seconds of lease that
-    the holder had left at the end.
+    the holder had left at the end; ``holder``: its owner, as far as Redis has said (else empty).
     """
 
     def __init__(
-        self, message: str, name: str | None = None, *, attempts: int = 0, waited: float = 0.0, busy_for: float = 0.0
+        self,
+        message: str,
+        name: str | None = None,
+        *,
+        outcome: str = "busy",
+        attempts: int = 0,
+        waited: float = 0.0,
+        busy_for: float = 0.0,
+        holder: str = "",
     ) -> None:
         super().__init__(message, name)
+        self.outcome = outcome
+        self.holder = holder
         self.attempts = attempts
         self.waited = waited
         self.busy_for = busy_for

@@ -67,10 +67,19 @@ class Lock:
     ``auto_renew``
         Renew in the background at a third of the TTL, while the thread or task that acquired the lock lives; None: from
         the settings. False: the lock ends after its TTL.
+    ``max_hold``
+        Seconds after which renewal stops, whatever happens: the lock ends at most a TTL later. None: from the settings.
+    ``max_waiters``
+        How many others may wait for the lock already; one who comes when so many do is refused at once, in the same
+        round trip. Nobody counts who has died meanwhile. None: from the settings (by default any number).
     ``token``
-        The token of an acquisition that was made elsewhere, to adopt or release it; see :meth:`detach`. Or a token of
-        a job's own (22 to 128 of ``A-Za-z0-9_-``): if its process dies, the same job, started again with the same
-        token, adopts the lock at once and goes on with a higher ``fence``.
+        22 to 128 of ``A-Za-z0-9_-``. The token of an acquisition that was made elsewhere, to adopt or release it; see
+        :meth:`detach`. Or one of a job's own: if its process dies, the same job, started again with the same token,
+        adopts the lock at once and goes on with a higher ``fence``; if the lock is free, it acquires it anew.
+    ``adopt``
+        With a token from :meth:`detach`: only adopt that very acquisition, and never wait. Acquiring raises LockLost if
+        it is gone, so that others may have held the lock since, and fails like that of a busy lock if it is still used
+        where it was acquired.
     ``reentrant``
         A thread or task that holds the name may acquire it again; the last release frees it.
     ``on_lost``
@@ -91,6 +100,9 @@ class Lock:
         command and the admin show it.
     ``purpose``
         A short text for people, shown after the owner: a path, a command.
+    ``template``
+        The name as it was written, such as ``"order:{pk}"``, for signals and logs, where metrics can be labelled with
+        it. Decorators set it; without, it is the name.
 
     Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps the writes that it acknowledged and
     its clock does not jump; if that fails, ``fence`` still orders them. Nobody overtakes: waiters get the lock in the
@@ -125,7 +137,8 @@ class Lock:
         """Acquire the lock; return False when it could not be acquired in time.
 
         Arguments override those of the constructor. A busy lock never raises. Raises LockUnavailable when Redis cannot
-        be reached, and LockError when this thread or task would wait without end for a lock that it holds itself.
+        be reached, LockLost with ``adopt`` (see there), and LockError when this thread or task would wait without end
+        for a lock that it holds itself.
         """
         section = self._section(current_owner(), token)
         try:
@@ -221,9 +234,9 @@ class Lock:
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
 
-        ``Lock(name, token=...)`` adopts it: its ``acquire()`` renews from then on, its ``release()`` frees the lock.
-        Until then the lease runs, for ``ttl`` seconds (None: that of the lock). Raises LockNotOwned, LockLost,
-        LockUnavailable.
+        ``Lock(name, token=..., adopt=True)`` adopts it: its ``acquire()`` renews from then on, its ``release()`` frees
+        the lock. Until then the lease runs, for ``ttl`` seconds (None: that of the lock): give as many as the other
+        process may take to begin. Raises LockNotOwned, LockLost, LockUnavailable.
         """
         return run_blocking(self._detach(current_owner(), ttl), "Await adetach() instead")
 

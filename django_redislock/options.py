@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from asgiref.sync import iscoroutinefunction
 from redis.backoff import AbstractBackoff
 
-from .conf import conf
+from .conf import check_count, conf
 from .display import shown
 from .exceptions import LockLost
 from .times import Seconds, seconds
@@ -25,12 +25,14 @@ class AcquireOptions(TypedDict, total=False):
     ttl: Seconds | None
     blocking_timeout: Seconds | None
     auto_renew: bool | None
+    max_hold: Seconds | None
     on_lost: OnLost | Literal["cancel"] | None
     poll: bool | None
     backoff: AbstractBackoff | None
     attempts: int | None
     note: str
     purpose: str
+    template: str
 
 
 class LockOptions(AcquireOptions, total=False):
@@ -38,6 +40,8 @@ class LockOptions(AcquireOptions, total=False):
 
     blocking: bool
     reentrant: bool
+    adopt: bool
+    max_waiters: int | None
     using: str | None
 
 
@@ -45,16 +49,20 @@ class Options:
     """The same, checked: durations in seconds; None takes the setting."""
 
     __slots__ = (
+        "adopt",
         "attempts",
         "auto_renew",
         "backoff",
         "blocking",
         "blocking_timeout",
+        "max_hold",
+        "max_waiters",
         "note",
         "on_lost",
         "poll",
         "purpose",
         "reentrant",
+        "template",
         "ttl",
         "using",
     )
@@ -66,7 +74,10 @@ class Options:
         blocking: bool = True,
         blocking_timeout: Seconds | None = None,
         auto_renew: bool | None = None,
+        max_hold: Seconds | None = None,
         reentrant: bool = False,
+        adopt: bool = False,
+        max_waiters: int | None = None,
         on_lost: OnLost | Literal["cancel"] | None = None,
         using: str | None = None,
         poll: bool | None = None,
@@ -74,19 +85,24 @@ class Options:
         attempts: int | None = None,
         note: str = "",
         purpose: str = "",
+        template: str = "",
     ) -> None:
         self.ttl = None if ttl is None else seconds(ttl, "ttl")
         self.blocking = blocking
         self.blocking_timeout = check_timeout(blocking_timeout)
         self.auto_renew = auto_renew
+        self.max_hold = None if max_hold is None else seconds(max_hold, "max_hold")
         self.reentrant = reentrant
+        self.adopt = adopt
+        self.max_waiters = None if max_waiters is None else check_count(max_waiters, "max_waiters")
         self.on_lost = None if on_lost is None else _check_on_lost(on_lost)
         self.using = using
         self.poll = poll
         self.backoff = backoff
         self.attempts = attempts
         self.note = note if note == "" else _check_note(note)
-        self.purpose = purpose if purpose == "" else _check_purpose(purpose)
+        self.purpose = purpose if purpose == "" else _check_text(purpose, "purpose")
+        self.template = template if template == "" else _check_text(template, "template")
         if poll is not None or backoff is not None or attempts is not None:
             _check_polling(poll, backoff, attempts)
 
@@ -125,10 +141,7 @@ def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts:
             f"EqualJitterBackoff(cap=0.5, base=0.02), not {shown(backoff)}."
         )
     if attempts is not None:
-        if not isinstance(attempts, int) or isinstance(attempts, bool):
-            raise TypeError(f"attempts must be an int, 1 or more, or None, not {shown(attempts)}.")
-        if attempts < 1:
-            raise ValueError(f"attempts must be 1 or more, not {shown(attempts)}.")
+        check_count(attempts, "attempts", 1)
     given = [name for name, value in (("backoff", backoff), ("attempts", attempts)) if value is not None]
     if given and not (conf().POLL if poll is None else poll):
         raise ValueError(
@@ -149,7 +162,7 @@ def _check_note(note: str) -> str:
     return note
 
 
-def _check_purpose(purpose: str) -> str:
-    if not isinstance(purpose, str):
-        raise TypeError(f"purpose must be a str, not {shown(purpose)} ({type(purpose).__name__}).")
-    return purpose
+def _check_text(value: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {shown(value)} ({type(value).__name__}).")
+    return value

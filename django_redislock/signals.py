@@ -9,9 +9,12 @@ from django.dispatch import Signal
 
 from .log import log_event
 
-lock_acquired = Signal()  # name, fence, waited (seconds)
-lock_released = Signal()  # name, fence, held (seconds)
-lock_lost = Signal()  # name, fence, reason
+# template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
+# that makes names, where that is. There are few of them, so that metrics can be labelled with it
+lock_acquired = Signal()  # name, template, fence, waited (seconds)
+lock_not_acquired = Signal()  # name, template, outcome ("busy", "timeout" or "full"), waited (seconds)
+lock_released = Signal()  # name, template, fence, held (seconds)
+lock_lost = Signal()  # name, template, fence, reason
 lock_force_released = Signal()  # name, by
 
 _sender: type | None = None

@@ -14,7 +14,7 @@ from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailab
 from ..log import log_event, logger
 from ..names import known_as
 from ..options import Options
-from ..signals import Send, lock_acquired, lock_force_released
+from ..signals import Send, lock_acquired, lock_force_released, lock_not_acquired
 from ..steps import Request, Steps
 from ..store import calls
 from ..store.backend import Backend, get_backend
@@ -97,14 +97,14 @@ class Acquisition:
         The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
         itself.
         """
-        start = monotonic()
         deadline = self._deadline(blocking, blocking_timeout)
         canceller = self._canceller()
         held = self.owner.lease_on(self.backend, self.name)
         if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
             return None
         attempt = self._attempt = self._make_attempt(deadline)
-        granted = yield from (attempt.seize() if seizes else attempt.obtain())
+        adopts = self.options.adopt and not seizes
+        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else attempt.obtain())
         if granted is None:
             try:
                 yield from attempt.withdraw()
@@ -112,10 +112,12 @@ class Acquisition:
                 self.undo()
             attempt.leave()
             self._witness = None  # there is nothing to undo
-            return attempt.refusal(monotonic() - start)
+            refusal = attempt.refusal(adopting=adopts)
+            yield from self._announce_refusal(refusal)
+            return refusal
         self._take(attempt, granted, canceller)
         attempt.leave()  # not before the lease is watched: a late wake must find somebody it belongs to
-        yield from self._announce(attempt, monotonic() - start)
+        yield from self._announce(attempt)
         return None
 
     def _deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
@@ -167,6 +169,10 @@ class Acquisition:
 
     def _make_attempt(self, deadline: Deadline) -> Attempt:
         settings, options = conf(), self.options
+        if options.adopt and self.token is None:
+            raise ValueError(
+                f"Cannot adopt the lock {self.name!r} without its token: pass the one that detach() returned."
+            )
         text = describe_owner(self.purpose or options.purpose, running_task())
         token = self.token
         polls = settings.POLL if options.poll is None else options.poll
@@ -177,6 +183,7 @@ class Acquisition:
             secrets.token_urlsafe(16),
             settings.ttl_of(self.name) if options.ttl is None else options.ttl,
             token,
+            most=settings.max_waiters_of(self.name) if options.max_waiters is None else options.max_waiters,
             owner=f"{text}\n{options.note}" if options.note else text,
             listens=not polls,
         )
@@ -189,6 +196,7 @@ class Acquisition:
             polls=polls,
             backoff=options.backoff,
             attempts=options.attempts,
+            slow_wait=settings.SLOW_WAIT,
         )
         if token is not None:
             watchdog.attempts[wanted.id] = attempt
@@ -201,22 +209,35 @@ class Acquisition:
             attempt.wanted, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
         )
         lease.renewing = settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew
-        lease.max_hold = settings.MAX_HOLD
+        lease.max_hold = settings.MAX_HOLD if options.max_hold is None else options.max_hold
+        lease.template = self._template
         lease.on_lost = None if options.on_lost == "cancel" else options.on_lost
         lease.canceller = canceller
         lease.owner = weakref.ref(self.owner)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
 
+    @property
+    def _template(self) -> str:
+        """The name as it was written."""
+        return self.options.template or self.name
+
     def _enter(self, lease: Lease) -> None:
         self.lease = lease
         self.through = self._through(lease)
         self.owner.enter(self, lease)
 
-    def _announce(self, attempt: Attempt, waited: float) -> Steps[None]:
-        lease = self.held
+    def _announce_refusal(self, refusal: LockNotAcquired) -> Steps[None]:
+        facts = {"template": self._template, "outcome": refusal.outcome, "waited": refusal.waited}
         if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "acquired", name=lease.name, fence=lease.fence, waited=waited)
+            log_event(DEBUG, "not-acquired", name=self.name, **facts)
+        if lock_not_acquired.receivers:
+            yield Send(lock_not_acquired, name=self.name, **facts)
+
+    def _announce(self, attempt: Attempt) -> Steps[None]:
+        lease, waited = self.held, monotonic() - attempt.begun
+        if logger.isEnabledFor(DEBUG):
+            log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
         if attempt.seized is not None:
             by = lease.wanted.owner.partition("\n")[0]
             old = parse_holder(attempt.seized)
@@ -224,7 +245,7 @@ class Acquisition:
             log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
             yield Send(lock_force_released, name=lease.name, by=by)
         if lock_acquired.receivers:
-            yield Send(lock_acquired, name=lease.name, fence=lease.fence, waited=waited)
+            yield Send(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
 
     # -- having it --------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from logging import WARNING
 from time import monotonic
 from typing import NamedTuple
 
 from redis.backoff import AbstractBackoff
 
-from ..exceptions import LockNotAcquired, LockUnavailable
+from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ..log import log_event
 from ..names import known_as
 from ..pace import POLLING, Pace, alive_for
 from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
 from ..store.aio import ENTERING, RETURNING
 from ..store.calls import Taken, Wanted
+from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
 from ..times import Deadline
 from .listener import OUTAGE, Listener
@@ -24,6 +28,7 @@ WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not 
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 GRACE = 0.8  # seconds beyond the deadline that an answer may take
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
+GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
 
 
@@ -50,12 +55,16 @@ class Attempt:
         "at_work",
         "attempts",
         "backoff",
+        "begun",
         "busy_for",
         "deadline",
+        "full",
+        "holder",
         "listener",
         "over",
         "polls",
         "seized",
+        "slow_at",
         "ticket",
         "tries",
         "unknown",
@@ -73,6 +82,7 @@ class Attempt:
         polls: bool = False,
         backoff: AbstractBackoff | None = None,
         attempts: int | None = None,
+        slow_wait: float | None = None,
     ) -> None:
         self.wanted = wanted
         self.listener = listener
@@ -84,6 +94,10 @@ class Attempt:
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
         self.busy_for = 0.0  # seconds
+        self.holder: Holder | None = None  # who had the lock when Redis was asked last
+        self.full = False  # as many wait as may
+        self.begun = monotonic()
+        self.slow_at = math.inf if slow_wait is None else self.begun + slow_wait  # when to say whom it waits for
         self.tries = 0
         self.seized: bytes | None = None  # value of the lock when somebody else held it
         self.asked = False  # anything at all
@@ -98,7 +112,18 @@ class Attempt:
     def seize(self) -> Steps[Granted | None]:
         """Get the lock whoever holds it."""
         taken, granted = yield from self._look(calls.SEIZING)
-        self.seized = taken.seized
+        self.seized = taken.holder
+        return granted
+
+    def adopt(self) -> Steps[Granted | None]:
+        """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
+
+        It never waits, and never takes a free lock.
+        """
+        yield from self._listen_first()
+        taken, granted = yield from self._look(calls.ADOPTING)
+        if taken.state == calls.GIVEN_UP:
+            raise LockLost(f"Could not adopt the lock {self.wanted.name!r}: {GONE}.", self.wanted.name, reason=GONE)
         return granted
 
     def _poll(self) -> Steps[Granted | None]:
@@ -109,9 +134,10 @@ class Attempt:
             last = not self.deadline.waits or self.deadline.passed
             last = last or (self.attempts is not None and self.attempts <= self.tries + 1)
             taken, granted = yield from self._look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
-            if granted is not None or last or taken.state == calls.GIVEN_UP:
+            if granted is not None or last or taken.state in (calls.GIVEN_UP, calls.FULL):
                 return granted
             self.ticket = taken.number or self.ticket
+            self._tell_if_slow()
             yield Pause(min(delay, self.deadline.left()))
 
     def _await_wakes(self) -> Steps[Granted | None]:
@@ -140,7 +166,7 @@ class Attempt:
                 listener.reconnect()
             if granted is not None:
                 return granted
-            if taken.state == calls.GIVEN_UP or not self.deadline.waits:
+            if taken.state in (calls.GIVEN_UP, calls.FULL) or not self.deadline.waits:
                 return None
             self.ticket = taken.number or self.ticket
             waiter = yield from self._register()
@@ -208,6 +234,8 @@ class Attempt:
                 continue
             if taken.state not in (calls.GRANTED, calls.ALREADY):
                 self.busy_for = max(0.0, taken.left)
+                self.holder = parse_holder(taken.holder)
+                self.full = taken.state == calls.FULL
                 return taken, None
             ends = calls.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
@@ -249,7 +277,18 @@ class Attempt:
             now = monotonic()
             if now >= due:
                 return None, now < due + LOOK_LATE
-            yield Park(waiter, None if due == float("inf") else due - now)
+            self._tell_if_slow()
+            due = min(due, self.slow_at)
+            yield Park(waiter, None if due == math.inf else due - now)
+
+    def _tell_if_slow(self) -> None:
+        """Log once for whom this waits, where it waits for long: it may be a lock that somebody forgot."""
+        if monotonic() >= self.slow_at:
+            self.slow_at = math.inf
+            noun, name = known_as(self.wanted.name)
+            what = {"pool": name} if noun == "pool" else {"name": name}
+            held = {} if self.holder is None else {"owner": self.holder.owner, "fence": self.holder.fence}
+            log_event(WARNING, "still-waiting", **what, **held, waited=monotonic() - self.begun)
 
     def _got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
@@ -264,18 +303,27 @@ class Attempt:
             yield from calls.release(self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by)
         self.over = True
 
-    def refusal(self, waited: float) -> LockNotAcquired:
-        """The error for a lock that was not acquired, in so many seconds."""
+    def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
+        """The error for a lock that was not acquired."""
         noun, name = known_as(self.wanted.name)
+        waited, owner = monotonic() - self.begun, "" if self.holder is None else self.holder.owner
         within = f"within {waited:.3g} s ({self.tries} attempt{'s'[: self.tries > 1]})"
+        if adopting:
+            text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
+        elif self.full:
+            text = f"Could not acquire the lock {name!r}: {self.wanted.most} wait for it already (max_waiters)."
+        elif noun == "pool":
+            text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
+        else:
+            text = f"Could not acquire the lock {name!r} {within}: held {f'by {owner}' if owner else 'elsewhere'}."
         return LockNotAcquired(
-            f"Could not acquire a member of the pool {name!r} {within}: none is free."
-            if noun == "pool"
-            else f"Could not acquire the lock {name!r} {within}: held elsewhere.",
+            text,
             name,
+            outcome="full" if self.full else "timeout" if self.deadline.waits else "busy",
             attempts=self.tries,
             waited=waited,
             busy_for=self.busy_for,
+            holder=owner,
         )
 
     def leave(self) -> None:

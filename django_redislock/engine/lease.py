@@ -55,6 +55,7 @@ class Lease:
         "seen",
         "shares",
         "since",
+        "template",
         "tried_release",
         "unknown",
         "urgent",
@@ -72,6 +73,7 @@ class Lease:
         self.pid = os.getpid()
         self.renewing = True
         self.max_hold: float | None = None  # seconds
+        self.template = wanted.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
         self.owner: weakref.ref[Lives] | None = None  # whoever acquired it; None: see keeper

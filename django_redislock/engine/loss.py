@@ -23,9 +23,10 @@ def reason_of(answer: Renewed) -> str:
 
 def tell_lost(lease: Lease) -> None:
     """Tell the site's code of a lease that is marked as lost."""
-    log_event(WARNING, "lost", name=lease.name, fence=lease.fence, reason=lease.lost_reason)
+    facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
+    log_event(WARNING, "lost", **facts)
     try:
-        send(lock_lost, name=lease.name, fence=lease.fence, reason=lease.lost_reason)
+        send(lock_lost, **facts)
         if lease.on_lost is not None:
             lease.on_lost(lease.lost_error())
     except BaseException:

@@ -46,9 +46,9 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         raise lease.lost_error()
     held_for = monotonic() - lease.since
     if logger.isEnabledFor(DEBUG):
-        log_event(DEBUG, "released", name=lease.name, fence=lease.fence, held=held_for)
+        log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
     if lock_released.receivers:
-        yield Send(lock_released, name=lease.name, fence=lease.fence, held=held_for)
+        yield Send(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
 
 
 def release_surely(section: Section, **facts: Any) -> Steps[bool]:

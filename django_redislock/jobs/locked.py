@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
-from ..call_names import Name, name_maker, refuse_generators
+from ..call_names import Name, name_maker, refuse_generators, template_of
 from ..engine import Acquisition, current_owner
 from ..names import check_name
 from ..open_transactions import warn_of_release
@@ -33,6 +33,8 @@ def locked(name: Name | None = None, **options: Unpack[LockOptions]) -> Callable
     Raises LockNotAcquired when the lock was not acquired in time, so that the call did not happen; LockLost when the
     lock was lost while the function ran; LockUnavailable when Redis cannot be reached.
     """
+    if name is not None:
+        options.setdefault("template", template_of(name))
     checked = read_options(options, "locked()")  # a wrong option is an error here, not at the first call
     name_of = name_maker(name) if name is not None else None
 

@@ -76,6 +76,7 @@ class LockedCommand(BaseCommand):
             "blocking_timeout": self.lock_blocking_timeout,
             "using": self.lock_using,
             "purpose": type(self).__module__.rpartition(".")[2],
+            "template": template or "",
         }
         self.lock = Lock(name, **{**given, **self.lock_options})
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)

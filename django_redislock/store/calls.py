@@ -19,8 +19,8 @@ from .scripts import Script
 from .wire import Command
 
 # states of acquire; ALREADY: granted by an earlier call or by a handoff, or adopted; REQUEUED: busy, and the waiter had
-# been dropped
-BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED = range(6)
+# been dropped; FULL: busy, and as many wait as may
+BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)
 # states of renew; ADOPTED: whoever holds it has our token
 LOST, HELD, ADOPTED = range(3)
 # states of release
@@ -29,7 +29,7 @@ NOT_HELD, RELEASED, DETACHED = range(3)
 HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
 
 # how to wait
-NOT_AT_ALL, QUEUED, SEIZING = "0", "1", "s"
+NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = "0", "1", "s", "a"
 
 ENDLESS = -1.0  # seconds of lease: somebody else has written the lock
 FREE = -2.0  # there is no lock
@@ -69,6 +69,7 @@ class Wanted(NamedTuple):
     ttl: float = 0.0  # seconds
     token: str | None = None  # None: the id
     adopts: str = ""  # id of an acquisition of this very process that nobody uses any more
+    most: int | None = None  # how many others may wait already; None: any number
     owner: str = ""
     listens: bool = True  # this process hears what it is told
 
@@ -87,7 +88,7 @@ class Taken(NamedTuple):
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
     member: str  # of a pool, when one was granted; quoted
-    seized: bytes | None  # value of the lock that somebody else held
+    holder: bytes | None  # value of the lock that somebody else holds, or held until it was seized
     unheard: bool  # a handoff to this process ran out, though it lives: it has not heard of it
     namesake: str  # id of an acquisition of this very process that holds the lock with our token
 
@@ -97,13 +98,13 @@ def acquire(
 ) -> Steps[Taken]:
     """Take the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
-    ``wait``: NOT_AT_ALL, QUEUED, polled() or SEIZING. ``until``, ``by``: see call().
+    ``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING. ``until``, ``by``: see call().
     """
     backend, keys, name = wanted.backend, wanted.keys, wanted.name
     known, ttl, token, drawn = str(backend.known), _ms(wanted.ttl), wanted.token or "-", str(ticket or "")
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
-    adopts = () if keys.any else (wanted.adopts,)
-    args = (name, wanted.id, wanted.channel, known, ttl, wait, drawn, token, *adopts, wanted.owner)
+    more_args = () if keys.any else (wanted.adopts, "" if wanted.most is None else str(wanted.most))
+    args = (name, wanted.id, wanted.channel, known, ttl, wait, drawn, token, *more_args, wanted.owner)
     command = script.command((*keys.all, _gone(backend, wanted.id)), args)
     repeated = False
     while True:
@@ -116,9 +117,9 @@ def acquire(
         if state != MORE:
             extra, unheard, namesake = (*more, None, None, None)[:3]
             member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
-            seized = None if keys.any else extra
+            holder = None if keys.any else extra
             same = namesake.decode() if namesake else ""
-            return Taken(state, us, number, _seconds(left), sent, repeated, member, seized, unheard == 1, same)
+            return Taken(state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same)
 
 
 def release(

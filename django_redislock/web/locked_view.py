@@ -15,7 +15,7 @@ from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.functional import LazyObject, empty
 
-from ..call_names import Name, name_maker, refuse_generators
+from ..call_names import Name, name_maker, refuse_generators, template_of
 from ..conf import conf
 from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockUnavailable
@@ -64,6 +64,7 @@ def locked_view(
     """
     name_of = name_maker(name)
     options.setdefault("blocking_timeout", 0)
+    options.setdefault("template", template_of(name))
     checked = read_options(options, "locked_view()")
     locking = _methods(methods)
     if on_conflict is not None and not callable(on_conflict):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from ..call_names import Name, name_maker, refuse_generators
+from ..call_names import Name, name_maker, refuse_generators, template_of
 from ..engine import ExitMethod, Lease, WithBlock, block_of
 from ..lock import Lock
 from ..name_templates import has_fields
@@ -60,6 +60,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         self._aliases = [db] if isinstance(db, str) else list(db)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
+        options.setdefault("template", template_of(name))
         read_options(options, "locked_atomic()")
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread

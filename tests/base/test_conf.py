@@ -24,6 +24,8 @@ SETTINGS = [
     "POLL",
     "AUTO_RENEW",
     "MAX_HOLD",
+    "MAX_WAITERS",
+    "SLOW_WAIT",
     "RETRY_FOR",
     "KEY_PREFIX",
     "VIEW_STATUS",
@@ -43,6 +45,7 @@ def test_without_the_setting_there_are_defaults() -> None:
     assert (conf().CACHE, conf().TTL, conf().AUTO_RENEW, conf().POLL) == ("default", 30.0, True, False)
     assert (conf().VIEW_STATUS, conf().RETRY_FOR, conf().RELEASE_IN_TRANSACTION) == (423, 1.0, "warn")
     assert (conf().BLOCKING_TIMEOUT, conf().MAX_HOLD, conf().VIEW_ON_CONFLICT) == (None, None, None)
+    assert (conf().MAX_WAITERS, conf().SLOW_WAIT) == ({}, 10.0)
 
 
 def test_every_setting_can_be_set() -> None:
@@ -54,6 +57,8 @@ def test_every_setting_can_be_set() -> None:
         "POLL": True,
         "AUTO_RENEW": False,
         "MAX_HOLD": timedelta(hours=1),
+        "MAX_WAITERS": {"view:*": 20},
+        "SLOW_WAIT": 3,
         "RETRY_FOR": 2.5,
         "KEY_PREFIX": "site:locks",
         "VIEW_STATUS": 409,
@@ -69,6 +74,10 @@ def test_every_setting_can_be_set() -> None:
 def test_none_stands_for_the_default_where_the_default_is_none() -> None:
     nothing = ("BLOCKING_TIMEOUT", "MAX_HOLD", "VIEW_ON_CONFLICT", "VIEW_UNAVAILABLE_STATUS")
     assert read(dict.fromkeys(nothing)) == Conf()
+
+
+def test_none_says_of_no_wait_that_it_is_slow() -> None:
+    assert read({"SLOW_WAIT": None}).SLOW_WAIT is None
 
 
 # -- when they are read ---------------------------------------------------------------------------------------------
@@ -160,6 +169,8 @@ def wrong_values() -> list[Any]:
         "POLL": [None, 0, 1, "poll", ""],
         "AUTO_RENEW": [None, 0, 1, "yes", ""],
         "MAX_HOLD": [*NO_TIME, *NO_NUMBER],
+        "MAX_WAITERS": [None, 7, [("a", 7)], {"": 7}, {7: 7}, {"a": None}, {"a": True}, {"a": -1}, {"a": 1.5}],
+        "SLOW_WAIT": [*NO_TIME, *NO_NUMBER],
         "RETRY_FOR": [None, -1, 31, math.nan, math.inf, *NO_NUMBER],
         "KEY_PREFIX": [None, "", 7, "a{b}", "a}", "a b", "a\n", "a\x00", "\ud800"],
         "VIEW_STATUS": [None, 200, 399, 600, "423", 423.0, True],

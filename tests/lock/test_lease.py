@@ -142,12 +142,14 @@ def test_an_extended_lock_is_renewed_from_there(crowd: Crowd, client: redis.Redi
     assert not me.read(lambda: lock.lost)
 
 
+@pytest.mark.parametrize("where", ["settings", "option"])
 def test_renewal_ends_at_max_hold(
-    settings: Settings, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+    where: str, settings: Settings, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings.REDISLOCK = {"MAX_HOLD": SHORT / 4}
+    settings.REDISLOCK = {"MAX_HOLD": SHORT / 4 if where == "settings" else 3600}
     losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=SHORT / 2, on_lost=losses.append)
+    limit = None if where == "settings" else SHORT / 4
+    lock = Lock(NAME, ttl=SHORT / 2, on_lost=losses.append, max_hold=limit)
     lock.acquire()
     first = end(client)
     eventually(lambda: end(client) > first + 0.2)  # it was renewed at first

@@ -42,7 +42,7 @@ RARELY = st.sampled_from([False] * 7 + [True])
 TOKENS = st.sampled_from([None, None, "t" * 21 + "1", "t" * 21 + "2"])
 WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "former", "older"])
 # by messages, or so many milliseconds alive without a look
-WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, "p1000", "p20000"])
+WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
 RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
 HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach"])
@@ -129,13 +129,21 @@ class Machine(RuleBasedStateMachine):
         wait=WAITS,
         adopts=st.booleans(),
         listens=st.booleans(),
+        most=st.sampled_from([None, None, None, 0, 1, 2, 3]),
     )
     def come(
-        self, process: int, token: str | None, ttl: int, wait: str, adopts: bool = False, listens: bool = True
+        self,
+        process: int,
+        token: str | None,
+        ttl: int,
+        wait: str,
+        adopts: bool = False,
+        listens: bool = True,
+        most: int | None = None,
     ) -> None:
         """A new attempt."""
         held = self.reference.lock
-        self._ask(self._make(process, token, ttl, held.id if adopts and held else "", listens), wait)
+        self._ask(self._make(process, token, ttl, held.id if adopts and held else "", listens, most), wait)
 
     @rule(who=WHO, wait=WAITS, repeats=RARELY)
     def look(self, who: str, wait: str, repeats: bool) -> None:
@@ -178,9 +186,13 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.reference.lock is not None)
     @rule(
-        state=st.sampled_from(["in use", "detached", "dead"]), further=st.integers(0, 2), ttl=TTLS, adopts=st.booleans()
+        state=st.sampled_from(["in use", "detached", "dead"]),
+        further=st.integers(0, 2),
+        ttl=TTLS,
+        adopts=st.booleans(),
+        wait=st.sampled_from([calls.QUEUED, calls.ADOPTING]),
     )
-    def adopt_held(self, state: str, further: int, ttl: int, adopts: bool) -> None:
+    def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
         """Somebody comes with the holder's token. It may be in use, or left behind."""
         held = self._held()
         process = self._holder().process
@@ -190,7 +202,7 @@ class Machine(RuleBasedStateMachine):
             self.live_or_die(process, dies=True)
         token = held.id if held.token == "-" else held.token
         one = self._make((process + further) % 3, token, ttl, adopts=held.id if adopts else "")
-        self._ask(one, calls.QUEUED)
+        self._ask(one, wait)
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
@@ -320,11 +332,12 @@ class Machine(RuleBasedStateMachine):
         ttl: int,
         adopts: str = "",
         listens: bool = True,
+        most: int | None = None,
     ) -> Someone:
         """A new attempt, with an id that was never there before."""
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
-        attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, owner)
+        attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
         one = Someone(process, attempt, listens)
         self.people[one.id] = one
         return one
@@ -351,9 +364,9 @@ class Machine(RuleBasedStateMachine):
         return self.reference.lock is not None and self.reference.lock.flag == "h"
 
     def _wanted(self, one: Someone, process: int, *, listens: bool) -> calls.Wanted:
-        id, ttl, token, adopts, owner = one.attempt
+        id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        return calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, owner, listens)
+        return calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, most, owner, listens)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
@@ -364,7 +377,7 @@ class Machine(RuleBasedStateMachine):
             taken = run(calls.acquire(wanted, wait, ticket, until=math.inf, by=None))
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
-            assert (taken.seized.decode() if taken.seized else None) == expected.seized
+            assert (taken.holder.decode() if taken.holder else None) == expected.holder
             assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
             if taken.state != calls.GIVEN_UP:

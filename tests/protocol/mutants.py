@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.protocol.machine import Change
 
-PASS_ON, ENQUEUE, SUSPECTS, HANDOFF = (f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff"))
+PASS_ON, ENQUEUE, SUSPECTS, HANDOFF, IS_FULL = (
+    f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff", "is_full")
+)
 
 # what is wrong: the file, what it says, what it says instead
 MUTANTS: dict[str, Change] = {
@@ -26,6 +28,8 @@ MUTANTS: dict[str, Change] = {
     "an adoption from one at work in its own process": ("acquire.lua", "return id == ARGV.adopts", "return true"),
     "an adoption keeps the fence of one who may live": ("acquire.lua", "fence, since = next_fence()", "next_fence()"),
     "an adoption takes the note away": ("acquire.lua", "or string.match(owner, '\\n.*$') or ''", "or ''"),
+    "who only adopts takes a free lock": ("acquire.lua", "if idle and ARGV.wait ~= 'a' then", "if idle then"),
+    "who only adopts waits": ("acquire.lua", "if ARGV.wait == 'a' then", "if false then"),
     "a seizure tells nobody": ("acquire.lua", "if id then tell(", "if false then tell("),
     "who asks does not know itself in the queue": (PASS_ON, "if id == me then", "if false then"),
     # queues
@@ -35,6 +39,10 @@ MUTANTS: dict[str, Change] = {
     "one who polls is watched by nobody": (PASS_ON, "if reserved > 0 and not me then", "if false then"),
     "the dead are handed the lock": ("pieces/channel.lua", "redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0", "false"),
     "a lock that nobody wants stays listed": ("pieces/hand_on_key.lua", "if handed == 0 then", "if false then"),
+    "who waits already is refused": (IS_FULL, "or redis.call('ZSCORE', queue, ARGV.id)", ""),
+    "the dead keep a queue full": (IS_FULL, "if not channel or absent[channel] then", "if false then"),
+    "who polled and is gone keeps a queue full": (IS_FULL, "if us >= alive_until then", "if false then"),
+    "a queue is never full": ("acquire.lua", "if ARGV.most ~= '' and", "if false and"),
     # handoffs
     "a handoff is not told": (HANDOFF, "tell(channel, 'g '", "tostring('g '"),
     "a handoff has the whole lease": (HANDOFF, "math.min(ttl, math.max(3000, math.floor(ttl / 3)))", "ttl"),

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from django_redislock.store.calls import (
     ADOPTED,
+    ADOPTING,
     ALREADY,
     BEARER,
     BUSY,
     DETACHED,
+    FULL,
     GIVEN_UP,
     GRANTED,
     HELD,
@@ -41,6 +43,7 @@ class Attempt(NamedTuple):
     ttl: int  # ms
     token: str  # '-': none but the id
     adopts: str  # an acquisition of its own process that nobody uses any more
+    most: int | None  # how many others may wait already
     owner: str
 
 
@@ -76,7 +79,7 @@ class Answer(NamedTuple):
 
     state: int
     number: int  # fence or ticket
-    seized: str | None = None  # value of the lock that was taken away
+    holder: str | None = None  # value of the lock that somebody else has, or had until it was seized
     unheard: bool = False  # a handoff to the process that asks ran out, though it lives
     namesake: str = ""  # holds the lock with the token of the one who asks, and is of the same process
 
@@ -150,16 +153,23 @@ class Reference:
             return Answer(GIVEN_UP, 0)
         if held and self._may_adopt(caller, attempt, held):
             return Answer(ALREADY, self._adopt(caller, attempt, held))
+        if wait == ADOPTING:
+            state = BUSY if held and self._bears(attempt, held) else GIVEN_UP
+            return Answer(state, 0, held.text() if held else None, namesake=self._namesake)
         if wait == SEIZING:
             return self._seize(caller, attempt, held)
         if not held and self._pass_on(caller, attempt.id):
             self._leave(attempt.id)
             return Answer(GRANTED, self._enter(caller, attempt), unheard=self._unheard)
+        state, value = BUSY, self.lock.text() if held and self.lock else None
         if wait == NOT_AT_ALL:
-            return Answer(BUSY, ticket or 0, unheard=self._unheard, namesake=self._namesake)
-        state = BUSY if ticket is None or attempt.id in self.queue else REQUEUED
-        ticket = self._join(caller, attempt, wait, ticket)
-        return Answer(state, ticket, unheard=self._unheard, namesake=self._namesake)
+            ticket = ticket or 0
+        elif attempt.most is not None and self._is_full(attempt.id, attempt.most):
+            state, ticket = FULL, 0
+        else:
+            state = BUSY if ticket is None or attempt.id in self.queue else REQUEUED
+            ticket = self._join(caller, attempt, wait, ticket)
+        return Answer(state, ticket, value, unheard=self._unheard, namesake=self._namesake)
 
     def release(self, caller: Process, id: str, *, unknown: bool, how: str) -> int:
         """``unknown``: an acquire may still arrive; ``how``: see calls.release()."""
@@ -228,7 +238,7 @@ class Reference:
 
     def _may_adopt(self, caller: Process, attempt: Attempt, held: Held) -> bool:
         """Who has the token goes on with the lock where nobody is at work with it."""
-        if attempt.token != (held.id if held.token == "-" else held.token):
+        if not self._bears(attempt, held):
             return False
         if held.flag == "d":
             return True
@@ -238,6 +248,21 @@ class Reference:
             return held.channel not in self.subscribed
         self._namesake = held.id  # the process knows
         return attempt.adopts == held.id
+
+    @staticmethod
+    def _bears(attempt: Attempt, held: Held) -> bool:
+        return attempt.token == (held.id if held.token == "-" else held.token)
+
+    def _is_full(self, id: str, most: int) -> bool:
+        """Whether as many others wait as may; of those who are dead, the first hundred are dropped."""
+        if len(self.queue) < most or id in self.queue:
+            return False
+        for other, _ in self.in_order()[:100]:
+            waiter = self.waiters.get(other)
+            polls = waiter is not None and waiter.channel == "-"
+            if not waiter or not (self.now < waiter.until if polls else waiter.channel in self.subscribed):
+                self._leave(other)
+        return len(self.queue) >= most
 
     def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
         """A free lock goes to the first in the queue who lives. True: there is none, or it is the one who asks."""

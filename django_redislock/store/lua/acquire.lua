@@ -1,19 +1,20 @@
 -- acquire: takes the lock, or queues for it; also every later look of a waiter, and seize(). Idempotent per attempt.
 -- KEYS     @lock queue waiters index fence gone
--- ARGV     name id channel known ttl wait ticket token adopts owner
+-- ARGV     name id channel known ttl wait ticket token adopts most owner
 --            known: the highest fence that the caller knows; ttl: ms
---            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, s: seize
+--            wait: 0 no, 1 yes, p1000: polls, and is alive for 1000 ms without another look, s: seize, a: only adopt
 --            ticket: '' when none was drawn yet; token: '-' when it is the id
 --            adopts: '', or the id of an acquisition of this very process that nobody there uses any more
--- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that was seized or false,
---            1 = a handoff to this process ran out unheard, id of an acquisition of this very process that holds the
---            lock with our token}; the last three may be missing. States: calls.py
+--            most: how many others may wait already, '' for any number
+-- returns  {state, server us, fence or ticket, lease left in ms, value of the lock that somebody else holds (or held
+--            until it was seized) or false, 1 = a handoff to this process ran out unheard, id of an acquisition of this
+--            very process that holds the lock with our token}; the last three may be missing. States: calls.py
 --#include grant
 --#include @idle
-local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY = 0, 1, 2, 3, 4
+local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
 -- the fast path: nobody has it and nobody waits
-if idle then
+if idle and ARGV.wait ~= 'a' then
   local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
   if fence % 8 == 0 then
     -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
@@ -25,6 +26,7 @@ end
 
 --#include channel
 --#include enqueue
+--#include is_full
 --#include parse_holder
 --#include @lease
 --#include @own_queue
@@ -39,8 +41,9 @@ if gone then return {GIVEN_UP, us, 0, 0} end
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
 local namesake = false
+local bears = id and ARGV.token ~= '-' and (token == '-' and id or token) == ARGV.token
 local function may_adopt()
-  if not id or ARGV.token == '-' or (token == '-' and id or token) ~= ARGV.token then return false end
+  if not bears then return false end
   if flag == 'd' then return true end
   if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
   if channel ~= ARGV.channel then return nobody_listens(channel) end
@@ -65,6 +68,8 @@ if may_adopt() then
   tell(channel, 'a ' .. id .. ' ' .. ARGV.name)
   return {ALREADY, us, tonumber(fence), left}
 end
+
+if ARGV.wait == 'a' then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value, 0, namesake} end
 
 -- out of the queue, if it waited there, and in
 local function enter()
@@ -93,10 +98,13 @@ end
 
 local state = BUSY
 if ARGV.wait ~= '0' then
+  if ARGV.most ~= '' and is_full(KEYS.queue, KEYS.waiters) then
+    return {FULL, us, 0, lease_left(), value, unheard, namesake}
+  end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
   note_queue()
 end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, false, unheard, namesake}
+return {state, us, ticket, left, value, unheard, namesake}

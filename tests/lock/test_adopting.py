@@ -1,0 +1,142 @@
+"""``adopt=True``: only ever that very acquisition that was left to the bearer of its token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release, get_lock, locked
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, flag, queued
+
+Eventually = Callable[..., Any]
+
+
+def adopter(token: str, **options: Any) -> Lock:
+    return Lock(NAME, token=token, adopt=True, **options)
+
+
+def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
+    """The token of a lock that somebody has acquired and left."""
+    lock = Lock(NAME, using=using)
+    me(lock, "acquire")
+    return str(me(lock, "detach", ttl))
+
+
+def test_it_goes_on_with_what_was_left(crowd: Crowd, using: str) -> None:
+    me, you = crowd(), crowd()
+    first = Lock(NAME, using=using)
+    me(first, "acquire")
+    fence = me.read(lambda: first.fence)
+    lock = adopter(me(first, "detach"), using=using)
+    assert you(lock, "acquire") is True
+    assert you.read(lambda: lock.fence) == fence
+    you(lock, "release")
+    assert get_lock(NAME, using=using) is None
+
+
+def test_a_block_adopts_as_well(crowd: Crowd, using: str) -> None:
+    me, you = crowd(), crowd()
+    lock = adopter(left(me, using), using=using)
+    with lock:
+        assert lock.remaining() > 0
+    assert not you(lock, "locked")
+
+
+@pytest.mark.parametrize("since", ["released", "ended", "force-released", "taken", "adopted"])
+def test_what_is_gone_is_lost(since: str, crowd: Crowd, using: str, eventually: Eventually) -> None:
+    """Others may have been inside meanwhile: it would be no hand-over."""
+    me, you = crowd(), crowd()
+    token = left(me, using, ttl=0.001 if since == "ended" else None)
+    if since == "released":
+        me(Lock(NAME, token=token, using=using), "release")
+    elif since == "force-released":
+        assert force_release(NAME, using=using)
+    elif since == "taken":
+        me(Lock(NAME, using=using), "seize")
+    elif since == "adopted":
+        second = adopter(token, using=using)
+        me(second, "acquire")
+        me(second, "release")
+    eventually(lambda: since in ("taken",) or get_lock(NAME, using=using) is None)
+    lock = adopter(token, using=using)
+    with pytest.raises(LockLost, match=rf"Could not adopt the lock '{NAME}': it was released, has ended, or somebody"):
+        you(lock, "acquire")
+    assert you.read(lambda: (lock.fence, lock.lost)) == (None, False)
+    assert (get_lock(NAME, using=using) is not None) == (since == "taken")
+
+
+def test_it_does_not_take_what_others_wait_for(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+    me, you, third = crowd(), crowd(), crowd()
+    token = left(me)
+    waiting = you.start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client))
+    me(Lock(NAME, token=token), "release")
+    assert waiting.result(GENEROUS)
+    with pytest.raises(LockLost):
+        third(adopter(token), "acquire", blocking_timeout=GENEROUS)
+    assert not queued(client)
+
+
+def test_what_is_still_used_is_busy(crowd: Crowd, using: str) -> None:
+    """It was not detached: the one who has acquired it lives."""
+    me, you = crowd(), crowd()
+    held = Lock(NAME, token=TOKEN, using=using)
+    me(held, "acquire")
+    assert you(adopter(TOKEN, using=using), "acquire", blocking_timeout=GENEROUS) is False
+    with (
+        pytest.raises(LockNotAcquired, match=r"still uses it. Call detach\(\) there first") as caught,
+        adopter(TOKEN, using=using),
+    ):
+        pytest.fail("not reached")
+    assert caught.value.holder
+    assert me(held, "owned")
+    assert me.read(lambda: held.lost) is False
+
+
+def test_a_decorated_function_goes_on_with_what_was_left(crowd: Crowd) -> None:
+    me = crowd()
+    token = left(me)
+
+    @locked(NAME, adopt=True)
+    def without() -> None:
+        pytest.fail("not reached")
+
+    with pytest.raises(ValueError, match=r"Cannot adopt the lock .* without its token"):
+        without()
+    Lock(NAME, token=token).release()
+
+
+def test_without_a_token_nothing_is_sent(crowd: Crowd, nowhere: None) -> None:
+    with pytest.raises(ValueError, match="pass the one that detach"):
+        crowd()(Lock(NAME, adopt=True), "acquire")
+
+
+def test_an_answer_that_is_lost_passes_for_no_adoption(crowd: Crowd, network: Proxy, client: redis.Redis) -> None:
+    """Asked twice, as the first answer was lost: it is still gone, and nothing was taken meanwhile."""
+    me, you = crowd(), crowd()
+    token = left(me)
+    me(Lock(NAME, token=token), "release")
+    lost = network.lose_answer(token)
+    with pytest.raises(LockLost):
+        you(adopter(token, using="far"), "acquire")
+    assert lost.caught.is_set()
+    assert not client.exists(LOCK)
+
+
+def test_an_adoption_of_which_nobody_knows_is_left_to_the_next_bearer(
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis
+) -> None:
+    me, you = crowd(), crowd()
+    retry_for(0.1)
+    token = left(me, ttl=600)
+    lost = network.lose_answer(token, times=1000)
+    with pytest.raises(LockUnavailable):
+        me(adopter(token, using="far"), "acquire")
+    assert lost.caught.is_set()
+    eventually(lambda: flag(client) == "d")
+    assert you(adopter(token), "acquire")

@@ -1,0 +1,274 @@
+"""Who does not get a lock: how many may wait, what is said of it, and who is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
+from django_redislock.log import in_form
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.state import NAME, count, leftovers, queued
+
+Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
+POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
+
+
+def refused(person: Any, lock: Lock) -> LockNotAcquired:
+    with pytest.raises(LockNotAcquired) as caught:
+        person(lock, "enter")
+    return caught.value
+
+
+def owner_of(using: str) -> str:
+    info = get_lock(NAME, using=using)
+    assert info is not None
+    return info.owner
+
+
+def waiters(using: str) -> int:
+    info = get_lock(NAME, using=using)
+    return 0 if info is None else info.waiters
+
+
+# -- max_waiters ------------------------------------------------------------------------------------------------------
+
+
+@POLLS
+def test_one_more_than_may_wait_is_refused_at_once(
+    polls: bool, crowd: Crowd, using: str, eventually: Eventually
+) -> None:
+    holder, last = crowd(), crowd()
+    held = Lock(NAME, using=using)
+    holder(held, "acquire")
+    people = [(crowd(), Lock(NAME, max_waiters=2, using=using)) for _ in range(2)]
+    waiting = [person.start(lock, "acquire") for person, lock in people]
+    eventually(lambda: waiters(using) == 2)
+    assert last(Lock(NAME, max_waiters=2, poll=polls, using=using), "acquire", blocking_timeout=GENEROUS) is False
+    assert waiters(using) == 2
+    holder(held, "release")
+    for _ in range(2):
+        eventually(lambda: any(one.done() for one in waiting))
+        got = next(number for number, one in enumerate(waiting) if one.done())
+        waiting.pop(got)
+        person, lock = people.pop(got)
+        person(lock, "release")
+
+
+def test_it_is_refused_in_one_round_trip(crowd: Crowd, client: redis.Redis) -> None:
+    holder, last = crowd(), crowd()
+    holder(Lock(NAME), "acquire")
+    last(Lock("warm-up"), "acquire")
+    before = count(client, "evalsha")
+    assert last(Lock(NAME, max_waiters=0), "acquire") is False
+    assert count(client, "evalsha") == before + 1
+
+
+def test_who_waits_already_goes_on_waiting_when_the_queue_is_full(
+    crowd: Crowd, eventually: Eventually, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it looks again and again."""
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.01)
+    holder, held = crowd(), Lock(NAME)
+    holder(held, "acquire")
+    waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
+    eventually(lambda: queued(client))
+    before = count(client, "evalsha")
+    eventually(lambda: count(client, "evalsha") > before + 10)
+    holder(held, "release")
+    assert waiting.result(GENEROUS) is True
+
+
+def test_the_dead_do_not_count(
+    crowd: Crowd, client: redis.Redis, ghost: Callable[..., Ghost], eventually: Eventually
+) -> None:
+    holder, last = crowd(), crowd()
+    held = Lock(NAME)
+    holder(held, "acquire")
+    for number in range(3):
+        ghost(alive=False).queue(f"a-dead-one-{number}", name=NAME)
+    alive = ghost()
+    alive.queue("one-that-lives", name=NAME)
+    assert last(Lock(NAME, max_waiters=1), "acquire") is False
+    waiting = last.start(Lock(NAME, max_waiters=2), "acquire")
+    eventually(lambda: queued(client) == 2)
+    assert not waiting.done()
+    client.flushall()
+    assert waiting.result(GENEROUS)
+
+
+def test_how_many_may_wait_comes_from_the_settings_by_pattern(crowd: Crowd) -> None:
+    holder, last = crowd(), crowd()
+    holder(Lock("view:1"), "acquire")
+    with override_settings(REDISLOCK={"MAX_WAITERS": {"order:*": 5, "view:*": 0}}):
+        assert last(Lock("view:1"), "acquire") is False
+        assert last(Lock("view:1", max_waiters=1), "acquire", blocking_timeout=0.01) is False
+
+
+@pytest.mark.parametrize("wrong", [[1], {"a": -1}, {"a": 1.5}, {"a": None}, {"": 1}, {"a": True}])
+def test_a_wrong_setting_is_a_clear_error(wrong: Any) -> None:
+    with override_settings(REDISLOCK={"MAX_WAITERS": wrong}), pytest.raises(ImproperlyConfigured, match="MAX_WAITERS"):
+        Lock(NAME).acquire()
+
+
+def test_the_error_says_how_many_wait(crowd: Crowd) -> None:
+    holder, last = crowd(), crowd()
+    holder(Lock(NAME), "acquire")
+    error = refused(last, Lock(NAME, max_waiters=0))
+    assert str(error) == f"Could not acquire the lock '{NAME}': 0 wait for it already (max_waiters)."
+    assert error.outcome == "full"
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({"blocking_timeout": 0}, "busy"),
+        ({"blocking": False}, "busy"),
+        ({"blocking_timeout": 0.05}, "timeout"),
+        ({"poll": True, "attempts": 2}, "timeout"),
+        ({"max_waiters": 0}, "full"),
+    ],
+    ids=str,
+)
+def test_who_is_refused_is_told_by_whom_it_is_held(
+    options: dict[str, Any], outcome: str, crowd: Crowd, using: str, heard: Heard, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, last = crowd(), crowd()
+    holder(Lock(NAME, using=using, note="a note"), "acquire")
+    owner = owner_of(using)
+    facts: list[dict[str, Any]] = []
+
+    def receive(*, sender: object, signal: object, **sent: Any) -> None:
+        assert sender is Lock
+        facts.append(sent)
+
+    lock_not_acquired.connect(receive)
+    with caplog.at_level(logging.DEBUG):
+        error = refused(last, Lock(NAME, using=using, template="order:{pk}", **options))
+    assert (error.outcome, error.holder) == (outcome, owner)
+    if outcome != "full":
+        assert str(error).endswith(f"held by {owner}.")
+    ((sent),) = facts
+    assert (sent["name"], sent["template"], sent["outcome"]) == (NAME, "order:{pk}", outcome)
+    assert sent["waited"] == error.waited
+    assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
+
+
+def test_it_costs_no_round_trip_more(crowd: Crowd, client: redis.Redis) -> None:
+    holder, last = crowd(), crowd()
+    holder(Lock(NAME), "acquire")
+    last(Lock("warm-up"), "acquire")
+    before = count(client, "evalsha")
+    assert refused(last, Lock(NAME, blocking_timeout=0)).holder
+    assert count(client, "evalsha") == before + 1
+
+
+def test_a_pool_without_a_free_member_sends_its_name(crowd: Crowd, heard: Heard) -> None:
+    me = crowd()
+    pool = LockPool("workers")
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire")
+    facts: list[dict[str, Any]] = []
+
+    def receive(**sent: Any) -> None:
+        facts.append(sent)
+
+    lock_not_acquired.connect(receive)
+    with pytest.raises(LockNotAcquired):
+        crowd()(pool, "acquire", blocking_timeout=0)
+    ((sent),) = facts
+    assert (sent["outcome"], sent["name"]) == ("busy", sent["template"])
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def test_every_signal_has_the_template(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
+    @locked("order:{pk}")
+    def pay(pk: int) -> None: ...
+
+    @locked(lambda pk: f"order:{pk}")
+    def made(pk: int) -> None: ...
+
+    @locked()
+    def plain() -> None: ...
+
+    with caplog.at_level(logging.DEBUG):
+        pay(42)
+        made(42)
+        plain()
+        with Lock("a"):
+            pass
+    name = f"{__name__}.test_every_signal_has_the_template.locals"
+    templates = ["order:{pk}", f"{__name__}.test_every_signal_has_the_template.<locals>.<lambda>", f"{name}.plain", "a"]
+    assert [facts["template"] for which, facts in heard if which == "acquired"] == templates
+    assert [facts["template"] for which, facts in heard if which == "released"] == templates
+    assert "event=acquired name=order:42 template=order:{pk}" in caplog.text
+    assert "event=released name=order:42 template=order:{pk}" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["template", "purpose"])
+def test_a_text_that_is_none_is_a_clear_error(option: str, nowhere: None) -> None:
+    with pytest.raises(TypeError, match=f"{option} must be a str, not 7"):
+        Lock(NAME, **{option: 7})  # type: ignore[arg-type]
+
+
+# -- long waits -------------------------------------------------------------------------------------------------------
+
+
+@POLLS
+def test_who_waits_long_says_once_for_whom(
+    polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder, held = crowd(), Lock(NAME, using=using)
+    holder(held, "acquire")
+    owner = owner_of(using)
+    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
+        waiting = crowd().start(Lock(NAME, using=using, poll=polls), "acquire")
+        eventually(lambda: "still-waiting" in caplog.text)
+        (line,) = (record.getMessage() for record in caplog.records if "still-waiting" in record.msg)
+        assert line.startswith(f"event=still-waiting name={NAME} owner={in_form(owner)} fence=")
+        assert not waiting.done()
+        holder(held, "release")
+        assert waiting.result(GENEROUS)
+    assert caplog.text.count("still-waiting") == 1
+
+
+def test_who_waits_long_for_a_member_says_so(
+    crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    me = crowd()
+    pool = LockPool("workers")
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
+        waiting = crowd().start(pool, "acquire")
+        eventually(lambda: "event=still-waiting pool=workers waited=" in caplog.text)
+        me(member, "release")
+        waiting.result(GENEROUS)
+
+
+def test_nobody_says_so_where_the_setting_is_none(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+    holder = crowd()
+    holder(Lock(NAME), "acquire")
+    with override_settings(REDISLOCK={"SLOW_WAIT": None}):
+        assert crowd()(Lock(NAME), "acquire", blocking_timeout=0.2) is False
+    assert "still-waiting" not in caplog.text
+
+
+def test_what_was_refused_leaves_nothing(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+    holder, held = crowd(), Lock(NAME)
+    holder(held, "acquire")
+    refused(crowd(), Lock(NAME, max_waiters=0))
+    holder(held, "release")
+    eventually(lambda: leftovers(client) == [])
