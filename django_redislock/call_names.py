@@ -25,7 +25,9 @@ def name_maker(name: Name) -> Callable[..., str]:
 
 def template_of(name: Name) -> str:
     """``name`` as it was written; of a callable, where that is."""
-    return name if isinstance(name, str) else f"{name.__module__}.{getattr(name, '__qualname__', type(name).__name__)}"
+    if isinstance(name, str):
+        return name
+    return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
 
 
 def _arguments(

@@ -75,7 +75,7 @@ def test_a_loss_is_told_once_and_with_its_reason(
     with pytest.raises(LockLost, match="was lost while it was held here") as caught:
         me(lock, "release")
     assert caught.value.reason == reason
-    assert signals() == [{"name": NAME, "fence": fence, "reason": reason}]
+    assert signals() == [{"name": NAME, "template": NAME, "fence": fence, "reason": reason}]
     assert len(losses) == 1
 
 

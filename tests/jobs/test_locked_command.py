@@ -135,7 +135,7 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Settings) -> N
 
 
 def test_an_option_that_no_lock_takes_is_an_error_that_names_the_choices() -> None:
-    with pytest.raises(TypeError, match=r"takes no option 'fair'\. The options are: attempts, "):
+    with pytest.raises(TypeError, match=r"takes no option 'fair'\. The options are: adopt, attempts, "):
         report(never, lock_options={"fair": True})
 
 

@@ -57,7 +57,7 @@ def test_a_flush_is_noticed_at_the_next_renewal(
         me.read(lock.check)
     with pytest.raises(LockLost, match="gone from Redis"):
         me(lock, "release")
-    assert heard[1:] == [("lost", {"name": NAME, "fence": fence, "reason": VANISHED})]
+    assert heard[1:] == [("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": VANISHED})]
     assert len(losses) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_force_released_holder_hears_of_it_by_message(
         me(lock, "release")
     assert sorted(heard[1:]) == [
         ("force", {"name": NAME, "by": "the test"}),
-        ("lost", {"name": NAME, "fence": fence, "reason": FORCED}),
+        ("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": FORCED}),
     ]
 
 

@@ -184,7 +184,9 @@ def test_whatever_ends_a_lease_from_outside_is_told(
     if reason not in (FORCED,):
         renew_all()  # at its next renewal, as nobody tells
     former.has_lost(reason)
-    assert [facts for which, facts in heard if which == "lost"] == [{"name": NAME, "fence": fence, "reason": reason}]
+    assert [facts for which, facts in heard if which == "lost"] == [
+        {"name": NAME, "template": NAME, "fence": fence, "reason": reason}
+    ]
 
 
 def test_what_was_released_or_detached_here_is_no_loss(

@@ -259,7 +259,9 @@ def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
         locked_atomic("x")(generator)
     with pytest.raises(ValueError, match="ttl must be at least"):
         locked_atomic("x", ttl=0)
-    with pytest.raises(TypeError, match=r"^locked_atomic\(\) takes no option 'fair'\. The options are: attempts, "):
+    with pytest.raises(
+        TypeError, match=r"^locked_atomic\(\) takes no option 'fair'\. The options are: adopt, attempts, "
+    ):
         locked_atomic("x", fair=True)  # type: ignore[call-arg]
     for wrong in ([], [7]):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):

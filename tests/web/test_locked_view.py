@@ -337,7 +337,7 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
     with pytest.raises(ValueError, match="blocking_timeout must be 0 or more"):
         locked_view("x", blocking_timeout=-1)
     with pytest.raises(
-        TypeError, match=r"^locked_view\(\) takes no option 'key'\. The options are: attempts, .*, using\.$"
+        TypeError, match=r"^locked_view\(\) takes no option 'key'\. The options are: adopt, attempts, .*, using\.$"
     ):
         locked_view("x", key="y")  # type: ignore[call-arg]
 
