@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from typing import Any
 
@@ -174,6 +175,7 @@ def read(raw: object) -> Conf:
 # by the number of changes announced so far (override_settings): what was read before one is not kept after it
 _read_at: dict[int, Conf] = {}
 _changes = 0
+_pinned: dict[str, Any] = {}
 
 
 def conf() -> Conf:
@@ -181,15 +183,32 @@ def conf() -> Conf:
     found = _read_at.get(_changes)
     if found is None:
         changes = _changes
-        found = _read_at[changes] = read(getattr(settings, "REDISLOCK", {}))
+        found = _read_at[changes] = replace(read(getattr(settings, "REDISLOCK", {})), **_pinned)
     return found
 
 
-def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+@contextmanager
+def pinned(**values: Any) -> Iterator[None]:
+    """For tests: these settings are in force, whatever ``REDISLOCK`` says, and however often it changes meanwhile."""
+    global _pinned
+    before, _pinned = _pinned, {**_pinned, **values}
+    _forget()
+    try:
+        yield
+    finally:
+        _pinned = before
+        _forget()
+
+
+def _forget() -> None:
     global _changes
+    _changes += 1
+    _read_at.clear()
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
     if setting == "REDISLOCK":
-        _changes += 1
-        _read_at.clear()
+        _forget()
 
 
 setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.conf")

@@ -110,6 +110,10 @@ class Watchdog:
         """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
         return id in self.attempts or id in self._leases  # in the order in which it comes by
 
+    def leases(self) -> list[Lease]:
+        """All that this process holds."""
+        return list(self._leases.values())
+
     def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged."""
         with self._mutex:
@@ -182,7 +186,7 @@ class Watchdog:
         """After a reconnect: a flush or restart is noticed at once."""
         with self._mutex:
             now = monotonic()
-            for lease in list(self._leases.values()):
+            for lease in self.leases():
                 if lease.backend is backend and lease.watched:
                     lease.urgent = True
                     self._plan(now, lease)

@@ -155,6 +155,11 @@ def get_backend(using: str | None = None) -> Backend:
     return found
 
 
+def made_backends() -> list[Backend]:
+    """Those that this process has made under the KEY_PREFIX in force."""
+    return [backend for (_, prefix), backend in list(_backends.get().found.items()) if prefix == conf().KEY_PREFIX]
+
+
 def _drop(key: tuple[str, str], closed: Backend) -> None:
     """Nobody is given a closed backend any more: nothing listens there."""
     backends = _backends.get()

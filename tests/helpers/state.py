@@ -90,7 +90,7 @@ def lease_of(lock: Lock) -> Lease:
 
 def leases() -> list[Lease]:
     """All that this process renews."""
-    return list(runtime().watchdog._leases.values())
+    return runtime().watchdog.leases()
 
 
 def listener(using: str | None = None) -> Any:

@@ -1,0 +1,228 @@
+"""For the tests of a site: locks of their own for each test, and others who hold locks.
+
+All of this works on a real Redis and in the memory mode, in sync tests and in coroutines, which it blocks for a round
+trip or two.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import patch
+
+from redis.connection import Connection
+from redis.exceptions import ConnectionError
+
+from .cachelock import CacheLock
+from .conf import conf, pinned
+from .engine.lease import FORCED
+from .engine.runtime import runtime
+from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
+from .inspection.info import inspect
+from .inspection.listing import read_matching
+from .lock import Lock
+from .names import check_name
+from .steps import Steps, run
+from .store import calls
+from .store.backend import Backend, get_backend, made_backends
+from .store.calls import Wanted
+from .store.keys import make_keys
+from .store.retry import call
+from .times import Seconds, seconds
+
+__all__ = [
+    "OwnLocksMixin",
+    "assert_locked",
+    "assert_not_locked",
+    "hold",
+    "lose",
+    "own_locks",
+    "redis_away",
+    "reset",
+]
+
+HELD_FOR = 3600.0  # seconds; longer than any test
+SOMEBODY = "another-host:1:MainThread"
+
+_prefixes: list[str] = []  # of the own_locks() that we are in
+
+
+# -- locks of one's own ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_locks() -> Iterator[None]:
+    """Use locks, pools, values and counters that nobody else sees, and end all that is left of them in the end.
+
+    ``REDISLOCK["KEY_PREFIX"]`` is one that was never used before, for all threads of this process, also where the
+    settings change meanwhile. Costs no round trip where nothing was locked.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    prefix = f"{conf().KEY_PREFIX}-test-{worker}-{secrets.token_hex(6)}"
+    with pinned(KEY_PREFIX=prefix):
+        _prefixes.append(prefix)
+        try:
+            yield
+        finally:
+            try:
+                reset()
+            except LockUnavailable:
+                pass  # the test has stopped it; nobody uses the prefix again
+            finally:
+                _prefixes.pop()
+                for backend in made_backends():
+                    backend.close()
+
+
+def reset() -> None:
+    """End all locks, and delete all pools, values and counters of this test, as if there had never been any.
+
+    Who holds a lock in this process holds nothing any more, and is told of no loss. Raises RuntimeError outside
+    :func:`own_locks`, where others may be using the locks, and LockUnavailable. It reads the names of all keys in the
+    database (``SCAN``).
+    """
+    if not _prefixes:
+        raise RuntimeError(
+            "Cannot reset the locks of a site, only those of a test: use the plugin 'django_redislock.pytest_plugin', "
+            "OwnLocksMixin, or own_locks()."
+        )
+    watchdog = runtime().watchdog
+    for lease in watchdog.leases():
+        if lease.backend.prefix.endswith(f"{_prefixes[-1]}{{0}}:"):
+            watchdog.end(lease)
+    for backend in made_backends():
+        run(_delete_keys(backend))
+        runtime().listener(backend).tell_all()
+
+
+def _delete_keys(backend: Backend) -> Steps[None]:
+    pattern = re.sub(r"([*?\[\]^\\])", r"\\\1", backend.prefix) + "*"
+    cursor = "0"
+    while True:
+        (following, keys), _, _ = yield from call(backend, ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000"))
+        if keys:
+            yield from call(backend, ("UNLINK", *(key.decode() for key in keys)))
+        cursor = following.decode()
+        if cursor == "0":
+            return
+
+
+if TYPE_CHECKING:
+    _TestCase = unittest.TestCase
+else:
+    _TestCase = object
+
+
+class OwnLocksMixin(_TestCase):
+    """Gives each test of a ``TestCase`` (of unittest, of Django) locks of its own; see :func:`own_locks`.
+
+    They begin before ``setUp()`` and end after ``tearDown()`` and the cleanups. ``setUpClass()`` and
+    ``setUpTestData()`` still use the site's.
+    """
+
+    def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
+        with own_locks():
+            return super().run(result)
+
+
+# -- others ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Iterator[None]:
+    """Hold the lock ``name`` as another process would, which neither renews it nor hears that it is lost.
+
+    Whoever asks in this process, this very thread or task too, finds it busy for ``ttl`` seconds (an hour) or until the
+    end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
+    lock or waits for it, and LockUnavailable.
+    """
+    backend = get_backend(using)
+    keys, id = make_keys(backend.prefix, check_name(name)), secrets.token_urlsafe(16)
+    wanted = Wanted(backend, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
+    taken = run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    if taken.state != calls.GRANTED:
+        raise LockNotAcquired(f"Could not hold the lock {name!r} as somebody else: it is not free.", name)
+    try:
+        yield
+    finally:
+        run(calls.release(wanted, unknown=False))
+
+
+def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
+    """Let a lock be lost that this process holds, by any of its threads and tasks, as by a force-release.
+
+    Takes the lock or its name (on the alias ``using``). The next waiter gets it. On return ``lock.lost`` is True;
+    ``on_lost`` and the signal ``lock_lost`` follow in a background thread. Raises LockNotOwned when nobody in this
+    process holds it, and LockUnavailable.
+    """
+    name, using = (lock, using) if isinstance(lock, str) else (lock.name, lock.using)
+    backend, watchdog = get_backend(using), runtime().watchdog
+    for lease in watchdog.leases():
+        if lease.watched and lease.backend is backend and lease.name == name:
+            run(calls.force(backend, lease.wanted.keys, name, lease.fence))
+            watchdog.lose(lease, FORCED)
+            return
+    raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
+
+
+@contextmanager
+def redis_away(using: str | None = None) -> Iterator[None]:
+    """Let the Redis of the locks be out of reach of this process: whoever asks gets LockUnavailable, at once.
+
+    (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on.
+    """
+    backend = get_backend(using)
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _away()
+
+    async def arefuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise _away()
+
+    with (
+        pinned(RETRY_FOR=0.0),
+        patch.object(backend, "origin", replace(backend.origin, kind=_Nowhere)),
+        patch.object(backend, "execute_many", refuse),
+        patch.object(backend, "aexecute_many", arefuse),
+        # renewals use a connection again only for the same timeout: the next ones need a new one
+        patch.object(backend, "timeout", 0.0),
+    ):
+        runtime().listener(backend).reconnect()
+        yield
+
+
+def _away() -> ConnectionError:
+    return ConnectionError("it is away, by django_redislock.testing.redis_away()")
+
+
+class _Nowhere(Connection):
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # that of redis-py
+
+    def connect(self) -> None:
+        raise _away()
+
+
+# -- assertions --------------------------------------------------------------------------------------------------------
+
+
+def assert_locked(name: str, *, using: str | None = None) -> None:
+    """Assert that somebody holds the lock ``name``, here or elsewhere."""
+    backend = get_backend(using)
+    if run(inspect(backend, check_name(name), waiters=0)) is None:
+        held = ", ".join(repr(lock.name) for lock in run(read_matching(backend, lambda name: True)))
+        raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
+
+
+def assert_not_locked(name: str, *, using: str | None = None) -> None:
+    """Assert that nobody holds the lock ``name``."""
+    info = run(inspect(get_backend(using), check_name(name), waiters=0))
+    if info is not None:
+        raise AssertionError(f"The lock {name!r} is held by {info.owner} for {info.lease_left:.3g} s more.")

@@ -1,0 +1,225 @@
+"""Locks of its own for each test, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from django.test import override_settings
+
+from django_redislock import ConditionalValue, Counter, Lock, LockPool, get_lock, list_locks, lock_lost
+from django_redislock.conf import conf
+from django_redislock.store.backend import get_backend, made_backends
+from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.state import NAME, count, leases, waiting
+
+Eventually = Callable[..., Any]
+MakeOther = Callable[[], Other]
+
+
+def leave_all_kinds() -> None:
+    """What a careless test leaves behind."""
+    Lock(NAME).acquire()
+    LockPool("accounts").extend(["alice", "bob"])
+    LockPool("accounts").acquire()
+    Counter("visits").incr()
+    ConditionalValue("record").setgt(7)
+
+
+def assert_nothing_is_there() -> None:
+    assert list_locks() == []
+    assert LockPool("accounts").keys() == []
+    assert (Counter("visits").get(), ConditionalValue("record").get()) == (0, None)
+    with Lock(NAME, blocking_timeout=0):  # this thread does not wait for itself
+        pass
+
+
+def test_inside_are_other_locks_than_outside() -> None:
+    Lock(NAME).acquire()
+    with own_locks():
+        assert_nothing_is_there()
+    assert [lock.name for lock in list_locks()] == [NAME]
+
+
+def test_two_blocks_have_nothing_in_common() -> None:
+    for _ in range(2):
+        with own_locks():
+            assert_nothing_is_there()
+            leave_all_kinds()
+
+
+def test_in_the_end_nothing_is_left_in_redis_nor_renewed_here(client: redis.Redis) -> None:
+    get_backend()
+    with own_locks():
+        leave_all_kinds()
+        backend = get_backend()
+        assert backend.execute(("KEYS", "*"))
+    assert backend.execute(("KEYS", "*")) == []
+    assert leases() == []
+
+
+def test_nothing_is_asked_where_nothing_was_locked(client: redis.Redis) -> None:
+    before = count(client, "scan")
+    with own_locks():
+        pass
+    assert count(client, "scan") == before
+
+
+def test_only_keys_of_the_block_are_deleted(settings: Any) -> None:
+    """The pattern of SCAN takes the prefix literally, and however many keys there are."""
+    settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": r"a*[b]?\c"}}
+    backend = get_backend()
+    backend.execute(("SET", r"aXb?\c:other", "1"))
+    Counter("outside").incr()
+    with own_locks():
+        LockPool("many").extend(map(str, range(10)))
+        for number in range(1200):
+            Counter(str(number)).incr()
+    assert set(backend.execute(("KEYS", "*"))) >= {rb"aXb?\c:other"}
+    assert len([key for key in backend.execute(("KEYS", "*")) if b"-test-" in key]) == 0
+    assert Counter("outside").get() == 1
+
+
+def test_a_change_of_the_settings_leads_nobody_out(settings: Any) -> None:
+    outside = conf().KEY_PREFIX
+    with own_locks():
+        inside = conf().KEY_PREFIX
+        with override_settings(REDISLOCK={"TTL": 7, "KEY_PREFIX": "site"}):
+            assert (inside, 7) == (conf().KEY_PREFIX, conf().TTL)
+        settings.REDISLOCK = {"TTL": 8}
+        assert (inside, 8) == (conf().KEY_PREFIX, conf().TTL)
+    assert conf().KEY_PREFIX == outside != inside
+
+
+def test_what_is_held_on_an_alias_that_a_test_has_replaced_ends_as_well(settings: Any) -> None:
+    with own_locks():
+        Lock(NAME).acquire()
+        settings.CACHES = {**settings.CACHES}
+    assert leases() == []
+
+
+@pytest.mark.parametrize("worker", ["gw0", "gw7", None])
+def test_the_prefix_names_the_worker_of_xdist(worker: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+    with own_locks():
+        assert conf().KEY_PREFIX.startswith(f"redislock-test-{worker or 'main'}-")
+
+
+def test_locks_that_are_left_are_told_of_no_loss(eventually: Eventually) -> None:
+    told: list[object] = []
+    receiver = lambda **facts: told.append(facts)  # noqa: E731
+    lock_lost.connect(receiver)
+    with own_locks():
+        lock = Lock(NAME, ttl=0.5, on_lost=told.append)
+        lock.acquire()
+        ends = lock.remaining()
+    again = Lock(NAME, ttl=2 * ends, auto_renew=False)
+    again.acquire()
+    eventually(lambda: again.lost)  # this one is told, later than the other would have been
+    assert [fact["fence"] for fact in told if isinstance(fact, dict)] in ([], [again.fence])
+    assert not lock.lost
+    lock_lost.disconnect(receiver)
+
+
+def test_coroutines_have_them_too() -> None:
+    async def use() -> None:
+        async with Lock(NAME):
+            assert not await Lock("other").alocked()
+        await Lock("left").aacquire()
+
+    for _ in range(2):
+        with own_locks():
+            asyncio.run(use())
+    assert leases() == []
+
+
+def test_a_thread_that_still_waits_takes_nothing_of_the_next_test(other: MakeOther, eventually: Eventually) -> None:
+    stray = other()
+    with own_locks():
+        Lock(NAME).acquire()
+        got = stray.start(lambda: Lock(NAME, blocking_timeout=GENEROUS).acquire())
+        eventually(lambda: (info := get_lock(NAME)) and info.waiters)
+    with own_locks():
+        assert got.result(GENEROUS), "it is told, and gets the lock that it waited for"
+        assert list_locks() == []
+
+
+def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest.FixtureRequest) -> None:
+    if "memory" in request.node.name:
+        pytest.skip("there is no server")
+    own = request.getfixturevalue("own")
+    with own_locks():
+        Lock(NAME).acquire()
+        own.stop()
+    assert leases() == []
+    assert made_backends() == []
+
+
+# -- reset -------------------------------------------------------------------------------------------------------------
+
+
+def test_reset_ends_all_in_the_midst_of_a_test() -> None:
+    with own_locks():
+        leave_all_kinds()
+        with hold("by somebody else"):
+            reset()
+            assert_nothing_is_there()
+
+
+def test_reset_wakes_those_who_wait(other: MakeOther, eventually: Eventually) -> None:
+    with own_locks():
+        Lock(NAME).acquire()
+        got = other().start(lambda: Lock(NAME, blocking_timeout=GENEROUS).acquire())
+        eventually(lambda: (info := get_lock(NAME)) and info.waiters and waiting())
+        reset()
+        assert got.result(4), "before it looks by the clock"
+
+
+def test_reset_leaves_the_locks_of_a_site_alone() -> None:
+    Lock(NAME).acquire()
+    with pytest.raises(RuntimeError, match=r"^Cannot reset the locks of a site, only those of a test: use "):
+        reset()
+    assert Lock(NAME).locked()
+
+
+# -- test cases --------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixin_covers_set_up_and_clean_up() -> None:
+    seen: list[str] = []
+
+    class Case(OwnLocksMixin, unittest.TestCase):
+        def setUp(self) -> None:  # and calls no super()
+            assert_nothing_is_there()
+            leave_all_kinds()
+            seen.append(conf().KEY_PREFIX)
+            self.addCleanup(lambda: seen.append(conf().KEY_PREFIX))
+
+        def test_one(self) -> None:
+            assert Lock(NAME).locked()
+
+        test_two = test_one
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    assert not Lock(NAME).locked()
+
+
+def test_threads_of_a_test_have_its_locks() -> None:
+    """Those of a live server, say."""
+    prefixes: list[str] = []
+    with own_locks():
+        thread = threading.Thread(target=lambda: prefixes.append(conf().KEY_PREFIX))
+        thread.start()
+        thread.join(GENEROUS)
+        assert prefixes == [conf().KEY_PREFIX]
