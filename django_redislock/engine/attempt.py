@@ -267,7 +267,7 @@ class Attempt:
                     self._got(grant.name)
                     return Granted(grant.fence, ends, True), False
                 # woken too late: it may be somebody else's by now, and others here may have been dropped for that
-                listener.tell_all(self.wanted.name)
+                listener.doubt(self.wanted.name)
                 return None, False
             if waiter.look:
                 waiter.look = False

@@ -30,6 +30,7 @@ WATCHING = 0.1  # the same at a lock that is free, and left for somebody who pol
 JITTER = 0.05
 OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
+DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
 MESSAGE_WITHIN = 1.0  # seconds that a message may take from its begin to its end
 
 # a grant has three numbers; the probe of R3 is none of these
@@ -122,6 +123,18 @@ class Listener:
         """All that wait here, or all that wait for ``name``: look, you may not be in the queue any more."""
         for waiter in self.waiters.of(name):
             waiter.tell()
+
+    def doubt(self, name: str) -> None:
+        """A handoff came after its lease: this process was paused, and others may have dropped all its waiters.
+
+        ``name``: of the lock that it was for. All who wait for it look, at most once in DOUBT_EVERY seconds.
+        """
+        now = monotonic()
+        for group in self.waiters.groups(name):
+            if now >= group.doubts_from:
+                group.doubts_from = now + DOUBT_EVERY
+                for waiter in list(group.waiters.values()):
+                    waiter.tell()
 
     # -- the thread's side ------------------------------------------------------------------------------------------
 
@@ -240,8 +253,7 @@ class Listener:
         grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name) if granted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
-            # this process was paused: others may have dropped all its waiters. (Of a pool's, we know only the member)
-            self.tell_all(None if waiter is None else waiter.group.name)
+            self.doubt(name if waiter is None else waiter.group.name)
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..names import split_member
+
 if TYPE_CHECKING:
     from .reader import Reader
 
@@ -150,7 +152,7 @@ class Group:
     The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may hang, or be gone.
     """
 
-    __slots__ = ("due", "loop", "name", "oldest", "waiters")
+    __slots__ = ("doubts_from", "due", "loop", "name", "oldest", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name = name
@@ -159,6 +161,7 @@ class Group:
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
         self.due = math.inf  # until one of them has looked
+        self.doubts_from = 0.0  # monotonic; see Listener.doubt()
 
 
 class Waiters:
@@ -227,6 +230,13 @@ class Waiters:
                 self._tasks.pop(waiter.id, None)
                 waiter.registered = False
         return buried
+
+    def groups(self, name: str) -> list[Group]:
+        """Those that the lock ``name`` is for; a pool's member is also for those who want any."""
+        split = split_member(name)
+        names = (name,) if split is None else (name, split[0])
+        with self._mutex:
+            return [group for group in self._groups.values() if group.name in names]
 
     def of(self, name: str | None = None) -> list[Waiter]:
         """Those that wait for ``name``; None: all."""

@@ -36,6 +36,7 @@ LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
 IDLE_LOOK = 5.0  # the same where nothing is held
+MOST_STRAYS = 100  # messages for nobody that are answered in a second: anybody may have sent them
 UNRENEWED = "no longer renewed"
 
 
@@ -68,6 +69,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._sender = Sender(self._answered, self._failed)
         self._delays: dict[Backend, float] = {}
+        self._strays = 0  # up to this time (monotonic):
+        self._strays_until = 0.0
 
     # -- for holders -------------------------------------------------------------------------------------------------
 
@@ -170,11 +173,18 @@ class Watchdog:
         """A message for an id that nobody here waits with."""
         lease = self._leases.get(id)
         if lease is None:
-            if kind in "gw":  # it has left in the meantime: pass it on at once
+            if kind in "gw" and self._may_answer():  # it has left in the meantime: pass it on at once
                 left = Wanted(backend, make_keys(backend.prefix, name), name, id)
                 self.release_later(left, unknown=False, how=WITHDRAWAL)
         elif kind in TOLD:
             self.lose(lease, TOLD[kind])
+
+    def _may_answer(self) -> bool:
+        now = monotonic()
+        if now >= self._strays_until:
+            self._strays, self._strays_until = 0, now + 1.0
+        self._strays += 1
+        return self._strays <= MOST_STRAYS
 
     def lose_by_id(self, id: str, reason: str) -> None:
         """The acquisition of this id is over, if it is one of this process."""

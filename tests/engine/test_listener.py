@@ -268,7 +268,12 @@ def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, ev
     heard_by.grant(ID)
     eventually(lambda: one.grant)
     assert one.look
+    one.look = False
+    heard_by.grant("k" * 22)  # of one that nobody here waits by any more
+    eventually(lambda: heard_by.strays == [("g", "k" * 22, NAME)])
+    assert not one.look, "not so soon again"
+    another = heard_by.listener.make_waiter("l" * 22, "pool:accounts:", None)
+    heard_by.listener.register(another)
+    heard_by.say(f"g {'m' * 22} 7 1 1000 pool:accounts:alice")
+    eventually(lambda: another.look)
     assert not of_another_name.look
-    heard_by.grant("k" * 22)  # of one that nobody here waits by any more, maybe of a pool
-    eventually(lambda: of_another_name.look)
-    assert heard_by.strays == [("g", "k" * 22, NAME)]
