@@ -391,3 +391,32 @@ say("got", *(waiter.get() for waiter in waiters))
     worker = start_patched(code)
     assert worker.expect("waits") == ["False"] * 3
     assert worker.expect("got") == ["through"] * 3
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
+def test_locks_work_where_gevent_patches_after_they_were_imported(used: bool, start: Callable[..., Worker]) -> None:
+    code = """
+if used:  # its background threads are no greenlets, and live on
+    with Lock("before"):
+        time.sleep(0.3)
+import warnings
+warnings.simplefilter("ignore")  # gevent warns that ssl was imported
+from gevent import monkey
+monkey.patch_all()
+import gevent
+inside = 0
+
+def work(number):
+    global inside
+    with Lock("seat", ttl=1, blocking_timeout=60) as lock:
+        inside += 1
+        assert inside == 1, "two holders at once"
+        gevent.sleep(1.2 if number == 0 else 0.01)
+        lock.check()  # it was renewed
+        inside -= 1
+
+greenlets = [gevent.spawn(work, number) for number in range(20)]
+gevent.joinall(greenlets, raise_error=True)
+say("through")
+"""
+    start(code, used=used).expect("through", within=60)
