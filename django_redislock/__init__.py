@@ -17,7 +17,7 @@ from .inspection import (
 )
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
-from .names import lock_name
+from .names import lock_digest, lock_name
 from .pool import LockPool, PoolInfo, PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
 from .values import ConditionalValue, Counter
@@ -50,6 +50,7 @@ __all__ = [
     "get_lock",
     "list_locks",
     "lock_acquired",
+    "lock_digest",
     "lock_force_released",
     "lock_lost",
     "lock_name",

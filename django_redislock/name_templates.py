@@ -1,14 +1,17 @@
-"""Names with fields that are filled for each call: ``"order:{pk}"``."""
+"""Texts with fields that are filled for each call: ``"order:{pk}"``."""
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .display import shown
-from .names import capped_name, check_name, quote
+from .names import MAX_NAME_BYTES, capped_name, check_name, lock_digest, quote
+
+DIGEST = "digest"  # the format that stands for lock_digest()
+_FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
 
 
 def has_fields(text: str) -> bool:
@@ -19,8 +22,11 @@ def has_fields(text: str) -> bool:
         return False
 
 
-class _QuotingFormatter(string.Formatter):
-    """``str.format`` whose values are quoted after their format spec was applied."""
+class _Formatter(string.Formatter):
+    """``str.format`` whose values go through ``finish`` after their format spec was applied."""
+
+    def __init__(self, finish: Callable[[str], str]) -> None:
+        self._finish = finish
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if key not in kwargs:
@@ -28,42 +34,73 @@ class _QuotingFormatter(string.Formatter):
         return kwargs[str(key)]
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        return quote(super().format_field(value, format_spec))
+        text = lock_digest(value) if format_spec == DIGEST else super().format_field(value, format_spec)
+        return self._finish(text)
 
 
-class NameTemplate:
-    """A name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``, filled by :meth:`fill`.
+class Template:
+    """A text with fields, such as ``"{order.pk} by {user}"``, filled by :meth:`fill`.
 
-    Values are quoted, and a name that is too long is cut, as by :func:`lock_name`. Raises ``ValueError`` at once for a
-    template that can never be filled.
+    ``noun`` is what the text is, for errors. Raises ``ValueError`` at once for a template that can never be filled, and
+    for one whose values could choose its length or reach what is private.
     """
 
-    _formatter = _QuotingFormatter()
+    _formatter = _Formatter(str)
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, noun: str) -> None:
         if not isinstance(template, str):
-            raise TypeError(f"A lock's name must be a str or a callable, not {shown(template)}.")
-        try:
-            fields = [field for _, field, _, _ in self._formatter.parse(template) if field is not None]
-        except ValueError as error:
-            raise ValueError(f"The lock name {template!r} is not a valid template: {error}.") from None
-        for field in fields:
-            if not re.match(r"[^\W\d]", field):
-                raise ValueError(
-                    f"The lock name {template!r} has a field without a name: write {{pk}}, not {{{field}}}."
-                )
+            raise TypeError(f"A {noun} must be a str, not {shown(template)}.")
         self.template = template
-        self._plain = None if fields else check_name(self._formatter.vformat(template, (), {}))
+        self.noun = noun
+        try:
+            fields = [field for field in self._formatter.parse(template) if field[1] is not None]
+        except ValueError as error:
+            raise ValueError(f"The {noun} {template!r} is not a valid template: {error}.") from None
+        self.fields = frozenset(self._check_field(name or "", spec or "", how) for _, name, spec, how in fields)
+        self._plain = None if fields else self._formatter.vformat(template, (), {})
+
+    def _check_field(self, field: str, spec: str, conversion: str | None) -> str:
+        """The name of the value that the field shows."""
+        value, *attributes = re.sub(r"\[[^]]*\]", "", field).split(".")
+        if not _FIELD.fullmatch(field):
+            trouble = f"without a name: write {{pk}}, {{user.pk}} or {{items[0]}}, not {{{field}}}"
+        elif private := next((name for name in attributes if name.startswith("_")), None):
+            trouble = f"with the private attribute {private!r}: {{{field}}}"
+        elif "{" in spec:
+            trouble = f"whose format contains another field: {{{field}:{spec}}}. A value must not choose the length"
+        elif any(int(number) > MAX_NAME_BYTES for number in re.findall(r"\d+", spec)):
+            trouble = f"whose format is too long: {{{field}:{spec}}}. At most {MAX_NAME_BYTES} characters are allowed"
+        elif conversion not in (None, "a", "r", "s"):
+            trouble = f"with the unknown conversion {conversion!r}: {{{field}!{conversion}}}. Write !a, !r or !s"
+        else:
+            return value
+        raise ValueError(f"The {self.noun} {self.template!r} has a field {trouble}.")
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The name. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
+        """The text. A field that ``values`` lacks raises ``ValueError``, which lists their names."""
         if self._plain is not None:
             return self._plain
         try:
-            name = self._formatter.vformat(self.template, (), values)
+            return self._formatter.vformat(self.template, (), values)
         except (KeyError, AttributeError, IndexError, TypeError) as error:
             raise ValueError(
-                f"Cannot fill the lock name {self.template!r}: {type(error).__name__}: {error}. "
+                f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "
                 f"Available values: {', '.join(sorted(values)) or 'none'}."
             ) from error
-        return capped_name(name)
+
+
+class NameTemplate(Template):
+    """A lock's name with fields, such as ``"order:{pk}"`` or ``"user:{request.user.pk}"``.
+
+    Values are quoted, and a name that is too long is cut, as by :func:`lock_name`.
+    """
+
+    _formatter = _Formatter(quote)
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template, "lock name")
+        if self._plain is not None:
+            check_name(self._plain)
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        return self._plain if self._plain is not None else capped_name(super().fill(values))

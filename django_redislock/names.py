@@ -8,6 +8,8 @@ from functools import lru_cache
 from hashlib import sha256
 from urllib.parse import unquote
 
+from django.utils.crypto import salted_hmac
+
 from .display import shown
 
 MAX_NAME_BYTES = 512
@@ -97,6 +99,16 @@ def lock_name(*parts: object) -> str:
     A name that would be longer than 512 bytes is cut, and ends in ``%~`` and a hash (SHA-256) of all of it.
     """
     return capped_name(":".join(map(quote, parts)))
+
+
+def lock_digest(value: object) -> str:
+    """A digest of ``value`` (32 hexadecimal digits) for names and tokens of locks, in which secrets must not be read.
+
+    In templates it is written ``{value:digest}``. It is keyed with Django's ``SECRET_KEY``, so it cannot be found by
+    trying values; processes with different keys have different digests.
+    """
+    text = str(value).encode(errors="surrogatepass")
+    return salted_hmac("django_redislock.digest", text, algorithm="sha256").hexdigest()[:32]
 
 
 def capped_name(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from django_redislock import lock_name
-from django_redislock.name_templates import NameTemplate, has_fields
+from django_redislock import lock_digest, lock_name
+from django_redislock.name_templates import NameTemplate, Template, has_fields
 
 
 @pytest.mark.parametrize(
@@ -22,16 +24,23 @@ from django_redislock.name_templates import NameTemplate, has_fields
         ("{text}", "a%3Ab%20%7B%25"),
         ("{text!r}", "'a%3Ab%20%7B%25'"),
         ("a{{b}}", "a{b}"),
-        ("{pk:{width}}", "%20%2042"),
+        ("{items[_a._b]}", "c"),
+        ("{day:%Y-%m}", "2026-03"),
     ],
 )
 def test_a_template_is_filled_with_quoted_values(template: str, name: str) -> None:
     request = SimpleNamespace(user=SimpleNamespace(pk=7))
-    values = {"pk": 42, "request": request, "items": ["a:b"], "text": "a:b {%", "width": 4}
+    values = {
+        "pk": 42,
+        "request": request,
+        "items": {0: "a:b", "_a._b": "c"},
+        "text": "a:b {%",
+        "day": date(2026, 3, 1),
+    }
     assert NameTemplate(template).fill(values) == name
 
 
-@pytest.mark.parametrize("template", ["order:{id}", "order:{pk.missing}", "order:{pk[0]}", "{id:{pk}}"])
+@pytest.mark.parametrize("template", ["order:{id}", "order:{pk.missing}", "order:{pk[0]}"])
 def test_a_field_that_is_not_there_names_those_that_are(template: str) -> None:
     with pytest.raises(ValueError, match=r"Available values: pk, slug\.") as caught:
         NameTemplate(template).fill({"slug": "a", "pk": 42})
@@ -43,15 +52,59 @@ def test_a_template_without_values_says_that_there_are_none() -> None:
         NameTemplate("{pk}").fill({})
 
 
-@pytest.mark.parametrize("template", ["order:{}", "order:{0}", "order:{", "order:}", "", "a\n", "x" * 513])
+@pytest.mark.parametrize(
+    "template", ["order:{}", "order:{0}", "order:{a b}", "order:{a[0]b}", "order:{", "order:}", "", "a\n", "x" * 513]
+)
 def test_a_template_that_can_never_be_filled_is_refused_at_once(template: str) -> None:
     with pytest.raises(ValueError, match="name"):
         NameTemplate(template)
 
 
+@pytest.mark.parametrize(
+    ("template", "trouble"),
+    [
+        ("{year:>{width}}", r"contains another field: {year:>{width}}"),
+        ("{pk:{width}}", "contains another field"),
+        ("{year:>999999999}", "too long: {year:>999999999}. At most 512"),
+        ("{year:.513f}", "too long"),
+        ("{self._secret}", "private attribute '_secret': {self._secret}"),
+        ("{self.x[0].__class__.__init__}", "private attribute '__class__'"),
+        ("{pk!d}", "unknown conversion 'd': {pk!d}"),
+    ],
+)
+def test_a_template_whose_values_could_do_harm_is_refused_at_once(template: str, trouble: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(trouble)) as caught:
+        NameTemplate(template)
+    assert str(caught.value).startswith(f"The lock name {template!r} has a field ")
+
+
+def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> None:
+    template, values = NameTemplate("session:{session.key:digest}"), {"session": SimpleNamespace(key="s3cret")}
+    name = template.fill(values)
+    assert re.fullmatch("session:[0-9a-f]{32}", name)
+    assert name == template.fill(values) == lock_name("session", lock_digest("s3cret"))
+    assert NameTemplate("session:{session.key!r:digest}").fill(values) != name
+    settings.SECRET_KEY = "another"
+    assert template.fill(values) != name
+
+
+@pytest.mark.parametrize("value", [None, 7, "é", "\ud800", b"x", "x" * 10_000])
+def test_any_value_has_a_digest_of_its_own(value: object) -> None:
+    assert re.fullmatch("[0-9a-f]{32}", lock_digest(value))
+    assert lock_digest(value) != lock_digest("other")
+
+
+def test_other_texts_are_filled_as_they_are_written() -> None:
+    template = Template("{pk} of {user!r}", "note")
+    assert template.fields == frozenset({"pk", "user"})
+    assert template.fill({"pk": "a:b %", "user": "é"}) == "a:b % of 'é'"
+    with pytest.raises(ValueError, match=r"Cannot fill the note '{pk} of {user!r}': KeyError: 'user'"):
+        template.fill({"pk": 1})
+
+
 @pytest.mark.parametrize("template", [None, 42, b"order"])
 def test_a_template_is_a_str(template: Any) -> None:
-    with pytest.raises(TypeError, match="must be a str or a callable"):
+    with pytest.raises(TypeError, match="lock name must be a str, not"):
         NameTemplate(template)
 
 
