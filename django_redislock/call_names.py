@@ -1,32 +1,69 @@
-"""Names of locks made from the arguments of a call; what the decorators share."""
+"""Names, notes and tokens of locks made from the arguments of a call; what the decorators share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from .name_templates import NameTemplate
+from .display import shown
+from .name_templates import NameTemplate, Template
+from .names import check_name, check_token
 
 Name = str | Callable[..., str]
 
 
-def name_maker(name: Name) -> Callable[..., str]:
-    """A function (signature, args, kwargs, **more values) that makes the lock's name for one call."""
-    if not isinstance(name, str) and callable(name):
-        return lambda signature, args, kwargs, **more: name(*args, **kwargs)
-    template = NameTemplate(name)
+class Texts(NamedTuple):
+    """Those of one call."""
 
-    def fill(signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any) -> str:
-        return template.fill({**_arguments(signature, args, kwargs), **more})
-
-    return fill
+    name: str
+    note: str
+    token: str | None
 
 
-def template_of(name: Name) -> str:
-    """``name`` as it was written; of a callable, where that is."""
-    if isinstance(name, str):
-        return name
+class CallTexts:
+    """The name, the note and the token of a lock, made from the arguments of each call.
+
+    All are templates; ``name`` may be a callable, which takes the arguments.
+    """
+
+    def __init__(self, name: Name | None, note: str = "", token: str | None = None) -> None:
+        if not isinstance(name, str) and not callable(name):
+            raise TypeError(f"A lock's name must be a str or a callable, not {shown(name)}.")
+        self._name: NameTemplate | Callable[..., str] = NameTemplate(name) if isinstance(name, str) else name
+        self._note = Template(note, "note")
+        self._token = None if token is None else Template(token, "token")
+        if self._token is not None and not self._token.fields:
+            check_token(self._token.fill({}))
+        texts = (self._name, self._note, self._token)
+        self._templates = [text for text in texts if isinstance(text, Template) and text.fields]
+
+    def check(self, function: Callable[..., Any], signature: inspect.Signature, *more: str) -> None:
+        """Raise ValueError for a field that no call of ``function`` can fill. ``more``: values beside its arguments."""
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+            return
+        available = {*signature.parameters, *more}
+        for text in self._templates:
+            if missing := min(text.fields - available, default=None):
+                raise ValueError(
+                    f"Cannot fill the {text.noun} {text.template!r}: {_called(function)}() has no argument "
+                    f"{missing!r}. Available values: {', '.join(sorted(available)) or 'none'}."
+                )
+
+    def fill(
+        self, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any
+    ) -> Texts:
+        """The texts for one call; ``more`` are values for the templates beside its arguments."""
+        values = {**_arguments(signature, args, kwargs), **more} if self._templates else {}
+        name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
+        token = None if self._token is None else check_token(self._token.fill(values))
+        return Texts(check_name(name), self._note.fill(values), token)
+
+
+def template_of(name: Name | None) -> str:
+    """``name`` as it was written; of a callable, where that is; empty for none."""
+    if name is None or isinstance(name, str):
+        return name or ""
     return f"{getattr(name, '__module__', '')}.{getattr(name, '__qualname__', type(name).__name__)}"
 
 
@@ -45,6 +82,26 @@ def _arguments(
     return values
 
 
+def is_decorated(given: object) -> bool:
+    """Whether this first argument of a decorator is the function below it: the decorator has no parentheses.
+
+    A lambda stands below no decorator, so it makes the name.
+    """
+    return callable(given) and not (inspect.isfunction(given) and given.__code__.co_name == "<lambda>")
+
+
+def given_name(first: Name | None, name: Name | None, decorator: str) -> Name | None:
+    """The name that a decorator was given: its ``first`` argument, or the keyword ``name``."""
+    if is_decorated(first):
+        raise TypeError(
+            f"{decorator} was given {shown(first)} where the name of a lock was expected: write "
+            f'@{decorator}("order:{{pk}}"), or {decorator}(name=...) for a function that makes the name.'
+        )
+    if first is not None and name is not None:
+        raise TypeError(f"{decorator} takes one name, not both {shown(first)} and name={shown(name)}.")
+    return name if first is None else first
+
+
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
     """Raise TypeError for a generator function: a lock around the call that makes a generator guards nothing."""
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
@@ -52,3 +109,7 @@ def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
             f"{decorator} cannot decorate {function!r}: generators run after the call has returned, when the lock "
             f"is free again."
         )
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or shown(function)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,9 @@ from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, curre
 from .exceptions import LockNotOwned, LockUnavailable
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
+from .name_templates import has_fields
 from .names import check_name, check_token
-from .open_transactions import warn_of_release
+from .open_transactions import HERE, warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .steps import Steps, arun, run_blocking
 from .store.backend import Backend, get_backend
@@ -51,6 +54,13 @@ def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
         warn_of_release(section.held.name)
 
 
+def _warn_of_fields(name: str, caller: str) -> None:
+    """Warn of a name that looks like a template, unless a decorator made it of one: ``{{pk}}``."""
+    if not caller.startswith(HERE):
+        text = f"Lock({name!r}) locks this very name: only decorators fill templates. Use lock_name() or an f-string."
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
 class Lock:
     """A lock on ``name`` for all processes that share the Redis of a cache alias, strictly first come, first served.
 
@@ -58,7 +68,8 @@ class Lock:
     Every method that talks to Redis has a twin for coroutines (``aacquire`` ...); ``async with`` works like ``with``.
 
     ``name``
-        What is locked, 1 to 512 bytes. Quote parts that come from users with :func:`lock_name`.
+        What is locked, 1 to 512 bytes. Quote parts that come from users with :func:`lock_name`. It is no template: one
+        that looks like it (``"order:{pk}"``) is a RuntimeWarning.
     ``ttl``
         Seconds (int, float, timedelta) after which Redis frees the lock if nobody renews it; None: from the settings.
     ``blocking``, ``blocking_timeout``
@@ -117,6 +128,8 @@ class Lock:
 
     def __init__(self, name: str, *, token: str | None = None, **options: Unpack[LockOptions]) -> None:
         self.name = check_name(name)
+        if "{" in name and has_fields(name):
+            _warn_of_fields(name, sys._getframe(1).f_code.co_filename)
         self._options = read_options(options, "Lock()")
         self._token = None if token is None else check_token(token)
         self._latest: Lease | None = None  # acquired by any thread or task

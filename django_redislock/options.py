@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
@@ -105,6 +106,19 @@ class Options:
         self.template = template if template == "" else _check_text(template, "template")
         if poll is not None or backoff is not None or attempts is not None:
             _check_polling(poll, backoff, attempts)
+
+    def with_note(self, note: str) -> Options:
+        """The same with this note, cut if too long."""
+        if note == self.note:
+            return self
+        other = copy(self)
+        other.note = cut_note(note)
+        return other
+
+
+def cut_note(text: str) -> str:
+    """Any ``text`` as a note, cut if too long."""
+    return text.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")
 
 
 def read_options(keywords: Mapping[str, Any], what: str, known: type = LockOptions) -> Options:

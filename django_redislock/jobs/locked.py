@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
-from ..call_names import Name, name_maker, refuse_generators, template_of
+from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_generators, template_of
 from ..engine import Acquisition, current_owner
-from ..names import check_name
 from ..open_transactions import warn_of_release
 from ..options import LockOptions, read_options
 from ..steps import Call, Steps, arun, run_blocking
@@ -23,31 +22,44 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def locked(name: Name | None = None, **options: Unpack[LockOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+@overload
+def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def locked(
+    first: str | None = None, /, *, name: Name | None = None, token: str | None = None, **options: Unpack[LockOptions]
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def locked(
+    first: Any = None, /, *, name: Name | None = None, token: str | None = None, **options: Unpack[LockOptions]
+) -> Any:
     """Let only one call of a function run at a time, across all processes.
 
-    ``name`` is a template over the arguments of the call (``"report:{year}"``, values quoted as by
-    :func:`lock_name`), or a callable that takes the arguments and returns the name; None takes ``module.qualname``.
-    The options are those of :class:`Lock`.
+    The first argument, or ``name``, is a template over the arguments of the call (``"report:{year}"``, values quoted as
+    by :func:`lock_name`; ``{key:digest}``: see :func:`lock_digest`); ``name`` may also be a callable that takes the
+    arguments and returns the name. Without either, and without parentheses, the name is ``module.qualname``. ``note``
+    and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. The options are
+    those of :class:`Lock`.
 
-    Raises LockNotAcquired when the lock was not acquired in time, so that the call did not happen; LockLost when the
-    lock was lost while the function ran; LockUnavailable when Redis cannot be reached.
+    Raises ValueError when it decorates, for a field that is no argument of the function. A call raises LockNotAcquired
+    when the lock was not acquired in time, so that the call did not happen; LockLost when the lock was lost while the
+    function ran; LockUnavailable when Redis cannot be reached.
     """
-    if name is not None:
-        options.setdefault("template", template_of(name))
+    if is_decorated(first) and name is None and token is None and not options:
+        return locked()(first)
+    given = given_name(first, name, "locked")
+    options.setdefault("template", template_of(given))
     checked = read_options(options, "locked()")  # a wrong option is an error here, not at the first call
-    name_of = name_maker(name) if name is not None else None
+    known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(function, "locked")
         signature = inspect.signature(function)
-        find_name = name_of or name_maker(
-            f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
-        )
+        texts = known or CallTexts(_name_of(function), checked.note, token)
+        texts.check(function, signature)
 
         def guarded(args: Any, kwargs: Any) -> Steps[Any]:
-            lock = check_name(find_name(signature, args, kwargs))
-            section = Acquisition(current_owner(), lambda lease: lease, lock, checked)
+            lock, note, its_token = texts.fill(signature, args, kwargs)
+            its_options = checked.with_note(note)
+            section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
             result = yield from section.around(Call(function, args, kwargs))
             warn_of_release(lock)
             return result
@@ -63,3 +75,8 @@ def locked(name: Name | None = None, **options: Unpack[LockOptions]) -> Callable
         return awrapper if iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def _name_of(function: Any) -> str:
+    """A template without fields."""
+    return f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")

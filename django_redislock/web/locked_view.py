@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from logging import ERROR
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import SynchronousOnlyOperation
@@ -15,12 +15,11 @@ from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.functional import LazyObject, empty
 
-from ..call_names import Name, name_maker, refuse_generators, template_of
+from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
 from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockUnavailable
 from ..log import log_event
-from ..names import check_name
 from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
 from ..options import LockOptions, Options, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
@@ -31,22 +30,29 @@ from .transactions import open_transactions
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def locked_view(
-    name: Name,
+    first: Name | None = None,
+    /,
     *,
+    name: Name | None = None,
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
+    token: str | None = None,
     **options: Unpack[LockOptions],
-) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Let only one request at a time run a view for the same ``name``, across all processes.
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let only one request at a time run a view for the same name, across all processes.
 
-    ``name`` is a template over the URL's arguments and ``request`` (``"order:{pk}"``, ``"user:{request.user.pk}"``,
-    values quoted as by :func:`lock_name`), or a callable that takes what the view takes and returns the name.
+    The first argument, or ``name``, is a template over the URL's arguments and ``request`` (``"order:{pk}"``,
+    ``"user:{request.user.pk}"``, values quoted as by :func:`lock_name`; ``{request.session.session_key:digest}``: see
+    :func:`lock_digest`), or a callable that takes what the view takes and returns the name (other than a lambda, it is
+    given as ``name``). ``note`` and ``token`` are templates too; their values are not quoted, and a note that is too
+    long is cut.
 
     A request that cannot acquire the lock within ``blocking_timeout`` seconds (by default 0: at once; None: from the
     settings) gets 423 Locked with ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients
@@ -61,23 +67,29 @@ def locked_view(
 
     LockUnavailable, when Redis cannot be reached, propagates (or becomes a response with the status in the setting
     VIEW_UNAVAILABLE_STATUS); the view never runs unlocked.
+
+    Raises ValueError when it decorates a function, for a field that is none of its arguments.
     """
-    name_of = name_maker(name)
+    given = given_name(first, name, "locked_view")
     options.setdefault("blocking_timeout", 0)
-    options.setdefault("template", template_of(name))
+    options.setdefault("template", template_of(given))
     checked = read_options(options, "locked_view()")
+    texts = CallTexts(given, checked.note, token)
     locking = _methods(methods)
     if on_conflict is not None and not callable(on_conflict):
         raise TypeError(f"on_conflict must be a callable (request, info), not {on_conflict!r}.")
 
-    def decorate(view: Callable[..., R]) -> Callable[..., R]:
+    def decorate(view: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(view, "locked_view")
         if isinstance(view, type):
             raise TypeError(
                 f"locked_view cannot decorate the class {view.__qualname__}: use "
                 f"@method_decorator(locked_view(...), name='dispatch')."
             )
-        return _LockedView(view, name_of, checked, locking, on_conflict).wrap()
+        if _instance_of(view) is None:  # else method_decorator decorates anew for each request
+            # as it is called: a decorator in between may change the arguments
+            texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
+        return _LockedView(view, texts, checked, locking, on_conflict).wrap()
 
     return decorate
 
@@ -88,13 +100,13 @@ class _LockedView:
     def __init__(
         self,
         view: Callable[..., Any],
-        name_of: Callable[..., str],
+        texts: CallTexts,
         options: Options,
         locking: frozenset[str] | None,
         on_conflict: OnConflict | None,
     ) -> None:
         self._view = view
-        self._name_of = name_of
+        self._texts = texts
         self._options = options
         self._locking = locking  # HTTP methods; None: all but OPTIONS
         self._on_conflict = on_conflict
@@ -141,9 +153,12 @@ class _LockedView:
         """``aliases``: on which to open transactions; None for an async view."""
         view = self._view
         signature = _signature(view, request, *args, **kwargs)
-        made = yield Evaluate(lambda: self._name_of(signature, (request, *args), {**kwargs}, request=request))
+        made, note, token = yield Evaluate(
+            lambda: self._texts.fill(signature, (request, *args), {**kwargs}, request=request)
+        )
+        options = self._options.with_note(note)
         purpose = f"{_user_of(request)}{request.method} {request.path}"
-        section = Acquisition(current_owner(), lambda lease: lease, check_name(made), self._options, purpose=purpose)
+        section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
         frame = Frame()
         section.undo_after(frame)
         try:

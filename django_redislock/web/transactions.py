@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from ..call_names import Name, name_maker, refuse_generators, template_of
+from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..engine import ExitMethod, Lease, WithBlock, block_of
 from ..lock import Lock
 from ..name_templates import has_fields
 from ..names import check_name
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, read_options
+from ..options import LockOptions, cut_note, read_options
 from ..steps import refuse_event_loop
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         @locked_atomic("account:{pk}", db=["default", "ledger"])
         def book(pk): ...
 
-    ``name`` is the lock's; for a decorator it may be a template over the arguments of the call or a callable that takes
-    them, as in :func:`locked`; a block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    The first argument, or ``name``, is the lock's name. For a decorator, it may be a template over the arguments of the
+    call, and so may ``note`` and ``token``; or a callable that takes them (other than a lambda, it is given as
+    ``name``), as in :func:`locked`. A block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
     several: the first begins first and commits last. (Two databases do not commit as one: if the second refuses, the
     first has not committed yet.) The options are those of :class:`Lock`.
 
@@ -54,13 +55,21 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     """
 
     def __init__(
-        self, name: Name, *, db: str | Iterable[str] = DEFAULT_DB_ALIAS, **options: Unpack[LockOptions]
+        self,
+        first: Name | None = None,
+        /,
+        *,
+        name: Name | None = None,
+        db: str | Iterable[str] = DEFAULT_DB_ALIAS,
+        token: str | None = None,
+        **options: Unpack[LockOptions],
     ) -> None:
-        self._name = name
+        self._name = given_name(first, name, "locked_atomic")
+        self._token = token
         self._aliases = [db] if isinstance(db, str) else list(db)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
-        options.setdefault("template", template_of(name))
+        options.setdefault("template", template_of(self._name))
         read_options(options, "locked_atomic()")
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread
@@ -73,7 +82,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             raise ValueError(
                 f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
             )
-        context = self._block(self._name)
+        context = self._block(check_name(self._name), self._token, self._options)
         if block is not None:
             block.context = context
             return context.__enter__()
@@ -94,23 +103,24 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
                 f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "
                 f"function and call it through sync_to_async."
             )
-        name_of = name_maker(self._name)
+        texts = CallTexts(self._name, self._options.get("note", ""), self._token)
         signature = inspect.signature(function)
+        texts.check(function, signature)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self._block(name_of(signature, args, kwargs)):
+            name, note, token = texts.fill(signature, args, kwargs)
+            with self._block(name, token, {**self._options, "note": cut_note(note)}):
                 return function(*args, **kwargs)
 
         return wrapper
 
     @contextmanager
-    def _block(self, name: str) -> Iterator[Lock]:
+    def _block(self, name: str, token: str | None, options: LockOptions) -> Iterator[Lock]:
         refuse_event_loop()
-        check_name(name)
         for alias in self._aliases:
             _refuse_open(name, alias)
-        with Lock(name, **self._options) as lock, ExitStack() as transactions:
+        with Lock(name, token=token, **options) as lock, ExitStack() as transactions:
             for alias in self._aliases:
                 transactions.enter_context(transaction.atomic(using=alias, durable=True))
             yield lock

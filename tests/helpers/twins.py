@@ -80,7 +80,7 @@ class Pages:
 
     def add(self, route: str, name: Any, body: Callable[..., Any], **options: Any) -> None:
         """A view with ``locked_view(name, **options)``, whose content is what ``body(request, ...)`` returns."""
-        twins = Twins(locked_view(name, **options), body, HttpResponse)
+        twins = Twins(locked_view(name=name, **options), body, HttpResponse)
         self.add_view(route, twins.acall if self.awaits else twins.call)
 
     def add_view(self, route: str, view: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
@@ -13,10 +14,19 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockUnavailable, aforce_release, locked
+from django_redislock import (
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockUnavailable,
+    aforce_release,
+    lock_digest,
+    locked,
+)
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd
-from tests.helpers.state import LOCK, NAME, queued
+from tests.helpers.state import LOCK, NAME, queued, value
 from tests.helpers.twins import Twins, abandon, lock_names
 
 Eventually = Callable[..., Any]
@@ -48,7 +58,13 @@ def test_a_callable_makes_the_name(crowd: Crowd, client: redis.Redis) -> None:
     def report(year: int) -> list[str]:
         return lock_names(client)
 
-    assert crowd()(Twins(locked(lambda year: f"year-{year}"), report), "call", 7) == ["year-7"]
+    def name(year: int) -> str:
+        return f"year-{year}"
+
+    untyped: Any = locked
+    positional = untyped(lambda year: name(year))
+    for decorator in (locked(name=name), locked(name=lambda year: name(year)), positional):
+        assert crowd()(Twins(decorator, report), "call", 7) == ["year-7"]
 
 
 def test_a_function_without_a_name_is_locked_by_its_place_in_the_code(crowd: Crowd, client: redis.Redis) -> None:
@@ -57,6 +73,72 @@ def test_a_function_without_a_name_is_locked_by_its_place_in_the_code(crowd: Cro
 
     place = f"{__name__}.test_a_function_without_a_name_is_locked_by_its_place_in_the_code.locals.here"
     assert crowd()(Twins(locked(), here), "call") == [place]
+
+
+def test_without_parentheses_the_function_itself_is_locked(crowd: Crowd, client: redis.Redis) -> None:
+    def here(number: int) -> tuple[int, list[str]]:
+        return number, lock_names(client)
+
+    place = f"{__name__}.test_without_parentheses_the_function_itself_is_locked.locals.here"
+    assert crowd()(Twins(locked, here), "call", 7) == (7, [place])
+
+
+def test_a_function_is_no_name_beside_options() -> None:
+    def name() -> str:
+        raise AssertionError("not reached")
+
+    for wrong in ({"ttl": 5}, {"token": "t" * 22}, {"name": "x"}):
+        with pytest.raises(
+            TypeError, match=r'^locked was given <function .*: write @locked\("order:{pk}"\), or locked\(n'
+        ):
+            locked(name, **wrong)
+    with pytest.raises(TypeError, match=r"^locked takes one name, not both 'x' and name='y'\.$"):
+        locked("x", name="y")
+
+
+def test_note_and_token_are_templates_too(crowd: Crowd, client: redis.Redis) -> None:
+    def job(number: int, text: str) -> tuple[str, str]:
+        holder = " ".join(value(client))
+        return holder.partition("\n")[2], holder
+
+    decorator = locked(NAME, note="no. {number}: {text}", token="{number:digest}")
+    note, holder = crowd()(Twins(decorator, job), "call", 7, "a:b\nc %")
+    assert note == "no. 7: a:b\nc %"
+    assert lock_digest(7) in holder
+    note, _ = crowd()(Twins(decorator, job), "call", 7, "é" * 1000 + "\ud800")
+    assert note == "no. 7: " + "é" * 496
+
+
+def test_two_calls_with_the_same_token_are_still_one_after_the_other(crowd: Crowd) -> None:
+    def job(number: int) -> None:
+        raise AssertionError("not reached")
+
+    me, you = crowd(), crowd()
+    assert me(Lock(NAME, token=lock_digest(7)), "acquire")
+    with pytest.raises(LockNotAcquired):
+        you(Twins(locked(NAME, token="{number:digest}", blocking_timeout=0), job), "call", 7)
+
+
+def test_a_call_adopts_what_its_token_has_detached(crowd: Crowd, client: redis.Redis) -> None:
+    fences: list[Any] = []
+    me, you = crowd(), crowd()
+    lock = Lock(NAME)
+    assert me(lock, "acquire")
+    fences.append(me.read(lambda: lock.fence))
+    token = me(lock, "detach")
+    fences.append(you(Twins(locked(NAME, token="{token}"), lambda token: value(client)[3]), "call", token))
+    assert str(fences[0]) == fences[1]
+
+
+def test_a_token_that_is_none_is_an_error_that_does_not_repeat_it(crowd: Crowd) -> None:
+    def job(text: str) -> None:
+        raise AssertionError("not reached")
+
+    me, late = crowd(), Twins(locked(NAME, token="{text}"), job)
+    for call in (lambda: locked(NAME, token="too short"), lambda: me(late, "call", "too short")):
+        with pytest.raises(ValueError, match=r"^A token must be a str of 22") as caught:
+            call()
+        assert "short" not in str(caught.value)
 
 
 def test_a_method_runs_under_the_lock_of_its_object(crowd: Crowd, client: redis.Redis) -> None:
@@ -82,6 +164,25 @@ def test_an_unknown_field_is_an_error_that_lists_the_names_there_are(crowd: Crow
         crowd()(Twins(locked("report:{yaer}"), report), "call", 2026)
 
 
+@pytest.mark.parametrize(
+    ("options", "trouble"),
+    [
+        ({"name": "report:{yaer}"}, "lock name 'report:{yaer}'"),
+        ({"name": "x", "note": "of {yaer}"}, "note 'of {yaer}'"),
+        ({"name": "x", "token": "{yaer:digest}"}, "token '{yaer:digest}'"),
+    ],
+)
+def test_a_field_that_no_call_can_fill_is_an_error_where_it_decorates(options: dict[str, Any], trouble: str) -> None:
+    def report(year: int, *rest: int, kind: str = "a") -> None:
+        raise AssertionError("not reached")
+
+    expected = (
+        f"Cannot fill the {trouble}: {report.__qualname__}() has no argument 'yaer'. Available values: kind, rest, "
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}year"):
+        locked(**options)(report)
+
+
 def test_a_call_with_wrong_arguments_is_the_error_that_it_always_is(crowd: Crowd, client: redis.Redis) -> None:
     def report(year: int) -> None:
         raise AssertionError("not reached")
@@ -102,9 +203,9 @@ def test_wrong_options_are_errors_at_once() -> None:
     with pytest.raises(
         TypeError, match=r"^locked\(\) takes no option 'fair'\. The options are: adopt, attempts, .*, using\.$"
     ):
-        locked("x", fair=True)  # type: ignore[call-arg]
+        locked("x", fair=True)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="lock's name must be a str or a callable"):
-        locked(7)  # type: ignore[arg-type]
+        locked(7)  # type: ignore[call-overload]
 
 
 def test_what_runs_after_its_call_has_returned_is_refused() -> None:

@@ -96,6 +96,13 @@ def test_a_callable_that_makes_no_name_is_refused(name: Any) -> None:
     assert len(str(caught.value)) < 400
 
 
+def test_a_name_that_looks_like_a_template_warns() -> None:
+    with pytest.warns(RuntimeWarning, match=r"^Lock\('order:{pk}'\) locks this very name: only decorators") as caught:
+        assert Lock("order:{pk}").name == "order:{pk}"
+    assert caught[0].filename == __file__
+    assert [Lock(name).name for name in ("{", "a}", "a{{pk}}")] == ["{", "a}", "a{{pk}}"]
+
+
 @pytest.mark.parametrize("prefix", ["a b", "a\0", "a\n", "{a}", "\ud800", "", None, 7, b"x", "{" * MEGA], ids=brief)
 def test_a_prefix_that_cannot_be_one_is_refused(crowd: Crowd, prefix: Any, settings: Any) -> None:
     settings.REDISLOCK = {"KEY_PREFIX": prefix}

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 
-from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, locked_atomic
+from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, lock_digest, locked_atomic
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, Commits
 from tests.helpers.state import leases
@@ -223,10 +223,48 @@ def test_a_function_has_the_lock_of_its_arguments(account: Account, commits: Com
 
 
 def test_a_callable_makes_the_name_of_a_function_and_of_no_block(account: Account) -> None:
-    atomic = locked_atomic(lambda pk: f"account-{pk}")
-    assert atomic(lambda pk: held())(7) == ["account-7"]
-    with pytest.raises(TypeError, match="A with block has no arguments"), atomic:
+    def name(pk: int) -> str:
+        return f"account-{pk}"
+
+    for atomic in (locked_atomic(lambda pk: name(pk)), locked_atomic(name=name)):
+        assert atomic(lambda pk: held())(7) == ["account-7"]
+        with pytest.raises(TypeError, match="A with block has no arguments"), atomic:
+            raise AssertionError("not reached")
+
+
+def test_note_and_token_of_a_function_are_templates_too(account: Account) -> None:
+    @locked_atomic(NAME, note="no. {pk}", token="{pk:digest}")
+    def book(pk: int) -> tuple[bool, str]:
+        lock = Lock(NAME, token=lock_digest(pk))
+        info = lock.info()
+        assert info is not None
+        return lock.owned(), info.note
+
+    assert book(7) == (True, "no. 7")
+    with locked_atomic(NAME, note="no. {pk}", token=lock_digest(7)) as lock:
+        assert (lock.token, list_locks()[0].note) == (lock_digest(7), "no. {pk}")
+
+
+def test_a_field_that_no_call_can_fill_is_an_error_where_it_decorates() -> None:
+    with pytest.raises(ValueError, match=r"'account:{kp}': .*book\(\) has no argument 'kp'\. Available values: pk\.$"):
+
+        @locked_atomic("account:{kp}")
+        def book(pk: int) -> None:
+            raise AssertionError("not reached")
+
+
+def test_without_arguments_it_is_refused_where_it_decorates() -> None:
+    def book() -> None:
         raise AssertionError("not reached")
+
+    with pytest.raises(TypeError, match=r'^locked_atomic was given <function .*: write @locked_atomic\("order:{pk}"\)'):
+        locked_atomic(book)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
+        locked_atomic()(book)
+
+
+def test_braces_that_a_template_has_written_are_no_cause_to_warn(account: Account) -> None:
+    assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
 
 
 @pytest.mark.parametrize("name", ["account:{pk}", "{}", "{a.b}:c"])

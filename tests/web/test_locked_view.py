@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import wraps
@@ -16,11 +17,11 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_redislock import Lock, LockLost, list_locks, locked_view
+from django_redislock import Lock, LockLost, list_locks, lock_digest, locked_view
 from django_redislock.store.keys import make_keys
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import PREFIX, queued
+from tests.helpers.state import PREFIX, queued, value
 from tests.helpers.twins import Pages, Twins, lock_names
 
 Eventually = Callable[..., Any]
@@ -149,6 +150,21 @@ class Methods(View):
         return respond(request)
 
 
+@pytest.mark.parametrize(
+    ("options", "trouble"),
+    [({"name": "order:{kp}"}, "lock name 'order:{kp}'"), ({"name": "x", "note": "of {kp}"}, "note 'of {kp}'")],
+)
+def test_a_field_that_no_request_can_fill_is_an_error_where_it_decorates(options: dict[str, Any], trouble: str) -> None:
+    def view(this: HttpRequest, pk: int) -> HttpResponse:
+        raise AssertionError("not reached")
+
+    expected = (
+        f"Cannot fill the {trouble}: {view.__qualname__}() has no argument 'kp'. Available values: pk, request, this."
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        locked_view(**options)(view)
+
+
 @pytest.mark.parametrize("view", [with_default, Methods.as_view()], ids=["function", "class"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH"])
 def test_arguments_have_their_names_however_they_come(method: str, view: Callable[..., HttpResponse]) -> None:
@@ -187,6 +203,15 @@ def test_positional_arguments_without_names_are_an_error_that_lists_what_there_i
     view = method_decorator(key, name="dispatch")(OnDispatch).as_view()
     with pytest.raises(ValueError, match=r"Available values: args, request\."):
         view(plain(), 3)
+
+
+def test_note_and_token_are_templates_too(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+    def look(request: HttpRequest, pk: int) -> list[str]:
+        holder = " ".join(value(client, "order"))
+        return [str(lock_digest(pk) in holder), ",", holder.partition("\n")[2]]
+
+    pages.add("order/<int:pk>/", "order", look, note="{request.method} {pk}", token="{pk:digest}")
+    assert crowd()(pages, "get", "/order/3/", "POST").content == b"True,POST 3"
 
 
 # -- the methods ----------------------------------------------------------------------------------------------------
@@ -363,6 +388,13 @@ def test_a_method_decorated_as_a_function_is_told_how_to(crowd: Crowd) -> None:
 
     with pytest.raises(TypeError, match=r"where a request was expected.*@method_decorator\(locked_view\(\.\.\.\)\)"):
         crowd()(Wrong(), "call", plain())
+
+
+def test_without_arguments_it_is_refused_where_it_decorates() -> None:
+    with pytest.raises(TypeError, match=r'^locked_view was given <function .*: write @locked_view\("order:{pk}"\), or'):
+        locked_view(respond)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
+        locked_view()
 
 
 def test_a_class_is_told_where_it_is_decorated_how_to() -> None:
