@@ -24,6 +24,7 @@ from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
 from ..options import LockOptions, Options, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .late_release import LateRelease
+from .login_order import warn_above_login
 from .responses import OnConflict, conflict, unavailable
 from .transactions import open_transactions
 
@@ -68,7 +69,8 @@ def locked_view(
     LockUnavailable, when Redis cannot be reached, propagates (or becomes a response with the status in the setting
     VIEW_UNAVAILABLE_STATUS); the view never runs unlocked.
 
-    Raises ValueError when it decorates a function, for a field that is none of its arguments.
+    Raises ValueError when it decorates a function, for a field that is none of its arguments. A RuntimeWarning tells
+    when it stands above ``login_required`` or the like: then anybody can lock.
     """
     given = given_name(first, name, "locked_view")
     options.setdefault("blocking_timeout", 0)
@@ -89,6 +91,7 @@ def locked_view(
         if _instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
+        warn_above_login(view, stacklevel=2)
         return _LockedView(view, texts, checked, locking, on_conflict).wrap()
 
     return decorate
