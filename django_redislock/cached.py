@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections.abc import Awaitable, Callable
 from logging import WARNING
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
@@ -30,10 +31,28 @@ from .steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .store.backend import get_backend
 from .times import Deadline, Seconds
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+T = TypeVar("T")
+
 MISSING = object()
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 
+class ValueOptions(TypedDict, total=False):
+    """The options of locked_get_or_set(), for type checkers."""
+
+    timeout: float | None
+    version: int | None
+    blocking_timeout: Seconds | None
+    using: str
+
+
+@overload
+def locked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
+@overload
+def locked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
 def locked_get_or_set(
     key: str,
     default: Any,
@@ -68,6 +87,12 @@ def locked_get_or_set(
     return get_or_set(caches[using], using, key, default, **options)
 
 
+@overload
+async def alocked_get_or_set(key: str, default: Callable[[], Awaitable[T]], **options: Unpack[ValueOptions]) -> T: ...
+@overload
+async def alocked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
+@overload
+async def alocked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
 async def alocked_get_or_set(
     key: str,
     default: Any,
@@ -102,10 +127,10 @@ class Cached:
     __slots__ = ("args", "cache", "kwargs", "verb")
 
     def __init__(self, cache: Any, verb: str, *args: Any, **kwargs: Any) -> None:
-        self.cache = cache
-        self.verb = verb
-        self.args = args
-        self.kwargs = kwargs
+        self.cache: Any = cache
+        self.verb: str = verb
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = kwargs
 
     def run(self) -> Any:
         return getattr(self.cache, self.verb)(*self.args, **self.kwargs)
@@ -123,7 +148,7 @@ class Computation:
     def __init__(self, leader: Owner, frame: Frame) -> None:
         self.leader = leader
         self.section: Acquisition | None = None  # once it asks for the lock
-        self.ended = False
+        self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
         self.waiters: dict[Waiter, None] = {}
         self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end

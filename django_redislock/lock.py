@@ -127,7 +127,7 @@ class Lock:
     __slots__ = ("__weakref__", "_latest", "_options", "_token", "name")
 
     def __init__(self, name: str, *, token: str | None = None, **options: Unpack[LockOptions]) -> None:
-        self.name = check_name(name)
+        self.name: str = check_name(name)
         if "{" in name and has_fields(name):
             _warn_of_fields(name, sys._getframe(1).f_code.co_filename)
         self._options = read_options(options, "Lock()")
@@ -258,8 +258,8 @@ class Lock:
         """See detach()."""
         return await arun(self._detach(caller.owner(), ttl))
 
-    __exit__ = engine.ExitMethod(_leave)
-    __aexit__ = engine.ExitMethod(_aleave)
+    __exit__: engine.ExitMethod = engine.ExitMethod(_leave)
+    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave)
 
     # -- while it is held -------------------------------------------------------------------------------------------
 
@@ -317,10 +317,12 @@ class Lock:
         return section.held.token
 
     @property
-    def fence(self) -> int | None:
-        """The fencing token of the current acquisition: it only ever grows, from one acquisition to the next."""
-        section = current_owner().section(self)
-        return None if section is None else section.held.fence
+    def fence(self) -> int:
+        """The fencing token of the current acquisition: it only ever grows, from one acquisition to the next.
+
+        Raises LockNotOwned when this thread or task does not hold the lock: there is no number to write down then.
+        """
+        return self._held(current_owner(), "read the fence of").held.fence
 
     @property
     def ttl(self) -> float:

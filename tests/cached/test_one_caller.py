@@ -184,7 +184,7 @@ def test_an_unknown_alias_is_named(me: Any) -> None:
 
 def test_a_coroutine_function_is_for_coroutines() -> None:
     with pytest.raises(TypeError, match="await alocked_get_or_set"):
-        locked_get_or_set("x", Value().acompute)
+        locked_get_or_set("x", Value().acompute)  # type: ignore[unused-coroutine]
 
 
 async def test_it_refuses_to_block_an_event_loop() -> None:

@@ -17,7 +17,7 @@ from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus
 from django_redislock.engine.owner import MANY, current_owner
 from tests.helpers.actors import Crowd
 from tests.helpers.bridges import aowns, arefuses, owns
-from tests.helpers.state import NAME, holder, lease_of, queued
+from tests.helpers.state import NAME, fence_of, holder, lease_of, queued
 
 from .children import CHILDREN, Child
 
@@ -119,7 +119,7 @@ def test_who_helps_the_holder_is_shown_its_lease(crowd: Crowd, eventually: Event
     me(lock, "acquire")
     assert helper.read(lambda: lock.lost) is False
     assert 500 < helper.read(lock.remaining) <= 600
-    assert helper.read(lambda: (lock.token, lock.fence)) == (None, None)
+    assert helper.read(lambda: (lock.token, fence_of(lock))) == (None, None)
     force_release(NAME)
     eventually(lambda: helper.read(lambda: lock.lost))
     assert helper.read(lock.remaining) == 0.0

@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django_redislock import Lock, LockLost, LockNotOwned
 
 from .actors import GENEROUS
+from .state import fence_of
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ async def to_thread(function: Callable[..., T], *args: Any) -> T:
 
 def owns(lock: Lock) -> bool:
     """Whether this thread or task owns the lock, by what the object says without asking Redis."""
-    known = lock.token is not None, lock.fence is not None
+    known = lock.token is not None, fence_of(lock) is not None
     assert len(set(known)) == 1
     return known[0]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from django_redislock import Lock
+from django_redislock import Lock, LockNotOwned
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.backend import get_backend
@@ -19,6 +19,14 @@ PREFIX = "redislock{0}:"
 KEYS = make_keys(PREFIX, NAME)
 LOCK, QUEUE, WAITERS, INDEX, FENCE = KEYS.all
 TOKEN = "a-token-that-the-tests-know"
+
+
+def fence_of(lock: Lock) -> int | None:
+    """The fence of a lock; None where this thread or task does not hold it."""
+    try:
+        return lock.fence
+    except LockNotOwned:
+        return None
 
 
 # -- in Redis -------------------------------------------------------------------------------------------------------

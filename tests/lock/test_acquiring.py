@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, get_lock
+from django_redislock import FairLock, Lock, LockNotOwned, get_lock
 from django_redislock.store.backend import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.processes import Worker
-from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, holder, leftovers, queued
+from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
 
 from .blocks import Block
 
@@ -139,7 +139,11 @@ def test_each_acquisition_has_a_token_and_a_fence_of_its_own(crowd: Crowd) -> No
     me(Block(lock, lambda: seen.append((lock.token, lock.fence)), times=20), "run")
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{22,}", token or "") for token, _ in seen)
     assert len({token for token, _ in seen}) == len({fence for _, fence in seen}) == 20
-    assert me.read(lambda: (lock.token, lock.fence)) == (None, None)
+    assert me.read(lambda: (lock.token, fence_of(lock))) == (None, None)
+    with pytest.raises(
+        LockNotOwned, match=r"^Cannot read the fence of the lock 'order:42': this thread or task does not"
+    ):
+        me.read(lambda: lock.fence)
 
 
 def test_fences_grow_strictly_across_names_people_and_a_flush(crowd: Crowd, client: redis.Redis) -> None:

@@ -19,7 +19,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, flag, holder, lease_of, leftovers, queued, value
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, lease_of, leftovers, queued, value
 
 from .blocks import Block
 
@@ -29,13 +29,14 @@ Start = Callable[..., Worker]
 
 # A process that uses the lock as it is told, and tells what it sees.
 WORKS = """
+from tests.helpers.state import fence_of
 lock = Lock(name, **options, on_lost=lambda error: say("lost", error.reason))
 say("ready")
 while order := hear().split():
     if order[0] == "token":
         lock = Lock(name, token=order[1], **options)
     elif order[0] == "acquire":
-        say("acquired", lock.acquire(blocking=False), lock.fence, lock.token)
+        say("acquired", lock.acquire(blocking=False), fence_of(lock), lock.token)
     elif order[0] == "release":
         try:
             lock.release()
@@ -79,7 +80,7 @@ def test_who_has_detached_a_lock_has_nothing_more_to_do_with_it(
     me(lock, "acquire")
     token = me.read(lambda: lock.token)
     assert me(lock, "detach") == token
-    assert me.read(lambda: (lock.token, lock.fence, lock.lost, lock.remaining())) == (None, None, False, 0.0)
+    assert me.read(lambda: (lock.token, fence_of(lock), lock.lost, lock.remaining())) == (None, None, False, 0.0)
     assert (me(lock, "locked"), me(lock, "owned")) == (True, False)
     for method in ("release", "detach"):
         with pytest.raises(LockNotOwned):

@@ -23,7 +23,7 @@ from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_v
 from django_redislock.cachelock import CacheLock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter
-from tests.helpers.state import NAME, leases, leftovers, queued
+from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
 from tests.protocol.scene import LONG, Eventually, Start
 
 OURS = str(Path(django_redislock.__file__).parent)
@@ -41,7 +41,7 @@ def take() -> None:
         lock.acquire(blocking_timeout=GENEROUS)
         lock.release()
     except Interrupt:
-        if lock.fence is not None:  # it is still the caller's, who can be expected to give it back
+        if fence_of(lock) is not None:  # it is still the caller's, who can be expected to give it back
             lock.release()
         raise
 
@@ -54,7 +54,7 @@ def take_member() -> None:
         with member:
             pass
     finally:
-        if member is not None and member.fence is not None:
+        if member is not None and fence_of(member) is not None:
             member.release()
 
 
@@ -117,6 +117,7 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
 INTERRUPTED = """
 import random, signal
 from django_redislock.engine.runtime import runtime
+from tests.helpers.state import fence_of
 
 class TimeLimit(BaseException):
     pass
@@ -136,7 +137,7 @@ def take():
         lock.acquire(blocking_timeout=60)
         lock.release()
     except TimeLimit:
-        if lock.fence is not None:
+        if fence_of(lock) is not None:
             lock.release()
         raise
 
