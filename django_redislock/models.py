@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -38,10 +38,10 @@ class HeldLock(models.Model):
 
     class Meta:
         managed = False
-        default_permissions = ("view", "delete")
+        default_permissions: ClassVar[tuple[str, ...]] = ("view", "delete")
         base_manager_name = "objects"
-        verbose_name = _("lock")
-        verbose_name_plural = _("locks")
+        verbose_name: ClassVar[Any] = _("lock")
+        verbose_name_plural: ClassVar[Any] = _("locks")
 
     def __str__(self) -> str:
         return printable(self.name)

@@ -31,9 +31,9 @@ class LockChangeList(ChangeList):
             page = Page([], 0, 0)
             self._cut(request, 0)
         self.result_list: Any = [HeldLock.of(lock) for lock in page.locks]
-        self.full_result_count = page.total
+        self.full_result_count: int = page.total
         self.show_full_result_count = True
-        self.show_admin_actions = page.total > 0
+        self.show_admin_actions: bool = page.total > 0
 
     @property
     def words(self) -> list[str]:
@@ -49,11 +49,11 @@ class LockChangeList(ChangeList):
     def _cut(self, request: HttpRequest, count: int) -> slice:
         """Which of the ``count`` matching locks this page shows. Sets what Django's templates need for the pages."""
         self.result_count = count
-        self.can_show_all = count <= self.list_max_show_all
-        self.multi_page = count > self.list_per_page
+        self.can_show_all: bool = count <= self.list_max_show_all
+        self.multi_page: bool = count > self.list_per_page
         rows: Any = range(count)
-        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
-        self.page_num = max(1, min(self.page_num, self.paginator.num_pages))
+        self.paginator: Any = self.model_admin.get_paginator(request, rows, self.list_per_page)
+        self.page_num: int = max(1, min(self.page_num, self.paginator.num_pages))
         if not self.multi_page or (self.show_all and self.can_show_all):
             return slice(count)
         return slice((self.page_num - 1) * self.list_per_page, self.page_num * self.list_per_page)

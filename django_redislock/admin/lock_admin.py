@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
@@ -48,16 +48,23 @@ class LockAdmin(ModelAdmin):
     ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
     """
 
-    list_display = ("shown_name", "shown_owner", "shown_held_for", "shown_lease_left", "fence", "shown_waiters")
-    search_fields = ("key", "owner")
-    search_help_text = _("All words must appear in the name or the owner.")
-    ordering = ("key",)
+    list_display: tuple[str, ...] = (
+        "shown_name",
+        "shown_owner",
+        "shown_held_for",
+        "shown_lease_left",
+        "fence",
+        "shown_waiters",
+    )
+    search_fields: ClassVar[tuple[str, ...]] = ("key", "owner")
+    search_help_text: ClassVar[Any] = _("All words must appear in the name or the owner.")
+    ordering: ClassVar[tuple[str, ...]] = ("key",)
     list_per_page = 100
-    actions = ("delete_selected",)
+    actions: tuple[str, ...] = ("delete_selected",)
 
     class Media:
-        css = {"all": ["django_redislock/admin.css"]}
-        js = [
+        css: dict[str, list[str]] = {"all": ["django_redislock/admin.css"]}
+        js: list[object] = [
             "admin/js/actions.js",  # ours comes after it
             Script(
                 "django_redislock/admin.js",

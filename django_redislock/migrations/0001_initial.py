@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from django.db import migrations, models
+from django.db.migrations.operations.base import Operation
 
 
 class Migration(migrations.Migration):
-    initial = True
+    initial: ClassVar[bool] = True
 
-    dependencies = []
+    dependencies: ClassVar[list[tuple[str, str]]] = []
 
-    operations = [
+    operations: ClassVar[list[Operation]] = [
         migrations.CreateModel(
             name="HeldLock",
             fields=[

@@ -48,7 +48,7 @@ STATUSES = (
 
 class Command(BaseCommand):
     help = "Shows the locks that are held, force-releases locks, and runs programs under a lock."
-    requires_system_checks = []
+    requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         base = list(parser._actions)
