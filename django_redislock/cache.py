@@ -23,8 +23,8 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         CACHES = {"default": {"BACKEND": "django_redislock.cache.RedisCache", ...}}
 
     The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
-    Processes with the old setting and processes with the new one do not see each other's locks: change it for all of
-    them at once.
+    The command, the admin and the checks cover them. Processes with the old setting and processes with the new one do
+    not see each other's locks: change it for all of them at once.
     """
 
     @cached_property
@@ -57,10 +57,11 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
     ) -> CacheLock:
         """A lock as redis-py's and django-redis's are, but ours: see :class:`CacheLock`.
 
-        ``cache.lock("x")`` and ``Lock("x", using=alias)`` are the same lock. Another ``version`` than the alias's is
-        another one (``%2:x``). Where the alias has a ``KEY_FUNCTION``, the name is what that makes, without the
-        ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name (control characters, more
-        than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
+        ``cache.lock("x")`` and ``Lock("x", using=alias)`` are the same lock. A ``version`` other than Django's default,
+        1, stands in the name (``%2:x``), even if it is the alias's own: so aliases that differ only in ``VERSION``
+        exclude each other exactly as django-redis's do. Where the alias has a ``KEY_FUNCTION``, the name is what that
+        makes, without the ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name
+        (control characters, more than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
         return CacheLock(
             self._lock_name(key, version),
@@ -101,5 +102,5 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
     def _lock_name(self, key: object, version: int | None) -> str:
         if self.key_func is not default_key_func:
             return fit_name(str(self.client.make_key(key, version=version, prefix="")))
-        other = version is not None and str(version) != str(self.version)
-        return fit_name(str(key), str(version) if other else "")
+        version = self.version if version is None else version
+        return fit_name(str(key), "" if str(version) == "1" else str(version))

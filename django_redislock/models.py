@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .conf import conf
 from .display import printable
 from .inspection import LockInfo
 
-# Browsers remove these two from a URL, however they are quoted. So a character follows that no name ends with.
+# No name has this character: it stands between an alias and a name. Browsers remove dots from a URL, however they are
+# quoted, so that it follows them where there is no alias.
+MARK = "\x1f"
 DOTS = (".", "..")
-SHIELD = "\x1f"
 
 
 class NoRows(models.Manager["HeldLock"]):
@@ -34,6 +36,7 @@ class HeldLock(models.Model):
     waiters = models.PositiveIntegerField(_("waiters"))
 
     info: LockInfo | None = None
+    alias: str = ""
     objects: ClassVar[NoRows] = NoRows()
 
     class Meta:
@@ -44,22 +47,32 @@ class HeldLock(models.Model):
         verbose_name_plural: ClassVar[Any] = _("locks")
 
     def __str__(self) -> str:
-        return printable(self.name)
+        name = printable(self.name)
+        return name if self.using is None else f"{name} ({printable(self.using)})"
 
     @property
     def name(self) -> str:
         """The lock's name as it is."""
-        return self.key.removesuffix(SHIELD)
+        alias, _, name = self.key.partition(MARK)
+        return name or alias
+
+    @property
+    def using(self) -> str | None:
+        """The cache alias; None: the one in the settings."""
+        alias, _, name = self.key.partition(MARK)
+        return alias if name else None
 
     @classmethod
     def of(cls, info: LockInfo) -> HeldLock:
-        lock = cls.named(info.name)
+        lock = cls.named(info.name, None if info.alias == conf().CACHE else info.alias)
         lock.info = info
-        for column in ("owner", "held_for", "lease_left", "fence", "waiters"):
+        for column in ("owner", "held_for", "lease_left", "fence", "waiters", "alias"):
             setattr(lock, column, getattr(info, column))
         return lock
 
     @classmethod
-    def named(cls, name: str) -> HeldLock:
+    def named(cls, name: str, using: str | None = None) -> HeldLock:
         """The lock of this name while nobody holds it."""
-        return cls(key=name + SHIELD if name in DOTS else name)
+        if using is not None:
+            return cls(key=f"{using}{MARK}{name}")
+        return cls(key=name + MARK if name in DOTS else name)

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import LockUnavailable
 from ..inspection.listing import Page, read_page
 from ..models import HeldLock
+from ..store.backend import get_backends
+
+
+class AliasFilter(SimpleListFilter):
+    """The locks of one cache alias."""
+
+    title = _("cache alias")
+    parameter_name = "using"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
+        return [(backend.alias, backend.alias) for backend in get_backends()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset  # which has no rows: the list asks for using_of()
+
+
+def using_of(request: HttpRequest) -> str | None:
+    """The alias that the list is filtered by; None: all of them."""
+    alias = request.GET.get(AliasFilter.parameter_name)
+    if alias is not None and alias not in [backend.alias for backend in get_backends()]:
+        raise IncorrectLookupParameters
+    return alias
 
 
 class LockChangeList(ChangeList):
@@ -19,11 +44,16 @@ class LockChangeList(ChangeList):
     model_admin: Any  # a LockAdmin
 
     def get_results(self, request: HttpRequest) -> None:
-        if self.get_filters_params():
+        if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
             raise IncorrectLookupParameters
+        using = using_of(request)
         try:
             page = read_page(
-                cut=lambda count: self._cut(request, count), words=self.words, order=self._order(request), errors=True
+                cut=lambda count: self._cut(request, count),
+                words=self.words,
+                order=self._order(request),
+                errors=True,
+                using=using,
             )
         except LockUnavailable as error:
             if "action" not in request.POST:  # an action redirects to this list, which says it then

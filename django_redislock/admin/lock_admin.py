@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,14 +23,17 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..conf import conf
 from ..display import duration, printable
 from ..exceptions import LockUnavailable
 from ..inspection import LockInfo, LockStatus, WaiterInfo, force_release
 from ..inspection.listing import read_lock, read_page
 from ..models import HeldLock
 from ..names import is_name, split_member
+from ..store.aliases import lock_aliases
+from ..store.backend import get_backends
 from ..store.reading import batches
-from .changelist import LockChangeList
+from .changelist import AliasFilter, LockChangeList, using_of
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[HeldLock]
@@ -61,6 +64,7 @@ class LockAdmin(ModelAdmin):
     ordering: ClassVar[tuple[str, ...]] = ("key",)
     list_per_page = 100
     actions: tuple[str, ...] = ("delete_selected",)
+    show_facets: ClassVar[Any] = admin.ShowFacets.NEVER
 
     class Media:
         css: dict[str, list[str]] = {"all": ["django_redislock/admin.css"]}
@@ -77,11 +81,24 @@ class LockAdmin(ModelAdmin):
             ),
         ]
 
+    # -- several cache aliases ---------------------------------------------------------------------------------------
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        name, *others = self.list_display
+        return (name, "shown_alias", *others) if len(get_backends()) > 1 else self.list_display
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        return [AliasFilter] if len(get_backends()) > 1 else []
+
     # -- columns -----------------------------------------------------------------------------------------------------
 
     @admin.display(description=_("name"), ordering="key")
     def shown_name(self, lock: HeldLock) -> str:
         return str(lock)
+
+    @admin.display(description=_("cache alias"))
+    def shown_alias(self, lock: HeldLock) -> str:
+        return printable(lock.alias)
 
     @admin.display(description=_("owner"), ordering="owner")
     def shown_owner(self, lock: HeldLock) -> str:
@@ -203,11 +220,11 @@ class LockAdmin(ModelAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> HeldLock | None:
         """A lock that nobody holds has a page and a history too. None for what cannot be a name."""
-        name = HeldLock(key=object_id).name
-        if not is_name(name):
+        key = HeldLock(key=object_id)
+        if not _can_exist(key):
             return None
-        info = read_lock(name)
-        return HeldLock.named(name) if info is None else HeldLock.of(info)
+        info = read_lock(key.name, using=key.using)
+        return key if info is None else HeldLock.of(info)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         return super().changelist_view(request, {"title": gettext("Held locks"), **(extra_context or {})})
@@ -273,7 +290,7 @@ class LockAdmin(ModelAdmin):
         return []
 
     def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
-        self.release(request, [obj.name], _number(request.POST.get("fence"), obj.fence or 0))
+        self.release(request, [obj], _fences(request, {obj.using: obj.fence or 0}))
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
         return self._back(request)
@@ -283,18 +300,18 @@ class LockAdmin(ModelAdmin):
         """Ask first. ``queryset`` knows nothing of Redis: the names are in the request."""
         keys = request.POST.getlist(helpers.ACTION_CHECKBOX_NAME)
         across = request.POST.get("select_across") == "1"
-        words = request.GET.get("q", "").split() if across else []
-        names = None if across else {HeldLock(key=key).name for key in keys}
         try:
-            locks = [HeldLock.of(lock) for lock in read_page(words=words, names=names, errors=True).locks]
+            locks = self.found(request) if across else self.selected(keys)
         except LockUnavailable:
             return None  # the list says so
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
-        highest = max((lock.fence for lock in locks), default=0)
+        highest: dict[str | None, int] = {}
+        for lock in locks:
+            highest[lock.using] = max(lock.fence, highest.get(lock.using, 0))
         if request.POST.get("post"):
-            gone = 0 if names is None else len(names) - len(locks)
-            self.release(request, [lock.name for lock in locks], _number(request.POST.get("fence"), highest), gone)
+            gone = 0 if across else len(set(keys)) - len(locks)
+            self.release(request, locks, _fences(request, highest), gone)
             return None
         if not locks:
             self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
@@ -308,7 +325,7 @@ class LockAdmin(ModelAdmin):
             "locks": [self.describe(lock) for lock in locks[:SHOWN]],
             "more": _more(len(locks) - SHOWN),
             "total": len(locks),
-            "fence": highest,
+            "fences": {_fence_field(using): fence for using, fence in highest.items()},
             "across": across,
             "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
@@ -317,27 +334,41 @@ class LockAdmin(ModelAdmin):
         ours = "admin/django_redislock/heldlock/delete_selected_confirmation.html"
         return TemplateResponse(request, self.delete_selected_confirmation_template or ours, context)
 
-    def release(self, request: HttpRequest, names: Collection[str], fence: int, gone: int = 0) -> None:
+    def found(self, request: HttpRequest) -> list[HeldLock]:
+        """All that the list of this request shows, on whichever page."""
+        words, using = request.GET.get("q", "").split(), using_of(request)
+        return [HeldLock.of(lock) for lock in read_page(words=words, errors=True, using=using).locks]
+
+    def selected(self, keys: Iterable[str]) -> list[HeldLock]:
+        names: dict[str | None, set[str]] = {}
+        for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
+            names.setdefault(lock.using, set()).add(lock.name)
+        pages = [read_page(names=of, errors=True, using=using or conf().CACHE) for using, of in names.items()]
+        return [HeldLock.of(lock) for page in pages for lock in page.locks]
+
+    def release(
+        self, request: HttpRequest, locks: Collection[HeldLock], fences: Mapping[str | None, int], gone: int = 0
+    ) -> None:
         """Force-release these locks, log it in their histories, and tell the user.
 
-        A lock that was acquired after the user saw the confirmation is spared: ``fence`` was the highest one then.
-        ``gone`` locks were free already.
+        A lock that was acquired after the user saw the confirmation is spared: ``fences`` were the highest ones then,
+        of each alias. ``gone`` locks were free already.
         """
         count, by = 0, f"{printable(request.user.get_username())} in the admin"
         try:
-            for batch in batches(list(names)):
+            for batch in batches(list(locks)):
                 released: list[LockInfo] = []
                 try:
-                    for name in batch:
-                        lock = force_release(name, by=by, fence=fence)
-                        if lock is not None:
-                            released.append(lock)
+                    for lock in batch:
+                        info = force_release(lock.name, using=lock.using, by=by, fence=fences[lock.using])
+                        if info is not None:
+                            released.append(info)
                 finally:
                     count += len(released)
                     self.log_releases(request, released)
-            gone += len(names) - count
+            gone += len(locks) - count
         except LockUnavailable as error:
-            left = len(names) - count
+            left = len(locks) - count
             text = ngettext(
                 "Redis stopped responding, %(count)d lock was not force-released: %(error)s",
                 "Redis stopped responding, %(count)d locks were not force-released: %(error)s",
@@ -383,6 +414,20 @@ def _lines(note: str) -> str:
 def _time(time: datetime) -> str:
     local = localtime(time)
     return f"{date_format(local, 'DATE_FORMAT')} {time_format(local, 'H:i:s')}"
+
+
+def _can_exist(lock: HeldLock) -> bool:
+    return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
+
+
+def _fence_field(using: str | None) -> str:
+    """The field of a form with the highest fence of an alias."""
+    return "fence" if using is None else f"fence:{using}"
+
+
+def _fences(request: HttpRequest, known: Mapping[str | None, int]) -> dict[str | None, int]:
+    """The highest fence of each alias that the user saw; ``known`` is what is held now."""
+    return {using: _number(request.POST.get(_fence_field(using)), fence) for using, fence in known.items()}
 
 
 def _number(text: str | None, default: int) -> int:

@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError, ResponseError
 
 from ..conf import conf
-from ..store.backend import Backend, get_backend
+from ..store.backend import Backend, get_backends
 from ..store.calls import probe_command
 from ..store.wire import Command, exchange
 
@@ -19,23 +19,27 @@ OLDEST = (6, 2)
 
 
 def check_server(**kwargs: Any) -> list[CheckMessage]:
-    """The server behind the alias is one that locks can rely on. If there is none, a warning says so."""
+    """The server behind each alias is one that locks can rely on. If there is none, a warning says so."""
     try:
-        backend = get_backend()
+        backends = get_backends()
     except ImproperlyConfigured:
         return []  # reported by the other checks
+    return [message for backend in backends for message in _check(backend)]
+
+
+def _check(backend: Backend) -> list[CheckMessage]:
     if backend.memory:
         return []
     try:
         info, *rights = _ask(backend, listening=not conf().POLL)
     except (RedisError, OSError) as error:
-        return [_unseen(str(error))]
+        return [_unseen(backend, str(error))]
     found: list[CheckMessage] = []
     if isinstance(info, ResponseError):
-        found.append(_unseen(str(info)))
+        found.append(_unseen(backend, str(info)))
     else:
         facts = dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info, re.M))
-        found = _version(facts) + _eviction(facts)
+        found = _version(backend, facts) + _eviction(backend, facts)
     return found + _rights(backend, [str(answer) for answer in rights if isinstance(answer, ResponseError)])
 
 
@@ -58,15 +62,15 @@ def _text(answer: Any) -> Any:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
-def _unseen(trouble: str) -> CheckMessage:
+def _unseen(backend: Backend, trouble: str) -> CheckMessage:
     return Warning(
-        f"Could not inspect the Redis server used for locks (cache alias {conf().CACHE!r}): {trouble}",
+        f"Could not inspect the Redis server used for locks (cache alias {backend.alias!r}): {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",
         id="django_redislock.W004",
     )
 
 
-def _version(facts: dict[str, str]) -> list[CheckMessage]:
+def _version(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     text = facts.get("redis_version", "")
     numbers = tuple(map(int, re.findall(r"\d+", text)))
     if not numbers or numbers >= OLDEST:
@@ -74,7 +78,7 @@ def _version(facts: dict[str, str]) -> list[CheckMessage]:
     oldest = ".".join(map(str, OLDEST))
     return [
         Error(
-            f"The Redis server used for locks (cache alias {conf().CACHE!r}) is version {text}; locks need {oldest} "
+            f"The Redis server used for locks (cache alias {backend.alias!r}) is version {text}; locks need {oldest} "
             f"or later.",
             hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
             id="django_redislock.E006",
@@ -82,14 +86,14 @@ def _version(facts: dict[str, str]) -> list[CheckMessage]:
     ]
 
 
-def _eviction(facts: dict[str, str]) -> list[CheckMessage]:
+def _eviction(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return []
     when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
     return [
         Warning(
-            f"The Redis server used for locks (cache alias {conf().CACHE!r}) evicts keys {when} (maxmemory-policy "
+            f"The Redis server used for locks (cache alias {backend.alias!r}) evicts keys {when} (maxmemory-policy "
             f"{policy}): locks have a TTL and may be among them.",
             hint="Give the locks a server with maxmemory-policy noeviction.",
             id="django_redislock.W005",

@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import Conf, conf, read
-from ..store.aliases import database
-from ..store.backend import get_backend
+from ..store.aliases import database, lock_aliases
+from ..store.backend import Backend, get_backend
 
 SHORT = 1.0  # seconds
 
@@ -26,7 +26,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     if found:
         return found
     known = conf()
-    return _view(known) + _times(known) + _alias(known)
+    return _view(known) + _times(known) + _aliases(known)
 
 
 def _braces(raw: object) -> list[CheckMessage]:
@@ -106,32 +106,44 @@ def _times(known: Conf) -> list[CheckMessage]:
     return found
 
 
-def _alias(known: Conf) -> list[CheckMessage]:
-    alias = known.CACHE
-    if alias not in caches.settings:
+def _aliases(known: Conf) -> list[CheckMessage]:
+    if known.CACHE not in caches.settings:
         return [
             Error(
-                f"REDISLOCK['CACHE'] names the cache alias {alias!r}, which is not in CACHES. The aliases are: "
+                f"REDISLOCK['CACHE'] names the cache alias {known.CACHE!r}, which is not in CACHES. The aliases are: "
                 f"{', '.join(caches.settings)}.",
                 hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'].",
                 id="django_redislock.E002",
             )
         ]
+    found: list[CheckMessage] = []
+    places: dict[object, list[str]] = {}
+    for alias in lock_aliases(known.CACHE):
+        backend, messages = _backend(alias, known)
+        found += messages
+        if backend is not None:
+            found += _memory(alias) if backend.memory else _shared(alias, known)
+            places.setdefault(backend.place, []).append(alias)
+    return found + _apart(list(places.values()))
+
+
+def _backend(alias: str, known: Conf) -> tuple[Backend | None, list[CheckMessage]]:
+    """The Redis of an alias that has locks, or what is wrong with it."""
     prefix = caches.settings[alias].get("KEY_PREFIX", "")
     if re.search("[{}]", str(prefix)):
-        return [_braces_in(f"The KEY_PREFIX of the cache alias {alias!r} ({prefix!r})")]
+        return None, [_braces_in(f"The KEY_PREFIX of the cache alias {alias!r} ({prefix!r})")]
+    hint = (
+        "Name an alias of CACHES with a single Redis (or a Sentinel) in REDISLOCK['CACHE']."
+        if alias == known.CACHE
+        else "Give this alias a single Redis (or a Sentinel), or django-redis's own BACKEND (with redis-py's locks)."
+    )
     try:
-        backend = get_backend()
+        return get_backend(alias), []
     except ImproperlyConfigured as error:
-        return [
-            Error(
-                str(error),
-                hint="Name an alias of CACHES with a single Redis (or a Sentinel) in REDISLOCK['CACHE'].",
-                id="django_redislock.E003",
-            )
-        ]
-    if not backend.memory:
-        return _shared(alias)
+        return None, [Error(str(error), hint=hint, id="django_redislock.E003")]
+
+
+def _memory(alias: str) -> list[CheckMessage]:
     if settings.DEBUG:
         return []
     return [
@@ -144,19 +156,36 @@ def _alias(known: Conf) -> list[CheckMessage]:
     ]
 
 
-def _shared(alias: str) -> list[CheckMessage]:
+def _apart(places: list[list[str]]) -> list[CheckMessage]:
+    """Which locks exclude each other, where they are in several places; first that of REDISLOCK['CACHE']."""
+    if len(places) < 2:
+        return []
+    first = places[0][0]
+    groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in places)
+    return [
+        Info(
+            f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
+            f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
+            hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
+            "REDISLOCK['CACHE'].",
+            id="django_redislock.I002",
+        )
+    ]
+
+
+def _shared(alias: str, known: Conf) -> list[CheckMessage]:
     """The caches whose clear() would flush the locks. (``cache`` itself is the alias ``default``.)"""
     mine = database(alias)
     caching = [other for other in caches.settings if other != alias and database(other) == mine]
-    if alias == "default":
+    if alias == "default" or alias != known.CACHE:
         caching.append(alias)
     if not caching:
         return []
     names = ", ".join(map(repr, sorted(caching)))
     return [
         Info(
-            f"The locks share a Redis database with the cache {names}: its clear() flushes the database, and all "
-            f"locks with it.",
+            f"The locks of the cache alias {alias!r} share a Redis database with the cache {names}: its clear() "
+            f"flushes the database, and all locks with it.",
             hint="Give the locks an alias of their own, with another database number, and name it in "
             "REDISLOCK['CACHE']; or silence this if nobody calls clear().",
             id="django_redislock.I001",

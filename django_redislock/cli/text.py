@@ -19,6 +19,7 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
     endless = lock.lease_left == math.inf
     return {
         "name": lock.name,
+        "alias": lock.alias,
         "owner": lock.owner,
         "since": lock.since.isoformat(timespec="microseconds"),
         "held_for": lock.held_for,
@@ -50,11 +51,15 @@ def _queue_as_json(queue: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
     return [{"owner": waiter.owner, "waited": waiter.waited, "note": waiter.note} for waiter in queue]
 
 
-def table(locks: Sequence[LockInfo]) -> str:
-    rows = [("NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS")]
+def table(locks: Sequence[LockInfo], *, aliases: bool = False) -> str:
+    """``aliases``: with a column of the cache aliases."""
+    rows: list[tuple[str, ...]] = [
+        ("NAME", *["ALIAS"] * aliases, "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS")
+    ]
     for lock in locks:
+        name = printable(lock.name), *[printable(lock.alias)] * aliases
         times = duration(lock.held_for), duration(lock.lease_left)
-        rows.append((printable(lock.name), printable(lock.owner), *times, str(lock.fence), str(lock.waiters)))
+        rows.append((*name, printable(lock.owner), *times, str(lock.fence), str(lock.waiters)))
     return columns(rows)
 
 

@@ -38,7 +38,7 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
-    released = make_info(name, value, 0, 0.0)
+    released = make_info(backend.alias, name, value, 0, 0.0)
     if before is not None and (released is None or before.fence == released.fence):
         released = before  # knows more; it has not changed hands since
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner if released else "?")

@@ -60,7 +60,8 @@ class LockInfo:
     left out, since it is the right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
 
     ``pool_waiters`` and ``pool_queue``: those who wait for any member of the pool, if this is a member. ``status`` is
-    UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it.
+    UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it. ``alias`` is the cache
+    alias that it was read from.
     """
 
     name: str
@@ -76,6 +77,7 @@ class LockInfo:
     pool_waiters: int = 0
     pool_queue: tuple[WaiterInfo, ...] = ()
     status: LockStatus = LockStatus.UNAVAILABLE
+    alias: str = ""
 
     @property
     def expires(self) -> datetime:
@@ -96,7 +98,15 @@ NOBODY = Queue()
 
 
 def make_info(
-    name: str, value: bytes, us: int, left: float, own: Queue = NOBODY, pool: Queue = NOBODY, *, errors: bool = False
+    alias: str,
+    name: str,
+    value: bytes,
+    us: int,
+    left: float,
+    own: Queue = NOBODY,
+    pool: Queue = NOBODY,
+    *,
+    errors: bool = False,
 ) -> LockInfo | None:
     """``left``: seconds of lease. None for a value that is not ours, unless (``errors``) it never ends."""
     holder = parse_holder(value)
@@ -118,6 +128,7 @@ def make_info(
         pool_waiters=pool.waiters,
         pool_queue=pool.first,
         status=LockStatus.ERROR if left == math.inf else LockStatus.UNAVAILABLE,
+        alias=alias,
     )
 
 
@@ -126,7 +137,7 @@ def inspect(
 ) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock. ``errors``: see make_info()."""
     value, left, us, *queues = yield from _ask(backend, name, waiters)
-    return None if value is None else make_info(name, value, us, left, *queues, errors=errors)
+    return None if value is None else make_info(backend.alias, name, value, us, left, *queues, errors=errors)
 
 
 def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockStatus]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..names import is_name
 from ..steps import Steps, arun, run_blocking
-from ..store.backend import Backend, get_backend
+from ..store.backend import Backend, get_backend, get_backends
 from ..store.holder import Holder, parse_holder
 from ..store.keys import Keys, make_keys
 from ..store.reading import read_index, read_values
@@ -36,6 +36,7 @@ class _Row(NamedTuple):
     fence: int = 0
     since: int = 0  # server microseconds
     waiters: int = 0
+    alias: str = ""
 
 
 # the sort key of each column; a lock that is held for longer was acquired earlier
@@ -83,11 +84,11 @@ def read_page(
 ) -> Page:
     """The held locks with all ``words`` in name or owner, ignoring case; only those in ``names``, if given.
 
-    ``order`` names columns, the first one counts most, ``-`` reverses one. ``cut`` takes how many match and returns
-    which of them the page shows. At most three round trips, however many locks there are: the index; what searching and
-    sorting need of all locks, if it is more than the index tells; and the locks of the page. A lock that is released in
-    between is left out. ``errors``: with the locks that never end, status ERROR, as far as the index knows them: those
-    that one of our processes has held or asked for.
+    ``using`` is an alias; None: all that have locks. ``order`` names columns, the first one counts most, ``-`` reverses
+    one. ``cut`` takes how many match and returns which of them the page shows. At most three round trips for each
+    alias, however many locks there are: the index; what searching and sorting need of all locks, if it is more than the
+    index tells; and the locks of the page. A lock that is released in between is left out. ``errors``: with the locks
+    that never end, status ERROR, as far as the index knows them: those that one of our processes has held or asked for.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -101,7 +102,11 @@ def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
 def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
     """The held locks whose names ``matches`` finds true, by name; two round trips."""
     us, index = yield from read_index(backend)
-    rows = [_Row(name, ends) for name, ends in index if us < ends < math.inf and is_name(name) and matches(name)]
+    rows = [
+        _Row(name, ends, alias=backend.alias)
+        for name, ends in index
+        if us < ends < math.inf and is_name(name) and matches(name)
+    ]
     return (yield from _read_locks(backend, sorted(rows, key=ORDERS["name"]), errors=False))
 
 
@@ -113,17 +118,12 @@ def _read_page(
     errors: bool,
     using: str | None,
 ) -> Steps[Page]:
-    backend = get_backend(using)
-    us, index = yield from read_index(backend)
-    everyone = [_Row(name, ends) for name, ends in index if is_name(name)]
-    rows = [row for row in everyone if us < row.ends < math.inf]
-    # every change of a lease moves its entry: the others have expired, or never will
-    endless = [row._replace(ends=math.inf) for row in everyone if errors and not us < row.ends < math.inf]
+    backends = get_backends(using)
     columns = {column.lstrip("-") for column in order}
-    if words or columns - INDEXED:
-        rows = yield from _look_up(backend, rows + endless, count="waiters" in columns, errors=errors)
-    else:
-        rows += yield from _look_up(backend, endless, count=False, errors=errors)
+    in_full = bool(words or columns - INDEXED)
+    rows: list[_Row] = []
+    for backend in backends:
+        rows += yield from _read_rows(backend, in_full=in_full, count="waiters" in columns, errors=errors)
     total = len(rows)
     if names is not None:
         rows = [row for row in rows if row.name in names]
@@ -131,8 +131,27 @@ def _read_page(
         rows = [row for row in rows if word in row.name.casefold() or word in row.owner.casefold()]
     for column in reversed(order):
         rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
-    locks = yield from _read_locks(backend, rows[cut(len(rows))], errors=errors)
+    chosen = rows[cut(len(rows))]
+    locks: list[LockInfo] = []
+    for backend in backends:
+        mine = [row for row in chosen if row.alias == backend.alias]
+        locks += yield from _read_locks(backend, mine, errors=errors)
+    if len(backends) > 1:
+        place = {(row.alias, row.name): number for number, row in enumerate(chosen)}
+        locks.sort(key=lambda lock: place[lock.alias, lock.name])
     return Page(locks, len(rows), total)
+
+
+def _read_rows(backend: Backend, *, in_full: bool, count: bool, errors: bool) -> Steps[list[_Row]]:
+    """All held locks of one alias; ``in_full``: with what the index does not tell."""
+    us, index = yield from read_index(backend)
+    everyone = [_Row(name, ends, alias=backend.alias) for name, ends in index if is_name(name)]
+    rows = [row for row in everyone if us < row.ends < math.inf]
+    # every change of a lease moves its entry: the others have expired, or never will
+    endless = [row._replace(ends=math.inf) for row in everyone if errors and not us < row.ends < math.inf]
+    if in_full:
+        return (yield from _look_up(backend, rows + endless, count=count, errors=errors))
+    return rows + (yield from _look_up(backend, endless, count=False, errors=errors))
 
 
 def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -> Steps[list[_Row]]:
@@ -152,7 +171,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
             holder = Holder("", "", 0, 0, UNKNOWN, "")
         if holder is not None:
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
-            known.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters))
+            known.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters, row.alias))
     return known
 
 
@@ -169,7 +188,7 @@ def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Step
             continue
         left = (row.ends - us) / 1e6 if each.left is None else each.left
         own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
-        lock = make_info(row.name, each.value, us, left, own, pool, errors=errors)
+        lock = make_info(backend.alias, row.name, each.value, us, left, own, pool, errors=errors)
         if lock is not None:
             locks.append(lock)
     return locks

@@ -16,6 +16,7 @@ from django.core.cache import caches
 from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 from redis.connection import Connection
 
 from .memory import memory_client
@@ -50,6 +51,11 @@ class Origin:
     cache: Any  # which keeps the pool alive
 
     @property
+    def database(self) -> tuple[object, ...]:
+        """What tells the Redis database from others."""
+        return (self.alias,) if self.memory else _database(self.pool)
+
+    @property
     def timeout(self) -> float:
         return float(self.keywords["socket_timeout"])
 
@@ -73,6 +79,19 @@ class Origin:
         return self.kind(**keywords)
 
 
+def lock_aliases(first: str) -> list[str]:
+    """The aliases that have locks: ``first``, that of the settings, and each whose cache has a ``lock()`` of ours."""
+    return [first, *(alias for alias in caches.settings if alias != first and _has_locks(alias))]
+
+
+def _has_locks(alias: str) -> bool:
+    try:
+        kind = import_string(caches.settings[alias]["BACKEND"])
+    except Exception:  # a missing library, say: whatever backend that is, it is none of ours
+        return False
+    return hasattr(kind, "lock_alias")
+
+
 def find_origin(alias: str) -> Origin:
     """The way to the Redis of ``alias``; ImproperlyConfigured where there is none that locks can use."""
     cache = _create_cache(alias)
@@ -86,7 +105,7 @@ def find_origin(alias: str) -> Origin:
     if "{" in cache.key_prefix or "}" in cache.key_prefix:
         raise ImproperlyConfigured(
             f"The KEY_PREFIX of the cache alias {alias!r} contains braces ({cache.key_prefix!r}): they decide the hash "
-            f"slot of a lock's keys. Give the locks an alias without them (REDISLOCK['CACHE'])."
+            f"slot of a lock's keys."
         )
     return Origin(alias, cache.key_prefix, memory, pool.connection_class, keywords, pool, (cache, client))
 
@@ -94,9 +113,12 @@ def find_origin(alias: str) -> Origin:
 def database(alias: str) -> tuple[object, ...] | None:
     """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
     try:
-        pool = _redis_client(_create_cache(alias), alias).connection_pool
+        return _database(_redis_client(_create_cache(alias), alias).connection_pool)
     except Exception:  # whatever backend that is: it is none of ours
         return None
+
+
+def _database(pool: Any) -> tuple[object, ...]:
     known = pool.connection_kwargs
     service = getattr(pool, "service_name", None)  # of a Sentinel
     host = known.get("host", "localhost")
@@ -138,6 +160,6 @@ def _redis_client(cache: Any, alias: str) -> Any:
     if not hasattr(pool, "connection_class"):
         raise ImproperlyConfigured(
             f"The cache alias {alias!r} spreads its keys over several servers (sharding or cluster). All state of a "
-            f"lock must live on one: name an alias with a single Redis in REDISLOCK['CACHE']."
+            f"lock must live on one."
         )
     return client

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from ..conf import conf
 from ..per_process import PerProcess
 from .aio import LoopConnections, Maker
-from .aliases import find_origin
+from .aliases import find_origin, lock_aliases
 from .memory import forget_servers
 from .pool import ConnectionPool
 from .wire import Command
@@ -38,6 +38,7 @@ class Backend:
         self.timeout = self.origin.timeout
         own = f"{self.origin.key_prefix}:" if self.origin.key_prefix else ""
         self.prefix = f"{own}{key_prefix}{{0}}:"
+        self.place = (self.origin.database, self.prefix)  # locks in the same place exclude each other
         self.channel = f"{self.prefix}wake:{secrets.token_urlsafe(12)}"
         self.known = 0
         self.anchor: tuple[int, float] | None = None
@@ -158,6 +159,19 @@ def get_backend(using: str | None = None) -> Backend:
 def made_backends() -> list[Backend]:
     """Those that this process has made under the KEY_PREFIX in force."""
     return [backend for (_, prefix), backend in list(_backends.get().found.items()) if prefix == conf().KEY_PREFIX]
+
+
+def get_backends(using: str | None = None) -> list[Backend]:
+    """That of ``using``, or those of all aliases that have locks, first the one in the settings.
+
+    Of several in the same place, the first.
+    """
+    if using is not None:
+        return [get_backend(using)]
+    found: dict[object, Backend] = {}
+    for backend in map(get_backend, lock_aliases(conf().CACHE)):
+        found.setdefault(backend.place, backend)
+    return list(found.values())
 
 
 def _drop(key: tuple[str, str], closed: Backend) -> None:

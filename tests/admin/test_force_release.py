@@ -118,7 +118,7 @@ def test_all_across_the_pages_means_what_the_search_found(admin: Client, client:
     assert asked.context["total"] == 120
     assert asked.context["more"] == "and 20 more"
     response = select(
-        admin, "order:1", path=f"{LIST}?q=order", select_across="1", post="yes", fence=asked.context["fence"]
+        admin, "order:1", path=f"{LIST}?q=order", select_across="1", post="yes", **asked.context["fences"]
     )
     assert told(response) == ["120 locks were force-released."]
     assert holder(client, "seat:1")
@@ -133,7 +133,7 @@ def test_locks_that_never_end_are_force_released_like_any(admin: Client, client:
     admin.post(url("delete", "foreign"), {"post": "yes", "fence": "0"})
     asked = select(admin, "persisted").context
     assert asked["total"] == 1
-    assert told(select(admin, "persisted", post="yes", fence=asked["fence"])) == ["1 lock was force-released."]
+    assert told(select(admin, "persisted", post="yes", **asked["fences"])) == ["1 lock was force-released."]
     assert not client.exists(f"{PREFIX}lock:foreign", f"{PREFIX}lock:persisted")
     assert names(admin.get(LIST)) == ["sound"]
 

@@ -136,12 +136,19 @@ def test_the_key_is_the_name(use: Use, version: Any) -> None:
 
 
 def test_another_version_is_another_lock(use: Use) -> None:
-    use(second={"VERSION": 2})
+    use()
     assert lock("default", "x", version=2, timeout=5).acquire()
     assert lock("default", "x", timeout=5).acquire()
     assert lock("default", "x", version=2).name == "%2:x"
-    assert lock("second", "x", version=2).name == "x"
-    assert lock("second", "x", version=1).name == "%1:x"
+
+
+@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", OURS])
+def test_aliases_that_differ_only_in_their_version_exclude_each_other_as_their_keys_do(backend: str, use: Use) -> None:
+    use({"BACKEND": backend}, second={"BACKEND": backend, "VERSION": 2})
+    assert caches["second"].lock("x", timeout=5).acquire()  # type: ignore[attr-defined]
+    assert not caches["default"].lock("x", version=2).acquire(blocking=False)  # type: ignore[attr-defined]
+    assert caches["default"].lock("x", timeout=5).acquire()  # type: ignore[attr-defined]
+    assert not caches["second"].lock("x", version=1).acquire(blocking=False)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.checks import INFO
 
 from django_redislock.checks import server as server_checks
 from redisserver import RedisServer, redis_server
@@ -97,6 +98,17 @@ def test_a_server_that_evicts_is_found(policy: str, own: RedisServer) -> None:
         assert "when its memory is full" in check(deploy=True)[0].msg
         client.config_set("maxmemory-policy", "noeviction")
     assert ids(deploy=True) == []
+
+
+def test_the_server_of_each_alias_that_has_locks_is_looked_at(own: RedisServer, settings: Any) -> None:
+    pages = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {**settings.CACHES, "pages": pages}
+    with own.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    found = {message.id: message.msg for message in check(deploy=True) if message.level > INFO}
+    assert found.keys() == {"django_redislock.W004", "django_redislock.W005"}
+    assert "(cache alias 'pages')" in found["django_redislock.W004"]
+    assert "(cache alias 'locks')" in found["django_redislock.W005"]
 
 
 @pytest.mark.parametrize(("version", "expected"), [("6.0.16", ["E006"]), ("5.0.14", ["E006"]), ("6.2.0", []), ("", [])])

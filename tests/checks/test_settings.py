@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
 
+from django_redislock import Lock
+from django_redislock.checks.settings import check_settings
 from redisserver import RedisServer
 from tests.checks import BACKEND, DJANGOS, check, ids
 
@@ -140,3 +145,62 @@ def test_the_same_service_of_a_sentinel_is_the_same_server(settings: Any) -> Non
 def test_a_cache_that_cannot_be_used_is_somebody_elses_business(settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "broken": {**settings.CACHES["locks"], "LOCATION": "carrier-pigeon://"}}
     assert ids() == []
+
+
+# -- the locks of cache.lock() ----------------------------------------------------------------------------------------
+
+OURS = "django_redislock.cache.RedisCache"
+
+
+@pytest.fixture
+def ours(settings: Any, server: RedisServer) -> Callable[..., None]:
+    """Set up an alias whose ``lock()`` is ours, beside that of the settings."""
+
+    def ours(alias: str = "pages", location: Any = None, **more: Any) -> None:
+        location = location or f"redis://127.0.0.1:{server.port}/6"
+        settings.CACHES = {**settings.CACHES, alias: {"BACKEND": OURS, "LOCATION": location, **more}}
+
+    return ours
+
+
+def test_it_is_told_which_locks_exclude_each_other(ours: Callable[..., None], settings: Any) -> None:
+    ours()
+    ours("second", VERSION=2)
+    told = [message.msg for message in check() if message.id == "django_redislock.I002"]
+    assert len(told) == 1
+    assert "groups of cache aliases: 'locks'; 'pages' and 'second'." in told[0]
+    assert Lock("x").acquire()
+    assert Lock("x", using="pages").acquire()
+    assert not Lock("x", using="second").acquire(blocking=False)
+    settings.REDISLOCK = {"CACHE": "pages"}
+    assert "I002" not in ids()
+
+
+def test_the_clear_of_the_cache_whose_locks_they_are_is_told(ours: Callable[..., None]) -> None:
+    ours()
+    (told,) = [message.msg for message in check() if message.id == "django_redislock.I001"]
+    assert "'pages' share a Redis database with the cache 'pages'" in told
+
+
+def test_a_prefix_with_braces_is_found_where_cache_lock_would_fail(ours: Callable[..., None]) -> None:
+    ours(KEY_PREFIX="{site}")
+    ((message),) = check()
+    assert message.id == "django_redislock.E004"
+    assert "the cache alias 'pages'" in message.msg
+
+
+def test_a_sharded_alias_is_found_where_cache_lock_would_fail(ours: Callable[..., None], server: RedisServer) -> None:
+    ours(location=[server.url, server.url], OPTIONS={"CLIENT_CLASS": "django_redis.client.ShardClient"})
+    ((message),) = check()
+    assert message.id == "django_redislock.E003"
+    assert "'pages' spreads its keys over several servers" in message.msg
+    assert "REDISLOCK" not in f"{message.msg}{message.hint}"
+    with pytest.raises(ImproperlyConfigured, match="spreads its keys") as raised:
+        caches["pages"].lock("x")  # type: ignore[attr-defined]
+    assert "REDISLOCK" not in str(raised.value)
+
+
+def test_an_alias_whose_library_is_missing_is_none_of_ours(settings: Any, tmp_path: Path) -> None:
+    before = ids()
+    settings.CACHES = {**settings.CACHES, "missing": {"BACKEND": "no_such_library.Cache", "LOCATION": str(tmp_path)}}
+    assert [message.id for message in check_settings()] == before == []

@@ -62,7 +62,7 @@ def test_it_shows_only_what_matches_sorted_by_name() -> None:
 def test_json_is_for_programs() -> None:
     hold("order:42", ttl=100, note="of the year")
     (lock,) = json.loads(redislocks("list", format="json"))
-    keys = ["name", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters", "note"]
+    keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters", "note"]
     assert list(lock) == keys
     since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
     assert since.utcoffset() == timedelta()
@@ -72,7 +72,7 @@ def test_json_is_for_programs() -> None:
     assert expires - since == pytest.approx(
         timedelta(seconds=lock["held_for"] + lock["lease_left"]), abs=timedelta(seconds=0.01)
     )
-    assert (lock["name"], lock["waiters"], lock["note"]) == ("order:42", 0, "of the year")
+    assert (lock["name"], lock["alias"], lock["waiters"], lock["note"]) == ("order:42", "default", 0, "of the year")
 
 
 def test_json_of_no_locks_is_an_empty_list() -> None:

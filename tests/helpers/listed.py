@@ -1,4 +1,5 @@
-"""For the tests of listing, in Python and in the admin: locks that somebody else has spoilt, and what a list costs."""
+"""For the tests of listing, in Python and in the admin: locks that somebody else has spoilt, locks on several aliases,
+and what a list costs."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import redis
 
 from django_redislock import Lock
 from django_redislock.store.backend import Backend
+from redisserver import RedisServer
 
 from .actors import server_time
 from .state import INDEX, PREFIX, put
@@ -24,6 +26,15 @@ def endless(client: redis.Redis, eventually: Callable[..., Any]) -> None:
     assert not Lock("foreign").acquire(blocking=False)  # somebody of ours wants it
     put(client, "sound")
     eventually(lambda: (client.zscore(INDEX, "persisted") or 0.0) < server_time(client))
+
+
+@pytest.fixture
+def two_aliases(settings: Any, server: RedisServer) -> None:
+    """Locks are on ``locks``, and those of ``cache.lock()`` on ``default``; ``again`` is the same place as that."""
+    mine = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": server.url}
+    locks = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"redis://127.0.0.1:{server.port}/1"}
+    settings.CACHES = {"default": mine, "again": {**mine, "VERSION": 2}, "locks": locks}
+    settings.REDISLOCK = {"CACHE": "locks"}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from django_redislock.store import calls
 from tests.helpers.actors import Ghost
 from tests.helpers.listed import endless as endless
 from tests.helpers.listed import trips as trips
+from tests.helpers.listed import two_aliases as two_aliases
 
 Queue = Callable[..., list[str]]
 NEVER = float("inf")

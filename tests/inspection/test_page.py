@@ -317,3 +317,22 @@ def test_one_that_somebody_waits_for_is_listed_however_long_it_has_stood(client:
         Lock(f"other:{number}").acquire()
     assert not Lock("persisted").acquire(blocking=False)
     assert names(words=["pers"], errors=True) == ["persisted"]
+
+
+# -- several aliases --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_a_page_has_the_locks_of_every_alias_sorted_and_cut_together(trips: list[int]) -> None:
+    for number, using in enumerate(["locks", "default", "again", "locks"]):
+        assert Lock(f"order:{number}", using=using).acquire()
+    found = read_page(cut=lambda count: slice(1, count), order=["-fence"])
+    assert [(lock.name, lock.alias) for lock in found.locks] == [
+        ("order:2", "default"),
+        ("order:1", "default"),
+        ("order:0", "locks"),
+    ]
+    assert (found.matching, found.total) == (4, 4)
+    trips.clear()
+    assert [lock.name for lock in read_page(using="default").locks] == ["order:1", "order:2"]
+    assert len(trips) == 2

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from argparse import SUPPRESS, Action
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -28,7 +28,7 @@ from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, port
 from django_redislock.cli.watch import watch
 from django_redislock.display import duration, printable
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
-from django_redislock.store.backend import get_backend
+from django_redislock.store.backend import Backend, get_backend, get_backends
 from django_redislock.store.keys import make_keys
 
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
@@ -39,6 +39,8 @@ SUBCOMMANDS = {
     "clear": "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
     "run": "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
 }
+# those that cover every alias that has locks, unless --using names one
+EVERYWHERE = ("list", "show", "clear")
 STATUSES = (
     f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
     f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
@@ -58,19 +60,19 @@ class Command(BaseCommand):
         for name, text in SUBCOMMANDS.items():
             subparser = subparsers.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
             getattr(self, f"add_{name}_arguments")(subparser)
-            subparser.add_argument(
-                "--using", metavar="ALIAS", help="Alias in CACHES; by default the one in REDISLOCK['CACHE']."
-            )
+            default = "all that have locks" if name in EVERYWHERE else "the one in REDISLOCK['CACHE']"
+            subparser.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {default}.")
             _repeat(base, subparser)
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         try:
-            backend = get_backend(options["using"])
-            if backend.memory:
-                self.stderr.write(
-                    f"The cache alias {backend.alias!r} is not Redis: its locks live in the memory of each process, "
-                    f"and this one sees and guards only its own."
-                )
+            using = options["using"]
+            for backend in get_backends(using) if subcommand in EVERYWHERE else [get_backend(using)]:
+                if backend.memory:
+                    self.stderr.write(
+                        f"The cache alias {backend.alias!r} is not Redis: its locks live in the memory of each "
+                        f"process, and this one sees and guards only its own."
+                    )
             getattr(self, f"handle_{subcommand}")(**options)
         except LockUnavailable as error:
             raise CommandError(str(error), returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
@@ -122,9 +124,14 @@ class Command(BaseCommand):
         )
 
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
-        lock = get_lock(name, using=using)
-        if lock is None:
-            raise CommandError("\n".join(not_held([name], using)))
+        backends = get_backends(using)
+        locks = find_held([name], backends)
+        if not locks:
+            raise CommandError("\n".join(not_held([name], backends)))
+        if len(locks) > 1:
+            aliases = ", ".join(lock.alias for lock in locks)
+            raise CommandError(f"Held in several cache aliases ({aliases}): give --using.", returncode=2)
+        (lock,) = locks
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
     # -- pool -------------------------------------------------------------------------------------------------------
@@ -164,34 +171,36 @@ class Command(BaseCommand):
     ) -> None:
         if bool(names) + (match is not None) + options["all"] != 1:
             raise CommandError("Give either names, or --match PATTERN, or --all.")
+        backends = get_backends(using)
+        several = len(backends) > 1
         if names:
-            found = {name: get_lock(name, using=using) for name in names}
-            locks = [lock for lock in found.values() if lock]
-            missing = [name for name, lock in found.items() if not lock]
+            locks = find_held(dict.fromkeys(names), backends)
+            missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
         else:
-            locks, missing = list_locks("*" if match is None else match, using=using), []
+            locks, missing = matching("*" if match is None else match, backends), []
         changed: list[str] = []
 
         if locks and dry_run:
-            self.say(f"Would force-release:\n{table(locks)}")
+            self.say(f"Would force-release:\n{table(locks, aliases=several)}")
         elif locks:
             if interactive:
-                self.confirm(locks)
-            left = [lock.name for lock in locks if not self.clear(lock, using)]
-            changed = [name for name in left if get_lock(name, using=using)]
-            missing += [name for name in left if name not in changed]
+                self.confirm(locks, several)
+            left = [lock for lock in locks if not self.clear(lock, several)]
+            stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
+            changed = [label(lock, several) for lock in stay]
+            missing += [lock.name for lock in left if lock not in stay]
         elif not missing:
             self.say("No locks are held." if match is None else f"No held lock matches {printable(match)}.")
-        lines = [f"Left alone, since the holder has changed: {', '.join(map(printable, changed))}"] if changed else []
-        lines += not_held(missing, using) if names else []
+        lines = [f"Left alone, since the holder has changed: {', '.join(changed)}"] if changed else []
+        lines += not_held(missing, backends) if names else []
         if lines:
             raise CommandError("\n".join(lines))
 
-    def confirm(self, locks: Sequence[LockInfo]) -> None:
+    def confirm(self, locks: Sequence[LockInfo], several: bool) -> None:
         """Go on only if the user says yes."""
         self.say(
-            f"{table(locks)}\n\nThe holders are notified, but their code keeps running until it checks the lock: make "
-            f"sure that they are dead or harmless."
+            f"{table(locks, aliases=several)}\n\nThe holders are notified, but their code keeps running until it "
+            f"checks the lock: make sure that they are dead or harmless."
         )
         self.stdout.write(f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
         self.stdout.flush()
@@ -204,12 +213,12 @@ class Command(BaseCommand):
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was force-released.")
 
-    def clear(self, seen: LockInfo, using: str | None) -> bool:
+    def clear(self, seen: LockInfo, several: bool) -> bool:
         """Force-release the lock, unless it was acquired anew since it was ``seen``; return whether."""
-        lock = force_release(seen.name, using=using, by="manage.py redislocks clear", fence=seen.fence)
+        lock = force_release(seen.name, using=seen.alias, by="manage.py redislocks clear", fence=seen.fence)
         if lock is not None:
             held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-            self.say(f"Force-released {printable(lock.name)}, {held}, {lock.waiters} waiting.")
+            self.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
         return lock is not None
 
     # -- run --------------------------------------------------------------------------------------------------------
@@ -289,24 +298,46 @@ def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
             parser._add_action(again)
 
 
-def not_held(names: Sequence[str], using: str | None) -> list[str]:
+def find_held(names: Iterable[str], backends: Sequence[Backend]) -> list[LockInfo]:
+    """The locks of these names that are held, wherever they are."""
+    found = [get_lock(name, using=backend.alias) for name in names for backend in backends]
+    return [lock for lock in found if lock is not None]
+
+
+def matching(pattern: str, backends: Sequence[Backend]) -> list[LockInfo]:
+    """The held locks whose names match, wherever they are, by name."""
+    found = [lock for backend in backends for lock in list_locks(pattern, using=backend.alias)]
+    return sorted(found, key=lambda lock: lock.name)
+
+
+def label(lock: LockInfo, several: bool) -> str:
+    """The lock's name, with its alias where there are several."""
+    return f"{printable(lock.name)} ({printable(lock.alias)})" if several else printable(lock.name)
+
+
+def not_held(names: Sequence[str], backends: Sequence[Backend]) -> list[str]:
     """What to say of locks that are not held by one of us: nobody holds them, or somebody else wrote the key."""
-    backend = get_backend(using)
-    foreign = [name for name in names if Lock(name, using=using).locked()]
+    foreign = {
+        name: make_keys(backend.prefix, name).lock
+        for name in names
+        for backend in backends
+        if Lock(name, using=backend.alias).locked()
+    }
     free = [printable(name) for name in names if name not in foreign]
     lines = [f"Not held: {', '.join(free)}"] if free else []
     return lines + [
-        f"Not a lock of this app: {printable(name)}. Somebody else has written the key "
-        f"{make_keys(backend.prefix, name).lock!r}; delete it to free the name."
-        for name in foreign
+        f"Not a lock of this app: {printable(name)}. Somebody else has written the key {key!r}; delete it to free the "
+        f"name."
+        for name, key in foreign.items()
     ]
 
 
 def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:
     """The held locks that match, as text."""
-    locks = list_locks(pattern, using=using)
+    backends = get_backends(using)
+    locks = matching(pattern, backends)
     if format == "json":
         return json.dumps([as_json(lock) for lock in locks], indent=indent)
     if locks:
-        return table(locks)
+        return table(locks, aliases=len(backends) > 1)
     return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."

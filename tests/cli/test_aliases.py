@@ -1,0 +1,90 @@
+"""Locks on several cache aliases: every one of them is listed and cleared."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import redis
+from django.core.cache import cache
+from django.core.management import CommandError, call_command
+
+from django_redislock import Lock
+from tests.cli.conftest import hold, redislocks
+
+pytestmark = pytest.mark.usefixtures("two_aliases")
+
+
+@pytest.fixture
+def _both(two_aliases: None) -> None:
+    """``x`` is held twice, by a lock of each kind; ``order:1`` and ``order:2`` once each."""
+    hold("x")
+    hold("order:1")
+    for name in ("x", "order:2"):
+        assert cache.lock(name, timeout=60).acquire()  # type: ignore[attr-defined]
+
+
+def shown(*arguments: str) -> list[list[str]]:
+    """Name and alias of the rows of a table."""
+    head, *rows = redislocks("list", *arguments).splitlines()
+    assert head.split()[:3] == ["NAME", "ALIAS", "OWNER"]
+    return [row.split()[:2] for row in rows]
+
+
+@pytest.mark.usefixtures("_both")
+def test_the_list_has_the_locks_of_all_aliases_and_says_which() -> None:
+    assert shown() == [["order:1", "locks"], ["order:2", "default"], ["x", "locks"], ["x", "default"]]
+    assert shown("x") == [["x", "locks"], ["x", "default"]]
+    locks = json.loads(redislocks("list", "x", "--format=json"))
+    assert [lock["alias"] for lock in locks] == ["locks", "default"]
+
+
+@pytest.mark.usefixtures("_both")
+def test_using_is_a_filter() -> None:
+    rows = redislocks("list", "--using=default").splitlines()
+    assert [row.split()[0] for row in rows] == ["NAME", "order:2", "x"]
+    assert "ALIAS" not in rows[0]
+
+
+@pytest.mark.usefixtures("_both")
+def test_show_finds_a_lock_on_any_alias_and_asks_which_where_there_are_two() -> None:
+    assert redislocks("show", "order:2").startswith("NAME        order:2\n")
+    with pytest.raises(CommandError, match=r"in several cache aliases \(locks, default\): give --using") as raised:
+        redislocks("show", "x")
+    assert raised.value.returncode == 2
+    assert redislocks("show", "x", "--using=default").startswith("NAME        x\n")
+    with pytest.raises(CommandError, match=r"^Not held: y$"):
+        redislocks("show", "y")
+
+
+@pytest.mark.usefixtures("_both")
+def test_clear_releases_the_locks_of_all_aliases_and_says_which() -> None:
+    assert "locks" in redislocks("clear", "--match=order:*", "--dry-run")
+    printed = redislocks("clear", "x", "order:2", "--noinput").splitlines()
+    told = ["Force-released x (locks)", "Force-released x (default)", "Force-released order:2 (default)"]
+    assert [line.split(",")[0] for line in printed] == told
+    assert [Lock("x", using=alias).locked() for alias in ("locks", "default")] == [False, False]
+    assert redislocks("clear", "--all", "--noinput").startswith("Force-released order:1 (locks)")
+    assert redislocks("list") == "No locks are held.\n"
+
+
+@pytest.mark.usefixtures("_both")
+def test_clear_using_an_alias_leaves_the_others_alone() -> None:
+    assert redislocks("clear", "x", "--using=default", "--noinput").startswith("Force-released x, held for")
+    assert [Lock("x", using=alias).locked() for alias in ("locks", "default")] == [True, False]
+
+
+def test_a_foreign_key_on_any_alias_is_told(client: redis.Redis) -> None:
+    client.set("redislock{0}:lock:x", "of somebody else")
+    with pytest.raises(CommandError, match=r"^Not held: y\nNot a lock of this app: x\."):
+        redislocks("clear", "x", "y", "--noinput")
+
+
+def test_every_alias_in_the_memory_of_this_process_is_told(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "memory"}
+    settings.CACHES = {**settings.CACHES, "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    errors = io.StringIO()
+    call_command("redislocks", "list", stdout=io.StringIO(), stderr=errors)
+    assert errors.getvalue().count("is not Redis") == 1
