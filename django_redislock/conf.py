@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from .display import shown
+from .names import check_prefix
 from .times import seconds
 
 
@@ -101,13 +102,7 @@ def _patience(value: object, what: str) -> float:
 
 
 def _prefix(value: object, what: str) -> str:
-    text = _text(value, what)
-    if re.search("[{}\\s\x00-\x1f\ud800-\udfff]", text):
-        raise ValueError(
-            f"{what} must not contain braces (they decide the hash slot), whitespace, control characters or "
-            f"surrogates: {shown(value)}."
-        )
-    return text
+    return check_prefix(_text(value, what), what)
 
 
 def _ttls(value: object, what: str) -> dict[str, float]:

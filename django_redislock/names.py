@@ -17,6 +17,7 @@ MAX_NAME_BYTES = 512
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)]  # what _FORBIDDEN finds
 _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that there are
+_NO_PREFIX = re.compile("[{}\\s\x00-\x1f\ud800-\udfff]")
 TOKEN = "[A-Za-z0-9_-]{22,128}"
 _TOKEN = re.compile(TOKEN)
 
@@ -62,6 +63,16 @@ def is_name(text: str) -> bool:
 def can_be_asked_for(text: str) -> bool:
     """Whether ``text`` can be asked for: a lock by its name, or any member of a pool."""
     return is_name(text) or (_ANY_MEMBER.fullmatch(text) is not None and is_name(f"{text}1"))
+
+
+def check_prefix(prefix: str, what: str) -> str:
+    """Return ``prefix`` when the keys and channels of locks can begin with it, else raise ``ValueError``."""
+    if _NO_PREFIX.search(prefix):
+        raise ValueError(
+            f"{what} must not contain braces (they decide the hash slot), whitespace, control characters or "
+            f"surrogates: {shown(prefix)}."
+        )
+    return prefix
 
 
 def check_token(token: str) -> str:

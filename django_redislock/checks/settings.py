@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from ..conf import Conf, conf, read
+from ..names import check_prefix
 from ..store.aliases import database, lock_aliases
 from ..store.backend import Backend, get_backend
 
@@ -22,33 +22,32 @@ SHORT = 1.0  # seconds
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
     raw = getattr(settings, "REDISLOCK", {})
-    found = _braces(raw) + _wrong(raw)
+    found = _own_prefix(raw) + _wrong(raw)
     if found:
         return found
     known = conf()
     return _view(known) + _times(known) + _aliases(known)
 
 
-def _braces(raw: object) -> list[CheckMessage]:
+def _own_prefix(raw: object) -> list[CheckMessage]:
     prefix = raw.get("KEY_PREFIX") if isinstance(raw, Mapping) else None
-    if not isinstance(prefix, str) or not re.search("[{}]", prefix):
-        return []
-    return [_braces_in(f"REDISLOCK['KEY_PREFIX'] ({prefix!r})")]
+    return _prefix(prefix, "REDISLOCK['KEY_PREFIX']") if isinstance(prefix, str) else []
 
 
-def _braces_in(what: str) -> CheckMessage:
-    return Error(
-        f"{what} contains braces: they decide the hash slot, and all keys of a lock must share one.",
-        hint="Take a prefix without braces; the locks bring their own hash tag.",
-        id="django_redislock.E004",
-    )
+def _prefix(prefix: str, what: str) -> list[CheckMessage]:
+    try:
+        check_prefix(prefix, what)
+    except ValueError as error:
+        hint = "Take a prefix without them; the locks bring their own hash tag."
+        return [Error(str(error), hint=hint, id="django_redislock.E004")]
+    return []
 
 
 def _wrong(raw: object) -> list[CheckMessage]:
     """One error for each wrong or unknown setting."""
     parts: list[object]
     if isinstance(raw, Mapping):
-        parts = [{key: value} for key, value in raw.items() if not (key == "KEY_PREFIX" and _braces(raw))]
+        parts = [{key: value} for key, value in raw.items() if not (key == "KEY_PREFIX" and _own_prefix(raw))]
     else:
         parts = [raw]
     found: list[CheckMessage] = []
@@ -129,9 +128,9 @@ def _aliases(known: Conf) -> list[CheckMessage]:
 
 def _backend(alias: str, known: Conf) -> tuple[Backend | None, list[CheckMessage]]:
     """The Redis of an alias that has locks, or what is wrong with it."""
-    prefix = caches.settings[alias].get("KEY_PREFIX", "")
-    if re.search("[{}]", str(prefix)):
-        return None, [_braces_in(f"The KEY_PREFIX of the cache alias {alias!r} ({prefix!r})")]
+    prefix = str(caches.settings[alias].get("KEY_PREFIX", ""))
+    if found := _prefix(prefix, f"The KEY_PREFIX of the cache alias {alias!r}"):
+        return None, found
     hint = (
         "Name an alias of CACHES with a single Redis (or a Sentinel) in REDISLOCK['CACHE']."
         if alias == known.CACHE

@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from redis.connection import Connection
 
+from ..names import check_prefix
 from .memory import memory_client
 
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
@@ -102,12 +103,11 @@ def find_origin(alias: str) -> Origin:
     keywords["protocol"] = 2
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
-    if "{" in cache.key_prefix or "}" in cache.key_prefix:
-        raise ImproperlyConfigured(
-            f"The KEY_PREFIX of the cache alias {alias!r} contains braces ({cache.key_prefix!r}): they decide the hash "
-            f"slot of a lock's keys."
-        )
-    return Origin(alias, cache.key_prefix, memory, pool.connection_class, keywords, pool, (cache, client))
+    try:
+        prefix = check_prefix(str(cache.key_prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
+    except ValueError as error:
+        raise ImproperlyConfigured(str(error)) from None
+    return Origin(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client))
 
 
 def database(alias: str) -> tuple[object, ...] | None:

@@ -58,19 +58,21 @@ def test_the_memory_mode_warns_where_it_is_not_for_development(settings: Any) ->
     assert ids() == []
 
 
-@pytest.mark.parametrize("prefix", ["a{b}", "{", "}"])
-def test_braces_in_a_prefix_are_found(prefix: str, settings: Any) -> None:
+@pytest.mark.parametrize("prefix", ["a{b}", "{", "}", "a b"])
+def test_braces_and_whitespace_in_a_prefix_are_found(prefix: str, settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "locks", "KEY_PREFIX": prefix}
     assert ids() == ["E004"]
     settings.REDISLOCK = {"CACHE": "locks", "KEY_PREFIX": prefix, "TTL": 0}
     assert ids() == ["E004", "E001"]
 
 
-def test_braces_in_the_prefix_of_the_alias_are_found(settings: Any) -> None:
-    settings.CACHES = {**settings.CACHES, "locks": {**settings.CACHES["locks"], "KEY_PREFIX": "{site}"}}
+@pytest.mark.parametrize("prefix", ["{site}", "my site", "a\n", "a\x00"])
+def test_a_prefix_of_the_alias_that_keys_cannot_begin_with_is_found(prefix: str, settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": {**settings.CACHES["locks"], "KEY_PREFIX": prefix}}
     ((message),) = check()
     assert message.id == "django_redislock.E004"
-    assert "'{site}'" in message.msg
+    assert message.msg.startswith("The KEY_PREFIX of the cache alias 'locks' must not contain braces")
+    assert repr(prefix) in message.msg
 
 
 @pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain"])

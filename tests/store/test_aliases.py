@@ -200,9 +200,9 @@ NO_LOCKS = [
     *(
         (
             {"BACKEND": DJANGO_REDIS, "LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": prefix},
-            rf"KEY_PREFIX of the cache alias 'default' contains braces \('{re.escape(prefix)}'\)",
+            rf"'default' must not contain braces .*, whitespace.*: {re.escape(repr(prefix))}",
         )
-        for prefix in ("{site}", "a{", "}")
+        for prefix in ("{site}", "a{", "}", "my site", "a\n")
     ),
 ]
 
