@@ -13,6 +13,7 @@ from django.utils.module_loading import import_string
 
 from ..conf import Conf, conf, read
 from ..names import check_prefix
+from ..store.aio import Maker
 from ..store.aliases import database, lock_aliases
 from ..store.backend import Backend, get_backend
 
@@ -121,7 +122,7 @@ def _aliases(known: Conf) -> list[CheckMessage]:
         backend, messages = _backend(alias, known)
         found += messages
         if backend is not None:
-            found += _memory(alias) if backend.memory else _shared(alias, known)
+            found += _memory(alias) if backend.memory else _coroutines(backend) + _shared(alias, known)
             places.setdefault(backend.place, []).append(alias)
     return found + _apart(list(places.values()))
 
@@ -140,6 +141,20 @@ def _backend(alias: str, known: Conf) -> tuple[Backend | None, list[CheckMessage
         return get_backend(alias), []
     except ImproperlyConfigured as error:
         return None, [Error(str(error), hint=hint, id="django_redislock.E003")]
+
+
+def _coroutines(backend: Backend) -> list[CheckMessage]:
+    try:
+        Maker(backend.origin)
+    except ImproperlyConfigured as error:
+        return [
+            Warning(
+                str(error),
+                hint="Give this alias what redis.asyncio knows, or silence this if no coroutine uses its locks.",
+                id="django_redislock.W007",
+            )
+        ]
+    return []
 
 
 def _memory(alias: str) -> list[CheckMessage]:

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import redis.asyncio.connection
 import redis.asyncio.sentinel
+import redis.connection
+import redis.sentinel
 from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
@@ -54,6 +56,10 @@ else:  # pragma: no cover
                 raise asyncio.TimeoutError
 
 
+_COUNTERPARTS = (
+    (redis.connection, redis.asyncio.connection),
+    (redis.sentinel, redis.asyncio.sentinel),
+)
 # what a pool of connections brings along for itself, or what would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
 
@@ -62,9 +68,14 @@ class Maker:
     """Makes connections for event loops out of the class and keywords of an alias's own."""
 
     def __init__(self, origin: Origin) -> None:
-        twin = _twin(origin.kind)
+        twin = _twin(origin)
         self._class: Callable[..., AbstractConnection] = type(twin.__name__, (_HangsUp, twin), {})
         known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
+        if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
+            raise ImproperlyConfigured(
+                f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
+                f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
+            )
         self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
         # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
         self.timeout = origin.timeout
@@ -94,16 +105,21 @@ class Maker:
         return self._class(**self._keywords, **more)
 
 
-def _twin(kind: type) -> type[AbstractConnection]:
-    """The class of redis.asyncio for a connection class of redis, or for what it was derived from."""
-    for base in kind.__mro__:
-        for module in (redis.asyncio.connection, redis.asyncio.sentinel):
-            found = getattr(module, base.__name__, None)
-            if isinstance(found, type) and issubclass(found, AbstractConnection) and found is not AbstractConnection:
-                return found
+def _twin(origin: Origin) -> type[AbstractConnection]:
+    """The class of redis.asyncio for a connection class of redis-py; for a site's own, its ``async_class``.
+
+    Never that of a base: what a site's own class does, check a certificate say, must not be left out.
+    """
+    kind = origin.kind
+    found = vars(kind).get("async_class")
+    for ours, theirs in _COUNTERPARTS:
+        if found is None and kind.__module__ == ours.__name__:
+            found = getattr(theirs, kind.__name__, None)
+    if isinstance(found, type) and issubclass(found, AbstractConnection):
+        return found
     raise ImproperlyConfigured(
         f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
-        f"cannot use the locks of this cache alias."
+        f"cannot use the locks of the cache alias {origin.alias!r}. Name one in its attribute async_class."
     )
 
 

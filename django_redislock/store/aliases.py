@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from redis.connection import Connection
 
+from ..display import shown
 from ..names import check_prefix
 from .memory import memory_client
 
@@ -99,6 +100,10 @@ def find_origin(alias: str) -> Origin:
     client = _redis_client(cache, alias)
     memory = client is None
     pool = (memory_client(alias) if memory else client).connection_pool
+    if not isinstance(pool.connection_class, type):
+        raise ImproperlyConfigured(
+            f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
+        )
     keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
     keywords["protocol"] = 2
     if keywords.get("socket_timeout") is None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
@@ -99,6 +101,42 @@ def test_a_ttl_too_short_to_be_renewed_in_time_is_found(settings: Any) -> None:
     assert "renewed every 0.2 s" in check()[0].msg
     settings.REDISLOCK = {**settings.REDISLOCK, "AUTO_RENEW": False}
     assert ids() == []
+
+
+# -- connection classes -----------------------------------------------------------------------------------------------
+
+
+class Own(redis.Connection):
+    """A site's own, without a counterpart for coroutines."""
+
+
+@pytest.mark.usefixtures("own_pools")
+@pytest.mark.parametrize(
+    ("scheme", "options", "expected"),
+    [
+        ("redis", {"connection_class": Own}, "Own has no counterpart in redis.asyncio"),
+        ("rediss", {"ssl_validate_ocsp": True}, "does not know ssl_validate_ocsp"),
+    ],
+)
+def test_what_coroutines_would_have_to_leave_out_is_found(
+    scheme: str, options: dict[str, Any], expected: str, settings: Any
+) -> None:
+    url = f"{scheme}://127.0.0.1:1/5"
+    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": DJANGOS, "LOCATION": url, "OPTIONS": options}}
+    ((message),) = check()
+    assert message.id == "django_redislock.W007"
+    assert expected in message.msg
+
+
+def test_a_connection_class_that_is_none_is_found(settings: Any, server: RedisServer) -> None:
+    options = {"connection_class": partial(redis.Connection)}
+    settings.CACHES = {
+        **settings.CACHES,
+        "locks": {"BACKEND": DJANGOS, "LOCATION": f"redis://127.0.0.1:{server.port}/5", "OPTIONS": options},
+    }
+    ((message),) = check()
+    assert message.id == "django_redislock.E003"
+    assert "must be a class, not functools.partial" in message.msg
 
 
 # -- a cache beside the locks -----------------------------------------------------------------------------------------

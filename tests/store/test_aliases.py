@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -13,8 +14,11 @@ from urllib.parse import quote
 import pytest
 import redis
 import redis.asyncio
+from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
+from django_redis.pool import ConnectionFactory
+from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Lock, LockUnavailable
@@ -221,12 +225,31 @@ def test_an_alias_that_cannot_hold_locks_is_a_clear_error(given: dict[str, Any],
 # -- connection classes, for coroutines -----------------------------------------------------------------------------
 
 
+class AsyncOwn(redis.asyncio.Connection):
+    """Its counterpart."""
+
+
 class Own(redis.Connection):
     """A site's own connection, still a TCP connection."""
 
+    async_class = AsyncOwn
+
+
+class Pinning(redis.SSLConnection):
+    """Accepts no certificate but one, which no server of these tests has."""
+
+    def _connect(self) -> Any:
+        made: Any = super()._connect()  # type: ignore[no-untyped-call]
+        made.close()
+        raise redis.ConnectionError("not the certificate that is pinned")
+
+
+class Heir(Own):
+    """What it does more, the counterpart of its base does not do."""
+
 
 @BOTH
-def test_a_class_derived_from_redis_pys_own_is_replaced_by_the_counterpart_of_its_base(
+def test_a_class_of_a_sites_own_names_its_counterpart(
     backend: str, server: RedisServer, exercise: Exercise, crowd: Crowd
 ) -> None:
     with caches(alias(backend, server.url, connection_class=Own)):
@@ -234,7 +257,51 @@ def test_a_class_derived_from_redis_pys_own_is_replaced_by_the_counterpart_of_it
         if crowd.awaits:
             maker = get_backend()._maker
             assert maker is not None
-            assert isinstance(maker.make(None), redis.asyncio.Connection)
+            assert isinstance(maker.make(None), AsyncOwn)
+
+
+async def test_a_check_of_the_certificate_is_never_left_out(
+    tls_port: int, certificate: Path, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
+    pinned = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0", **files)
+    with override_settings(DJANGO_REDIS_CONNECTION_FACTORY=f"{__name__}.PinningFactory"), caches(pinned):
+        assert get_backend().origin.kind is Pinning
+        with pytest.raises(LockUnavailable, match="not the certificate"):
+            await sync_to_async(Lock("a").acquire)()
+        with pytest.raises(ImproperlyConfigured, match=r"Pinning has no counterpart.*alias 'default'.*async_class"):
+            await Lock("a").aacquire()
+
+
+class PinningFactory(ConnectionFactory):  # type: ignore[misc]
+    """rediss:// itself names the connection class, so a site puts its own in here."""
+
+    def get_or_create_connection_pool(self, params: dict[str, Any]) -> Any:
+        pool = super().get_or_create_connection_pool(params)
+        pool.connection_class = Pinning
+        return pool
+
+
+async def test_a_tls_option_that_coroutines_do_not_know_is_never_left_out() -> None:
+    checked = alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True)
+    problem = r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'"
+    with caches(checked):
+        with pytest.raises(ImproperlyConfigured, match=problem):
+            await Lock("a").aacquire()
+        with pytest.raises(ImproperlyConfigured, match=problem):
+            await django_redislock.alist_locks()
+
+
+@BOTH
+def test_what_makes_connections_and_is_no_class_is_a_clear_error(backend: str, me: Any, server: RedisServer) -> None:
+    problem = r"connection_class of the cache alias 'default' must be a class, not functools\.partial"
+    for kind in (partial(redis.Connection), partial(FakeRedisConnection)):
+        with (
+            caches(alias(backend, server.url, connection_class=kind)),
+            pytest.raises(ImproperlyConfigured, match=problem),
+        ):
+            me(Lock("a"), "acquire")
 
 
 class Carrier(redis.connection.AbstractConnection):
@@ -254,7 +321,7 @@ class Pigeon:
     """No connection at all."""
 
 
-@pytest.mark.parametrize("kind", [Carrier, Pigeon])
+@pytest.mark.parametrize("kind", [Carrier, Pigeon, Heir])
 async def test_a_class_without_a_counterpart_is_a_clear_error(kind: type, server: RedisServer) -> None:
     problem = rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio"
     with caches(alias(DJANGO_REDIS, server.url, connection_class=kind)):
