@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import django_redis.cache
@@ -16,6 +20,45 @@ from .cachelock import CacheLock
 from .names import fit_name
 from .times import Seconds
 
+# the last names that cache.lock() was asked for in this process, with the prefixes of their caches
+_locked: deque[tuple[str, str]] = deque(maxlen=200)
+
+
+def _no_lock(method: Callable[..., Any], instead: str) -> Callable[..., Any]:
+    """``method``, which looks for a cache key, but warns if that is not there and is known as the name of a lock."""
+
+    @wraps(method)
+    def call(self: RedisCache, key: Any, version: Any = None, *args: Any, **options: Any) -> Any:
+        answer = method(self, key, version, *args, **options)
+        if answer is not None and not answer and (self.key_prefix, self._lock_name(key, version)) in tuple(_locked):
+            warnings.warn(
+                f"cache.{method.__name__}({key!r}) does not see the lock of that name, which is no cache key: use "
+                f"{instead}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return answer
+
+    return call
+
+
+def _not_ours(client: Any) -> Any:
+    """The redis-py client of a cache, as ``get_redis_connection()`` returns it, whose ``lock()`` warns."""
+    lock = client.lock
+
+    @wraps(lock)
+    def warned(*args: Any, **options: Any) -> Any:
+        warnings.warn(
+            "lock() of a redis-py client is redis-py's: its locks and those of cache.lock() do not exclude each other. "
+            "Use cache.lock(), or Lock(name, using=alias).",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return lock(*args, **options)
+
+    client.lock = warned
+    return client
+
 
 class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
     """django-redis's cache backend whose ``lock()`` is ours, so that a site changes one setting and none of its code::
@@ -26,6 +69,21 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
     The command, the admin and the checks cover them. Processes with the old setting and processes with the new one do
     not see each other's locks: change it for all of them at once.
     """
+
+    @property
+    def client(self) -> Any:
+        """django-redis's, with our ``lock()``."""
+        if self._client is None:
+            client = super().client
+            connect = client.connect
+            client.lock = self.lock
+            client.connect = lambda *args, **options: _not_ours(connect(*args, **options))
+        return self._client
+
+    has_key = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
+    ttl = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
+    pttl = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
+    delete = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
 
     @cached_property
     def lock_alias(self) -> str:
@@ -63,8 +121,11 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         makes, without the ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name
         (control characters, more than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
+        name = self._lock_name(key, version)
+        if (self.key_prefix, name) not in tuple(_locked):
+            _locked.append((self.key_prefix, name))
         return CacheLock(
-            self._lock_name(key, version),
+            name,
             timeout=timeout,
             sleep=sleep,
             blocking=blocking,

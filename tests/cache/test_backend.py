@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import django_redis
 import django_redis.cache
 import django_redis.client
 import pytest
 import redis
+import redis.lock
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
@@ -164,3 +166,55 @@ def test_a_key_function_makes_the_name(use: Use) -> None:
     use({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"})
     assert lock("default", "x").name == "tenant-7::1:x"
     assert lock("default", "x", version=2).name == "tenant-7::2:x"
+
+
+# -- what sites do with locks by other ways ---------------------------------------------------------------------------
+
+
+def test_the_lock_of_the_caches_client_is_the_same(use: Use) -> None:
+    use()
+    made = caches["default"].client.lock("x", timeout=5)  # type: ignore[attr-defined]
+    assert isinstance(made, CacheLock)
+    assert made.acquire()
+    assert not lock("default", "x", timeout=5).acquire(blocking=False)
+
+
+def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use) -> None:
+    use()
+    with pytest.warns(RuntimeWarning, match="do not exclude each other") as warned:
+        theirs = django_redis.get_redis_connection("default").lock("x", timeout=5)
+    assert warned[0].filename == __file__
+    assert isinstance(theirs, redis.lock.Lock)
+    assert theirs.acquire()
+    assert lock("default", "x", timeout=5).acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "nothing", "instead"),
+    [("has_key", False, "locked"), ("ttl", 0, "get_lock"), ("pttl", 0, "get_lock"), ("delete", False, "force_release")],
+)
+def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: object, instead: str, use: Use) -> None:
+    use()
+    look = getattr(caches["default"], method)
+    for version in (None, 2):
+        assert lock("default", f"lock of {method}", version=version, timeout=60).acquire()
+        with pytest.warns(RuntimeWarning, match=rf"cache\.{method}\('lock of .*{instead}") as warned:
+            assert look(f"lock of {method}", version) == nothing
+        assert warned[0].filename == __file__
+    look("no lock at all")
+    for timeout in (60, None):
+        cache.set(f"lock of {method}", 1, timeout)
+        look(f"lock of {method}")  # a cache key of that name is another thing
+    lock("default", f"lock of {method}").locked()
+
+
+def test_a_process_remembers_only_so_many_names(use: Use) -> None:
+    use()
+    for _ in range(2):
+        for number in range(300):
+            lock("default", f"many {number}")
+    assert not cache.has_key("many 0")
+    with pytest.warns(RuntimeWarning):
+        assert not cache.has_key("many 299")
+    with pytest.warns(RuntimeWarning):
+        assert "many 299" not in cache
