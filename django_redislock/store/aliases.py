@@ -139,7 +139,14 @@ def _create_cache(alias: str) -> Any:
         raise ImproperlyConfigured(
             f"Unknown cache alias {alias!r} for the locks. The aliases in CACHES are: {', '.join(caches.settings)}."
         )
-    return caches.create_connection(alias)
+    try:
+        return caches.create_connection(alias)
+    except ImportError as error:
+        raise _unusable(alias, error) from error
+
+
+def _unusable(alias: str, error: Exception) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}")
 
 
 def _redis_client(cache: Any, alias: str) -> Any:
@@ -159,8 +166,8 @@ def _redis_client(cache: Any, alias: str) -> Any:
             )
     except NotImplementedError:  # django-redis's sharded client
         client = None
-    except ValueError as error:  # a URL that redis-py cannot read
-        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
+    except (ImportError, ValueError) as error:  # a library is missing; a URL that redis-py cannot read
+        raise _unusable(alias, error) from error
     pool = getattr(client, "connection_pool", None)
     if not hasattr(pool, "connection_class"):
         raise ImproperlyConfigured(

@@ -1,11 +1,14 @@
-"""The README's map of the package."""
+"""The README: its map of the package, and what it tells new users to write."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 import django_redislock
+from tests.checks import check
 
 SOURCE = Path(django_redislock.__file__).parent
 README = Path(__file__).parents[2] / "README.rst"
@@ -26,3 +29,13 @@ def test_the_map_of_what_to_change_where_names_every_module_and_none_that_is_not
     assert there | rooms <= named | {"redislocks"}
     for row in re.findall(r"^(``[^ ].{38})", table, re.M):
         assert {word.strip("/").split("/")[0] for word in re.findall(r"``([a-z_/]+)``", row)} <= there | rooms | {"lua"}
+
+
+def test_the_settings_that_it_begins_with_pass_all_checks(settings: Any) -> None:
+    install = README.read_text("utf-8").partition("\nInstall\n")[2]
+    block = re.findall(r"\n    INSTALLED_APPS.*?\n(?=\S)", install, re.S)[0]
+    given: dict[str, Any] = {}
+    exec(dedent(block), given)
+    settings.CACHES, settings.REDISLOCK = given["CACHES"], given["REDISLOCK"]
+    assert "django_redislock" in given["INSTALLED_APPS"]
+    assert check() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,27 @@ def test_a_sharded_alias_is_found_where_cache_lock_would_fail(ours: Callable[...
     with pytest.raises(ImproperlyConfigured, match="spreads its keys") as raised:
         caches["pages"].lock("x")  # type: ignore[attr-defined]
     assert "REDISLOCK" not in str(raised.value)
+
+
+@pytest.mark.parametrize("alias", ["locks", "pages"])
+def test_a_library_that_an_alias_with_locks_misses_is_told(alias: str, ours: Callable[..., None]) -> None:
+    ours(alias, OPTIONS={"COMPRESSOR": "no_such_library.Compressor"})
+    ((message),) = check()
+    assert message.id == "django_redislock.E003"
+    assert message.msg == f"Cannot use the cache alias {alias!r} for locks: No module named 'no_such_library'"
+
+
+def test_a_backend_that_misses_its_library_is_told(settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": {"BACKEND": f"{__name__}.Without", "LOCATION": ""}}
+    ((message),) = [message for message in check_settings() if message.id == "django_redislock.E003"]
+    assert "No module named 'no_such_library'" in message.msg
+
+
+class Without:
+    """A cache backend like Django's PyMemcacheCache: it imports its library when it is made."""
+
+    def __init__(self, *args: object) -> None:
+        import_module("no_such_library")
 
 
 def test_an_alias_whose_library_is_missing_is_none_of_ours(settings: Any, tmp_path: Path) -> None:
