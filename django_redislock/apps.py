@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-from django.apps import AppConfig
+from django import VERSION
+from django.apps import AppConfig, apps
 from django.utils.translation import gettext_lazy as _
 
 from .checks import register_checks
+from .engine.background_job import follow_django_tasks
 
 
 class RedislockConfig(AppConfig):
@@ -14,3 +17,8 @@ class RedislockConfig(AppConfig):
 
     def ready(self) -> None:
         register_checks()
+        packages = {"django.tasks": VERSION >= (6,), "django_tasks": apps.is_installed("django_tasks")}
+        for package, is_there in packages.items():  # Django's tasks, and the package that has them for Django 5.2
+            if is_there:
+                signals = import_module(f"{package}.signals")
+                follow_django_tasks(signals.task_started, signals.task_finished)

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from .display import shown
 from .names import check_prefix
@@ -36,6 +37,7 @@ class Conf:
     KEY_PREFIX: str = "redislock"
     VIEW_STATUS: int = 423
     VIEW_ON_CONFLICT: str | None = None
+    VIEW_OWNER: str | None = "django_redislock.web.request_owner"
     VIEW_UNAVAILABLE_STATUS: int | None = None
     RELEASE_IN_TRANSACTION: str = "warn"
 
@@ -72,6 +74,10 @@ def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{what} must be a non-empty str, not {shown(value)}.")
     return value
+
+
+def _text_or_none(value: object, what: str) -> str | None:
+    return None if value is None else _text(value, what)
 
 
 def _flag(value: object, what: str) -> bool:
@@ -140,6 +146,7 @@ _READ: dict[str, Callable[[Any, str], Any]] = {
     "KEY_PREFIX": _prefix,
     "VIEW_STATUS": _status,
     "VIEW_ON_CONFLICT": _text,
+    "VIEW_OWNER": _text_or_none,
     "VIEW_UNAVAILABLE_STATUS": _status,
     "RELEASE_IN_TRANSACTION": _reaction,
 }
@@ -193,6 +200,19 @@ def pinned(**values: Any) -> Iterator[None]:
     finally:
         _pinned = before
         _forget()
+
+
+def import_function(setting: str) -> Callable[..., Any]:
+    """The function whose dotted path is the value of ``setting``; ImproperlyConfigured where there is none."""
+    path = getattr(conf(), setting)
+    try:
+        function = import_string(path)
+        trouble = "" if callable(function) else "it is not callable."
+    except ImportError as error:
+        trouble = str(error)
+    if trouble:
+        raise ImproperlyConfigured(f"Cannot use REDISLOCK[{setting!r}] = {path!r}: {trouble}")
+    return function  # type: ignore[no-any-return]
 
 
 def _forget() -> None:

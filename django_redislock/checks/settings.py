@@ -9,15 +9,18 @@ from django.conf import settings
 from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
-from ..conf import Conf, conf, read
+from ..conf import Conf, conf, import_function, read
 from ..names import check_prefix
 from ..store.aio import Maker
 from ..store.aliases import database, lock_aliases
 from ..store.backend import Backend, get_backend
 
 SHORT = 1.0  # seconds
+FUNCTIONS = {
+    "VIEW_ON_CONFLICT": "takes (request, info) and returns a response",
+    "VIEW_OWNER": "takes the request and returns a str",
+}
 
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
@@ -27,7 +30,7 @@ def check_settings(**kwargs: Any) -> list[CheckMessage]:
     if found:
         return found
     known = conf()
-    return _view(known) + _times(known) + _aliases(known)
+    return _functions(known) + _times(known) + _aliases(known)
 
 
 def _own_prefix(raw: object) -> list[CheckMessage]:
@@ -60,23 +63,17 @@ def _wrong(raw: object) -> list[CheckMessage]:
     return found
 
 
-def _view(known: Conf) -> list[CheckMessage]:
-    path = known.VIEW_ON_CONFLICT
-    if path is None:
-        return []
-    try:
-        trouble = "" if callable(import_string(path)) else "it is not callable."
-    except ImportError as error:
-        trouble = str(error)
-    if not trouble:
-        return []
-    return [
-        Error(
-            f"Cannot use REDISLOCK['VIEW_ON_CONFLICT'] = {path!r}: {trouble}",
-            hint="Give the dotted path of a function that takes (request, info) and returns a response.",
-            id="django_redislock.E005",
-        )
-    ]
+def _functions(known: Conf) -> list[CheckMessage]:
+    """The functions that settings name by their dotted paths can be imported and called."""
+    found: list[CheckMessage] = []
+    for setting, takes in FUNCTIONS.items():
+        if getattr(known, setting) is not None:
+            try:
+                import_function(setting)
+            except ImproperlyConfigured as error:
+                hint = f"Give the dotted path of a function that {takes}."
+                found.append(Error(str(error), hint=hint, id="django_redislock.E005"))
+    return found
 
 
 def _times(known: Conf) -> list[CheckMessage]:

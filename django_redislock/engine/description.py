@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from ..per_process import PerProcess
+from .background_job import running_job
 
 MAX_BYTES = 200
 
@@ -26,10 +27,13 @@ _process = PerProcess(_describe_process)
 
 
 def describe_owner(purpose: str, task: asyncio.Task[Any] | None = None) -> str:
-    """``host:pid:thread`` (or task) and ``purpose``: a request's path, say; without one, the management command."""
+    """``host:pid:thread`` (and task) and ``purpose``: a request's path, say; without one, the management command.
+
+    In a job of a task queue, its name and id take the place of the thread.
+    """
     where, command = _process.get()
-    thread = threading.current_thread().name
-    text = f"{where}{thread if task is None else f'{thread}/{task.get_name()}'} {purpose or command}".rstrip()
+    who = running_job() or threading.current_thread().name
+    text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:
         text = "".join(char if char.isprintable() else "?" for char in text)
         text = text.encode(errors="replace")[:MAX_BYTES].decode(errors="ignore")

@@ -55,9 +55,10 @@ class WaiterInfo:
 class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
-    ``owner`` is for people: ``host:pid:thread``, and the request path or command where there is one. ``waiters`` counts
-    all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is the holder's. The token is
-    left out, since it is the right to release; ``token_hint`` shows just enough to tell two acquisitions apart.
+    ``owner`` is for people: ``host:pid:thread`` (or the job of a task queue), and the request or command where there is
+    one. ``waiters`` counts all; ``queue`` holds the first 100 of them in order, where it was asked for. ``note`` is the
+    holder's. The token is left out, since it is the right to release; ``token_hint`` shows just enough to tell two
+    acquisitions apart.
 
     ``pool_waiters`` and ``pool_queue``: those who wait for any member of the pool, if this is a member. ``status`` is
     UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it. ``alias`` is the cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .locked_view import locked_view
+from .owners import request_owner
 from .transactions import locked_atomic
 
-__all__ = ["locked_atomic", "locked_view"]
+__all__ = ["locked_atomic", "locked_view", "request_owner"]

@@ -26,7 +26,6 @@ class LateRelease:
 
     def __init__(self, section: Acquisition, request: HttpRequest, response: Any, begun: list[str]) -> None:
         self._section = section
-        self._path = request.path
         self._once = threading.Lock()
         self._open = len(begun)
         streams = isinstance(response, StreamingHttpResponse)
@@ -59,7 +58,7 @@ class LateRelease:
             self._section.undo()
             return
         try:
-            run(release_surely(self._section, path=self._path))
+            run(release_surely(self._section, request=self._section.purpose))
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 

@@ -10,10 +10,8 @@ from logging import ERROR
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections
 from django.http import HttpRequest, StreamingHttpResponse
-from django.utils.functional import LazyObject, empty
 
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
@@ -25,6 +23,7 @@ from ..options import LockOptions, Options, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .late_release import LateRelease
 from .login_order import warn_above_login
+from .owners import describe_request
 from .responses import OnConflict, conflict, unavailable
 from .transactions import open_transactions
 
@@ -160,7 +159,7 @@ class _LockedView:
             lambda: self._texts.fill(signature, (request, *args), {**kwargs}, request=request)
         )
         options = self._options.with_note(note)
-        purpose = f"{_user_of(request)}{request.method} {request.path}"
+        purpose = yield Evaluate(lambda: describe_request(request))
         section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
         frame = Frame()
         section.undo_after(frame)
@@ -176,7 +175,7 @@ class _LockedView:
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(section, request, response, begun)
             else:
-                yield from release_surely(section, path=request.path)
+                yield from release_surely(section, request=section.purpose)
                 warn_of_release(made)
             return response
         except BaseException as error:
@@ -192,7 +191,7 @@ def _unavailable(request: HttpRequest, section: Acquisition, error: LockUnavaila
     if status is None:
         raise error
     section.undo()
-    log_event(ERROR, "unavailable", name=section.name, path=request.path, error=error)
+    log_event(ERROR, "unavailable", name=section.name, request=section.purpose, error=error)
     return (yield Evaluate(lambda: unavailable(request, status)))
 
 
@@ -267,22 +266,6 @@ def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
         return True
     match = request.resolver_match
     return match is not None and iscoroutinefunction(match.func)
-
-
-def _user_of(request: Any) -> str:
-    """The user as a prefix, ``user=7 ``, where it is known without asking the database."""
-    values = {**getattr(request, "_request", request).__dict__, **request.__dict__}  # DRF's is around Django's
-    for attribute in ("_user", "user", "_cached_user", "_acached_user"):
-        user = values.get(attribute)
-        if isinstance(user, LazyObject) and user.__dict__.get("_wrapped", empty) is empty:
-            continue
-        try:
-            pk = getattr(user, "pk", None)
-        except SynchronousOnlyOperation:  # it would have to be loaded
-            continue
-        if pk is not None:
-            return f"user={pk} "
-    return ""
 
 
 def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
 from django.utils.cache import patch_vary_headers
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext, ngettext
 
-from ..conf import conf
+from ..conf import conf, import_function
 from ..exceptions import LockNotAcquired
 from ..inspection import LockInfo
 from ..inspection.info import inspect
@@ -31,7 +29,7 @@ def conflict(
 ) -> Steps[HttpResponseBase]:
     """The response to a request that did not acquire its lock."""
     settings = conf()
-    respond = on_conflict or (_import(settings.VIEW_ON_CONFLICT) if settings.VIEW_ON_CONFLICT else None)
+    respond = on_conflict or (import_function("VIEW_ON_CONFLICT") if settings.VIEW_ON_CONFLICT else None)
     if respond is not None:
         holder = yield from inspect(backend, name)
         return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
@@ -47,13 +45,6 @@ def conflict(
 def unavailable(request: HttpRequest, status: int) -> HttpResponse:
     """The response while Redis cannot be reached."""
     return refuse(request, status, gettext("This is not available at the moment. Please try again."), 1)
-
-
-def _import(path: str) -> OnConflict:
-    try:
-        return import_string(path)  # type: ignore[no-any-return]
-    except ImportError as error:
-        raise ImproperlyConfigured(f"Cannot import REDISLOCK['VIEW_ON_CONFLICT'] = {path!r}: {error}") from error
 
 
 def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:

@@ -30,6 +30,7 @@ SETTINGS = [
     "KEY_PREFIX",
     "VIEW_STATUS",
     "VIEW_ON_CONFLICT",
+    "VIEW_OWNER",
     "VIEW_UNAVAILABLE_STATUS",
     "RELEASE_IN_TRANSACTION",
 ]
@@ -63,6 +64,7 @@ def test_every_setting_can_be_set() -> None:
         "KEY_PREFIX": "site:locks",
         "VIEW_STATUS": 409,
         "VIEW_ON_CONFLICT": "shop.views.busy",
+        "VIEW_OWNER": None,
         "VIEW_UNAVAILABLE_STATUS": 503,
         "RELEASE_IN_TRANSACTION": "error",
     }
@@ -175,6 +177,7 @@ def wrong_values() -> list[Any]:
         "KEY_PREFIX": [None, "", 7, "a{b}", "a}", "a b", "a\n", "a\x00", "\ud800"],
         "VIEW_STATUS": [None, 200, 399, 600, "423", 423.0, True],
         "VIEW_ON_CONFLICT": ["", 7, print],
+        "VIEW_OWNER": ["", 7, print],
         "VIEW_UNAVAILABLE_STATUS": [200, "503", True],
         "RELEASE_IN_TRANSACTION": [None, "", "raise", True, b"warn", ["warn"]],
     }

@@ -78,14 +78,21 @@ def test_a_prefix_of_the_alias_that_keys_cannot_begin_with_is_found(prefix: str,
     assert repr(prefix) in message.msg
 
 
+SETTINGS = pytest.mark.parametrize("setting", ["VIEW_ON_CONFLICT", "VIEW_OWNER"])
+
+
+@SETTINGS
 @pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain"])
-def test_a_function_for_conflicts_that_cannot_be_called_is_found(path: str, settings: Any) -> None:
-    settings.REDISLOCK = {"CACHE": "locks", "VIEW_ON_CONFLICT": path}
-    assert ids() == ["E005"]
+def test_a_function_that_cannot_be_called_is_found(setting: str, path: str, settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", setting: path}
+    ((message),) = check()
+    assert message.id == "django_redislock.E005"
+    assert message.msg.startswith(f"Cannot use REDISLOCK['{setting}'] = {path!r}: ")
 
 
-def test_a_function_for_conflicts_that_can_be_called_passes(settings: Any) -> None:
-    settings.REDISLOCK = {"CACHE": "locks", "VIEW_ON_CONFLICT": "django.http.HttpResponse"}
+@SETTINGS
+def test_a_function_that_can_be_called_passes(setting: str, settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "locks", setting: "django.http.HttpResponse"}
     assert ids() == []
 
 

@@ -117,7 +117,7 @@ def test_a_late_release_that_redis_does_not_hear_is_sent_again(
 
     with transaction.atomic():
         assert view(RequestFactory().get("/pay/")).content == b"paid"
-    assert "event=not-released name=account path=/pay/ error=" in caplog.text
+    assert 'event=not-released name=account request="GET /pay/" error=' in caplog.text
     own.start()
     with Lock("account", blocking_timeout=GENEROUS):
         pass

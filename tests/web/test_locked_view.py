@@ -331,7 +331,7 @@ def test_a_finished_view_responds_though_its_release_fails(
     pages.add("pay/", "order", work)
     me = crowd()
     assert me(pages, "get", "/pay/").content == b"paid"
-    assert "event=not-released name=order path=/pay/ error=" in caplog.text
+    assert 'event=not-released name=order request="GET /pay/" error=' in caplog.text
     own.start()
     assert me(Lock("order"), "acquire", blocking_timeout=GENEROUS)
 

@@ -187,7 +187,7 @@ def test_a_response_to_conflicts_that_cannot_be_imported_is_an_error_that_names_
     busy: Callable[..., Any], settings: Settings
 ) -> None:
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}
-    with pytest.raises(ImproperlyConfigured, match=r"^Cannot import .*missing"):
+    with pytest.raises(ImproperlyConfigured, match=r"^Cannot use .*missing"):
         busy()
 
 
