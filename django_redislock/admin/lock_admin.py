@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
-from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.admin.models import LogEntry
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
 from django.forms import Script
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import linebreaksbr
@@ -34,6 +33,7 @@ from ..store.aliases import lock_aliases
 from ..store.backend import get_backends
 from ..store.reading import batches
 from .changelist import AliasFilter, LockChangeList, using_of
+from .history import record
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[HeldLock]
@@ -365,7 +365,7 @@ class LockAdmin(ModelAdmin):
                             released.append(info)
                 finally:
                     count += len(released)
-                    self.log_releases(request, released)
+                    record(request.user.pk, released)
             gone += len(locks) - count
         except LockUnavailable as error:
             left = len(locks) - count
@@ -385,17 +385,6 @@ class LockAdmin(ModelAdmin):
                 gone,
             )
             self.message_user(request, text % {"count": gone}, messages.WARNING)
-
-    def log_releases(self, request: HttpRequest, locks: Iterable[LockInfo]) -> None:
-        with transaction.atomic(using=router.db_for_write(LogEntry)):
-            for lock in locks:
-                facts = {
-                    "owner": printable(lock.owner),
-                    "fence": lock.fence,
-                    "duration": duration(lock.held_for, gettext),
-                }
-                text = gettext("Force-released. It was held by %(owner)s for %(duration)s, fence %(fence)d.") % facts
-                LogEntry.objects.log_actions(request.user.pk, [HeldLock.of(lock)], DELETION, text)
 
 
 def _info(lock: HeldLock) -> LockInfo:

@@ -79,6 +79,7 @@ class Program:
         self._kill_after = kill_after
         self._ended = self._gone = False
         self._ending = False  # it was told to end, and what it has started with it
+        self._warned = False
         self._news = threading.Event()
         self._guard = Guard(kill_after)
         try:
@@ -116,8 +117,16 @@ class Program:
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # it runs as somebody else
+            if number in ENDING:
+                self._warn()
         return True
+
+    def _warn(self) -> None:
+        """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
+        if not self._warned:
+            self._warned = True
+            pid = self._process.pid
+            os.write(2, f"Cannot end the program (process {pid}): it runs as another user.\n".encode())
 
     def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
         """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pwd
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
 from django_redislock import Lock, LockLost, force_release
 from tests.cli.conftest import Answer, Eventually, WaitFor, hold, redislocks
 from tests.helpers.actors import GENEROUS
+
+OPERATOR = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
 
 
 def test_the_named_locks_are_released_and_it_says_whose_they_were() -> None:
@@ -47,7 +54,65 @@ def test_the_site_is_told_who_did_it(heard: list[tuple[str, dict[str, Any]]]) ->
     hold("a")
     redislocks("clear", "a", "--noinput")
     told = [(facts["name"], facts["by"]) for which, facts in heard if which == "force"]
-    assert told == [("a", "manage.py redislocks clear")]
+    assert told == [("a", f"{OPERATOR} by manage.py redislocks clear")]
+
+
+def test_the_log_tells_who_did_it(caplog: pytest.LogCaptureFixture) -> None:
+    hold("a")
+    redislocks("clear", "a", "--noinput")
+    assert f'event=force-released name=a by="{OPERATOR} by manage.py redislocks clear" owner=' in caplog.text
+
+
+def test_a_user_whom_the_system_has_no_name_for_is_told_by_number(
+    heard: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 987654)
+    hold("a")
+    redislocks("clear", "a", "--noinput")
+    ((by),) = [facts["by"] for which, facts in heard if which == "force"]
+    assert by.startswith(f"987654@{socket.gethostname()} ")
+
+
+# -- in the admin's history -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("name", "options"), [(OPERATOR.partition("@")[0], []), ("jo", ["--user", "jo"])])
+def test_it_stands_in_the_history_of_the_lock(name: str, options: list[str]) -> None:
+    user = User.objects.create_superuser(name)
+    hold("a")
+    redislocks("clear", "a", "--noinput", *options)
+    (entry,) = LogEntry.objects.all()
+    assert (entry.user, entry.object_id, entry.action_flag) == (user, "a", DELETION)
+    assert re.match(r"Force-released\. It was held by \S+ for 0\.\d s, fence \d+\. \(", entry.change_message)
+    assert entry.change_message.endswith(f" ({OPERATOR} by manage.py redislocks clear)")
+
+
+@pytest.mark.django_db
+def test_a_user_of_whom_the_site_knows_nothing_is_told() -> None:
+    hold("a")
+    err = io.StringIO()
+    redislocks("clear", "a", "--noinput", "--user", "nobody", stderr=err)
+    assert err.getvalue() == (
+        "Not recorded in the admin's history: the site has no user 'nobody'. Name one with --user.\n"
+    )
+    assert not Lock("a").locked()
+
+
+def test_a_lock_is_cleared_though_the_database_is_out_of_reach() -> None:
+    hold("a")
+    err = io.StringIO()
+    redislocks("clear", "a", "--noinput", stderr=err)  # pytest-django forbids the database
+    assert err.getvalue().startswith("Not recorded in the admin's history: Database access not allowed")
+    assert not Lock("a").locked()
+
+
+def test_a_site_without_the_admin_has_no_history(settings: Any) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
+    hold("a")
+    err = io.StringIO()
+    redislocks("clear", "a", "--noinput", stderr=err)
+    assert err.getvalue() == ""
 
 
 # -- which ones -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -119,16 +120,20 @@ def test_a_signal_that_comes_while_the_program_is_being_started_reaches_it() -> 
     assert got == [signal.SIGTERM]
 
 
-def test_a_signal_to_a_program_that_is_another_users_or_gone_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
+def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
+    name: str, warns: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     kill = os.kill
 
     def forbidden(pid: int, number: int) -> None:
-        kill(pid, number)
-        if number == signal.SIGUSR1:
+        kill(pid, 0)
+        if number:
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", forbidden)
-    assert sh(f"trap 'exit 7' USR1; kill -USR1 $PPID; {FOREVER}") == 7
+    assert sh(f"kill -{name} $PPID; kill -{name} $PPID; exit 7") == 7
+    assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
 
 # -- kill -9 of the command -------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any
 
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -23,6 +24,7 @@ from django_redislock.cli.arguments import (
     not_negative,
     positive,
 )
+from django_redislock.cli.operator import operator, system_user
 from django_redislock.cli.run import run
 from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, portrait, table, with_queue
 from django_redislock.cli.watch import watch
@@ -158,6 +160,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation."
         )
+        parser.add_argument(
+            "--user",
+            metavar="USERNAME",
+            default=system_user(),
+            help="The site's user in whose name this stands in the admin's history (default: the one called as the "
+            "system's user, %(default)s).",
+        )
 
     def handle_clear(
         self,
@@ -185,7 +194,7 @@ class Command(BaseCommand):
         elif locks:
             if interactive:
                 self.confirm(locks, several)
-            left = [lock for lock in locks if not self.clear(lock, several)]
+            left = [lock for lock in locks if not self.clear(lock, several, options["user"])]
             stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
             changed = [label(lock, several) for lock in stay]
             missing += [lock.name for lock in left if lock not in stay]
@@ -213,13 +222,30 @@ class Command(BaseCommand):
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was force-released.")
 
-    def clear(self, seen: LockInfo, several: bool) -> bool:
+    def clear(self, seen: LockInfo, several: bool, user: str) -> bool:
         """Force-release the lock, unless it was acquired anew since it was ``seen``; return whether."""
-        lock = force_release(seen.name, using=seen.alias, by="manage.py redislocks clear", fence=seen.fence)
+        by = f"{operator()} by manage.py redislocks clear"
+        lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
         if lock is not None:
             held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
             self.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
+            if apps.is_installed("django.contrib.admin"):
+                self.record(lock, by, user)
         return lock is not None
+
+    def record(self, lock: LockInfo, by: str, user: str) -> None:
+        """Enter the force-release in the admin's history, if that can be: the lock is free in any case."""
+        from django_redislock.admin import history
+
+        trouble: object = f"the site has no user {printable(user)!r}. Name one with --user."
+        try:
+            pk = history.find_user(user)
+            if pk is not None:
+                history.record(pk, [lock], by)
+                return
+        except Exception as error:  # whatever the database or the site's own user model says
+            trouble = error
+        self.stderr.write(f"Not recorded in the admin's history: {trouble}")
 
     # -- run --------------------------------------------------------------------------------------------------------
 
