@@ -25,6 +25,7 @@ class Conf:
     """``settings.REDISLOCK``, checked and typed."""
 
     CACHE: str = "default"
+    REQUIRE_REDIS: bool = False
     TTL: float = 30.0
     TTLS: Mapping[str, float] = field(default_factory=dict)
     BLOCKING_TIMEOUT: float | None = None
@@ -134,6 +135,7 @@ def _max_waiters(value: object, what: str) -> dict[str, int]:
 
 _READ: dict[str, Callable[[Any, str], Any]] = {
     "CACHE": _text,
+    "REQUIRE_REDIS": _flag,
     "TTL": seconds,
     "TTLS": _ttls,
     "BLOCKING_TIMEOUT": lambda value, what: seconds(value, what, positive=False),

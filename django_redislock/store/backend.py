@@ -17,7 +17,7 @@ from ..conf import conf
 from ..per_process import PerProcess
 from .aio import LoopConnections, Maker
 from .aliases import find_origin, lock_aliases
-from .memory import forget_servers
+from .memory import check_allowed, forget_servers
 from .pool import ConnectionPool
 from .wire import Command
 
@@ -153,6 +153,8 @@ def get_backend(using: str | None = None) -> Backend:
             if found is None:
                 found = backends.found.setdefault(key, Backend(*key))
                 found.on_close.append(lambda: _drop(key, found))
+    elif found.memory:
+        check_allowed(found.alias)  # the setting may have changed since
     return found
 
 

@@ -18,6 +18,7 @@ from tests.helpers.actors import GENEROUS, Other
 
 SETTINGS = [
     "CACHE",
+    "REQUIRE_REDIS",
     "TTL",
     "TTLS",
     "BLOCKING_TIMEOUT",
@@ -52,6 +53,7 @@ def test_without_the_setting_there_are_defaults() -> None:
 def test_every_setting_can_be_set() -> None:
     values = {
         "CACHE": "locks",
+        "REQUIRE_REDIS": True,
         "TTL": 5,
         "TTLS": {"report:*": 600},
         "BLOCKING_TIMEOUT": 0,
@@ -165,6 +167,7 @@ def test_an_unknown_setting_unlike_all_others_gets_no_hint(wrong: Any) -> None:
 def wrong_values() -> list[Any]:
     wrong: dict[str, list[Any]] = {
         "CACHE": [None, "", 7, b"default"],
+        "REQUIRE_REDIS": [None, 0, 1, "yes", ""],
         "TTL": [None, *NO_TIME, *NO_NUMBER],
         "TTLS": [None, 7, [("a", 7)], "a", {"": 7}, {7: 7}, {"a": None}, {"a": True}, {"a": 0}, {"a": "7"}],
         "BLOCKING_TIMEOUT": [-1, math.nan, math.inf, timedelta(seconds=-1), *NO_NUMBER],

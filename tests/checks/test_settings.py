@@ -61,6 +61,13 @@ def test_the_memory_mode_warns_where_it_is_not_for_development(settings: Any) ->
     assert ids() == []
 
 
+def test_the_memory_mode_is_an_error_where_redis_is_required(settings: Any) -> None:
+    settings.REDISLOCK = {"CACHE": "memory", "REQUIRE_REDIS": True}
+    assert ids() == ["E003"]
+    settings.REDISLOCK = {"CACHE": "locks", "REQUIRE_REDIS": True}
+    assert ids() == []
+
+
 @pytest.mark.parametrize("prefix", ["a{b}", "{", "}", "a b"])
 def test_braces_and_whitespace_in_a_prefix_are_found(prefix: str, settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "locks", "KEY_PREFIX": prefix}

@@ -223,3 +223,17 @@ def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:
     with Lock(NAME):
         assert sh("exit 3", "--using", "other") == 3
         assert sh("exit 3") == 75
+
+
+# -- the memory mode --------------------------------------------------------------------------------------------------
+
+
+def test_where_the_lock_would_guard_nothing_the_program_is_not_run(settings: Any, tmp_path: Path) -> None:
+    settings.REDISLOCK = {"CACHE": "memory"}
+    with pytest.raises(CommandError, match=r"^Not run: the cache alias 'memory' is not Redis, ") as caught:
+        call_command("redislocks", "run", NAME, "--", "touch", f"{tmp_path}/ran")
+    assert caught.value.returncode == 1
+    assert not (tmp_path / "ran").exists()
+    settings.DEBUG = True
+    assert sh(f"touch {tmp_path}/ran") == 0
+    assert (tmp_path / "ran").exists()

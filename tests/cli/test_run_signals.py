@@ -122,17 +122,21 @@ def test_a_signal_that_comes_while_the_program_is_being_started_reaches_it() -> 
 
 @pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
 def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
-    name: str, warns: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str, warns: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kill = os.kill
+    refused: list[int] = []
 
     def forbidden(pid: int, number: int) -> None:
         kill(pid, 0)
         if number:
+            refused.append(number)
+            (tmp_path / str(len(refused))).touch()
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", forbidden)
-    assert sh(f"kill -{name} $PPID; kill -{name} $PPID; exit 7") == 7
+    sends = f"kill -{name} $PPID; until [ -e {tmp_path}/$n ]; do sleep 0.02; done"
+    assert sh(f"for n in 1 2; do {sends}; done; exit 7") == 7
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
 

@@ -176,3 +176,31 @@ def test_without_fakeredis_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "fakeredis", None)
     with pytest.raises(ImproperlyConfigured, match=r"'default'.*pip install \"django-redislock\[memory\]\""):
         me(Lock(NAME), "acquire")
+
+
+# -- where it is not for development ----------------------------------------------------------------------------------
+
+
+def test_its_begin_is_logged_once_unless_debug_is_on(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def begin() -> int:
+        caplog.clear()
+        settings.CACHES = {**settings.CACHES}
+        for prefix in "one", "other":
+            with override_settings(REDISLOCK={"KEY_PREFIX": prefix}), Lock(NAME):
+                pass
+        return caplog.text.count("event=memory-mode alias=default detail=")
+
+    assert begin() == 1
+    settings.DEBUG = True
+    assert begin() == 0
+
+
+def test_where_redis_is_required_it_is_an_error(me: Any, settings: Any) -> None:
+    message = r"^The cache alias 'default' is not Redis, and REDISLOCK\['REQUIRE_REDIS'\] is True: "
+    for begun in False, True:
+        settings.CACHES = {**settings.CACHES}
+        if begun:
+            me(Lock(NAME), "locked")
+        with override_settings(REDISLOCK={"REQUIRE_REDIS": True}), pytest.raises(ImproperlyConfigured, match=message):
+            me(Lock(NAME), "acquire")
+    assert me(Lock(NAME), "acquire")

@@ -12,6 +12,7 @@ from copy import copy
 from typing import Any
 
 from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
@@ -70,6 +71,11 @@ class Command(BaseCommand):
         try:
             using = options["using"]
             for backend in get_backends(using) if subcommand in EVERYWHERE else [get_backend(using)]:
+                if backend.memory and subcommand == "run" and not settings.DEBUG:
+                    raise CommandError(
+                        f"Not run: the cache alias {backend.alias!r} is not Redis, so the lock would guard this "
+                        f"process only. Name an alias with a Redis in REDISLOCK['CACHE'], or with --using."
+                    )
                 if backend.memory:
                     self.stderr.write(
                         f"The cache alias {backend.alias!r} is not Redis: its locks live in the memory of each "
