@@ -6,6 +6,8 @@ import json
 import logging
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 logger = logging.getLogger("django_redislock")
@@ -26,6 +28,17 @@ def log_event(level: int, event: str, /, *, exc_info: Any = None, **facts: Any) 
             logger.log(level, template, *map(in_form, facts.values()), exc_info=exc_info, stacklevel=2)
         except Exception:
             traceback.print_exc()
+
+
+@contextmanager
+def unprinted() -> Iterator[None]:
+    """Where no logging is configured, Python prints warnings to stderr: not in this block."""
+    handler = logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def in_form(value: object) -> str:

@@ -41,7 +41,9 @@ class HeldLock(models.Model):
 
     class Meta:
         managed = False
-        default_permissions: ClassVar[tuple[str, ...]] = ("view", "delete")
+        default_permissions: ClassVar[tuple[str, ...]] = ("view",)
+        # by the name that the admin looks for
+        permissions: ClassVar[list[tuple[str, str]]] = [("delete_heldlock", "Can force-release lock")]
         base_manager_name = "objects"
         verbose_name: ClassVar[Any] = _("lock")
         verbose_name_plural: ClassVar[Any] = _("locks")

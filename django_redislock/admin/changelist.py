@@ -42,6 +42,7 @@ class LockChangeList(ChangeList):
     """Sorted, searched and cut by :func:`read_page`. A page that no longer exists shows the last one."""
 
     model_admin: Any  # a LockAdmin
+    unknown = False  # how many locks there are, while Redis cannot be reached
 
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
@@ -58,7 +59,7 @@ class LockChangeList(ChangeList):
         except LockUnavailable as error:
             if "action" not in request.POST:  # an action redirects to this list, which says it then
                 self.model_admin.tell_unavailable(request, error)
-            page = Page([], 0, 0)
+            page, self.unknown = Page([], 0, 0), True
             self._cut(request, 0)
         self.result_list: Any = [HeldLock.of(lock) for lock in page.locks]
         self.full_result_count: int = page.total

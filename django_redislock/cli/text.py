@@ -13,6 +13,9 @@ from ..display import duration, printable
 from ..inspection import LockInfo, WaiterInfo
 from ..pool import PoolInfo
 
+GAP = "  "
+NARROW = 16  # columns, of a fence: what is no wider is not cut
+
 
 def as_json(lock: LockInfo) -> dict[str, Any]:
     """Times in ISO 8601, durations in seconds; None where a lease never ends."""
@@ -51,16 +54,20 @@ def _queue_as_json(queue: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
     return [{"owner": waiter.owner, "waited": waiter.waited, "note": waiter.note} for waiter in queue]
 
 
-def table(locks: Sequence[LockInfo], *, aliases: bool = False) -> str:
-    """``aliases``: with a column of the cache aliases."""
-    rows: list[tuple[str, ...]] = [
-        ("NAME", *["ALIAS"] * aliases, "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS")
-    ]
+def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None = None) -> str:
+    """``aliases``: with a column of the cache aliases. ``room``: columns of the terminal, in which the long texts are
+    cut to fit; None: nothing is cut.
+    """
+    header = ("NAME", *["ALIAS"] * aliases, "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS", "NOTE")
+    rows: list[tuple[str, ...]] = [header]
     for lock in locks:
         name = printable(lock.name), *[printable(lock.alias)] * aliases
         times = duration(lock.held_for), duration(lock.lease_left)
-        rows.append((*name, printable(lock.owner), *times, str(lock.fence), str(lock.waiters)))
-    return columns(rows)
+        numbers = str(lock.fence), str(lock.waiters)
+        rows.append((*name, printable(lock.owner), *times, *numbers, printable(lock.note)))
+    if not any(lock.note for lock in locks):
+        rows = [row[:-1] for row in rows]
+    return columns(rows if room is None else _fit(rows, room))
 
 
 def portrait(lock: LockInfo) -> str:
@@ -105,9 +112,29 @@ def _queue(queue: Sequence[WaiterInfo], waiters: int) -> list[str]:
     return [columns(rows) + (f"\n... and {more} more" if more > 0 else "")]
 
 
+def _fit(rows: Sequence[Sequence[str]], room: int) -> list[list[str]]:
+    """The rows with the widest columns cut until all have room, or none is wider than ``NARROW``."""
+    widths = _widths(rows)
+    while sum(widths) + len(GAP) * (len(widths) - 1) > room and max(widths) > NARROW:
+        widths[widths.index(max(widths))] -= 1
+    return [list(map(_cut, row, widths)) for row in rows]
+
+
+def _cut(text: str, width: int) -> str:
+    if _width(text) <= width:
+        return text
+    while _width(text) >= width:
+        text = text[:-1]
+    return f"{text}…"
+
+
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(_pad, row, widths)).rstrip() for row in rows)
+    widths = _widths(rows)
+    return "\n".join(GAP.join(map(_pad, row, widths)).rstrip() for row in rows)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(_width, column)) for column in zip(*rows, strict=True)]
 
 
 def _pad(text: str, width: int) -> str:

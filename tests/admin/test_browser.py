@@ -54,6 +54,23 @@ def test_search_and_sort(visit: Visit, client: redis.Redis) -> None:
     assert names(page) == ["order:4", "order:2", "order:0"]
 
 
+def test_words_of_a_queue_are_not_broken_on_a_narrow_screen(visit: Visit, client: redis.Redis) -> None:
+    put(client, "order:42", owner="web-1:7:MainThread", since=200, ttl=500, waiters=3)
+    page = visit(f"{LIST}order_3A42/change/")
+    page.set_viewport_size({"width": 390, "height": 800})
+    cells = page.locator(".redislock-queue :is(th, td)")
+    assert cells.count() > 9
+    heights = cells.evaluate_all(
+        """cells => cells.map(cell => {
+            const range = document.createRange();
+            range.selectNodeContents(cell);
+            const words = cell.innerText.split(/\\s+/).filter(word => word).length;
+            return [words, new Set([...range.getClientRects()].map(line => line.top)).size];
+        })"""
+    )
+    assert [(words, lines) for words, lines in heights if lines > words] == []
+
+
 def test_pages(visit: Visit, client: redis.Redis, picture: Picture) -> None:
     for number in range(250):
         put(client, f"order:{number:03}")

@@ -38,9 +38,9 @@ def test_migrations_and_model_agree() -> None:
     call_command("makemigrations", "--check", "--dry-run")
 
 
-def test_view_and_delete_are_the_permissions() -> None:
-    found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", flat=True)
-    assert set(found) == {"view_heldlock", "delete_heldlock"}
+def test_the_permissions_are_called_as_what_they_permit() -> None:
+    found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", "name")
+    assert dict(found) == {"view_heldlock": "Can view lock", "delete_heldlock": "Can force-release lock"}
 
 
 BARE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -35,6 +36,17 @@ def test_without_redis_each_page_of_a_lock_leads_to_the_list_which_says_so(view:
     assert len(told(response)) == 1
     assert told(response)[0].startswith("Could not read the locks from Redis")
     assert response.status_code == 200
+
+
+def test_without_redis_nobody_knows_how_many_locks_there_are(admin: Client) -> None:
+    def count() -> str:
+        found = re.search(r'<p class="paginator">(.*?)</p>', admin.get(LIST).content.decode(), re.S)
+        assert found is not None
+        return found[1].strip()
+
+    assert count() == "0 locks"
+    with override_settings(CACHES=NOWHERE):
+        assert count() == "unknown"
 
 
 @override_settings(CACHES=NOWHERE)

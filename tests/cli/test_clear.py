@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
 from django_redislock import Lock, LockLost, force_release
-from tests.cli.conftest import Answer, Eventually, WaitFor, hold, redislocks
+from tests.cli.conftest import Answer, Eventually, InProcess, WaitFor, hold, redislocks
 from tests.helpers.actors import GENEROUS
 
 OPERATOR = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
@@ -266,3 +266,12 @@ def test_who_came_after_the_question_is_spared(
     assert caught.value.returncode == 1
     assert "Cleared" not in capsys.readouterr().out
     assert force_release("a")
+
+
+def test_each_thing_is_said_once(in_process: InProcess) -> None:
+    for name in ("order:1", "order:2"):
+        hold(name)
+    process = in_process("clear", "--match", "order:*", "--noinput", "--settings=tests.settings")
+    out, err = process.communicate(timeout=GENEROUS)
+    assert [line.split(",")[0] for line in out.splitlines()] == ["Force-released order:1", "Force-released order:2"]
+    assert err == "Not recorded in the admin's history: no such table: auth_user\n"

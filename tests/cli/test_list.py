@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -17,6 +18,7 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django.test import override_settings
 
 from django_redislock import Lock, LockInfo
+from django_redislock.cli.text import _width as text_width
 from django_redislock.cli.text import table
 from redisserver import RedisServer
 from tests.cli.conftest import NOWHERE, InProcess, WaitFor, hold, redislocks
@@ -51,6 +53,31 @@ def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> N
     assert re.fullmatch(r"\d+(\.\d)? s", held_for)
     assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
     assert (shown_fence, waiters) == (str(fence), "1")
+
+
+def test_notes_have_a_column_where_there_are_any() -> None:
+    hold("a")
+    assert "NOTE" not in redislocks("list")
+    hold("b", note="of two\nlines")
+    head, a, b = redislocks("list").splitlines()
+    assert head.endswith("  WAITERS  NOTE")
+    assert a.endswith("  0")
+    assert b.endswith(r"  0        'of two\nlines'")
+
+
+def test_long_texts_are_cut_to_the_terminal_and_the_numbers_stay() -> None:
+    locks = [
+        replace(info("order:" + "x" * 200), note="n" * 300),
+        replace(info("鍵" * 100), owner="host:1:Main " + "y" * 180),
+    ]
+    head, *rows = table(locks, 100).splitlines()
+    assert head.split() == ["NAME", "OWNER", "HELD", "FOR", "LEASE", "LEFT", "FENCE", "WAITERS", "NOTE"]
+    for row in rows:
+        assert text_width(row) <= 100
+        assert re.search(r"… .* 1\.0 s {5}2\.0 s {7}7 {6}0", row)
+    assert rows[0].endswith("n…")
+    assert table([info("short")], 100) == table([info("short")])
+    assert max(map(text_width, table(locks, 10).splitlines())) < 120, "below that, the terminal cuts"
 
 
 def test_it_shows_only_what_matches_sorted_by_name() -> None:
@@ -145,7 +172,8 @@ def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
-def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str]) -> None:
+def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str], settings: Any) -> None:
+    settings.DEBUG = True
     errors = io.StringIO()
     call_command("redislocks", *arguments[:1], "--using=memory", *arguments[1:], stdout=io.StringIO(), stderr=errors)
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")

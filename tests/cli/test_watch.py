@@ -69,11 +69,23 @@ def test_it_goes_on_when_redis_is_out_of_reach(pauses: Pauses) -> None:
             redislocks("list", "--watch", "--format=json")
 
 
-def test_it_stays_in_place_on_a_terminal(pauses: Pauses, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def test_a_long_name_leaves_room_for_the_rest_on_a_terminal(pauses: Pauses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    hold("order:" + "x" * 200)
+    pauses()
+    out = Terminal()
+    call_command("redislocks", "list", "--watch", stdout=out, no_color=True)
+    (row,) = [line.partition("\x1b")[0] for line in out.getvalue().splitlines() if line.startswith("order:")]
+    assert len(row) <= 100
+    assert row.endswith("  0")
+
+
+def test_it_stays_in_place_on_a_terminal(pauses: Pauses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINES", "6")
     for number in range(9):
         hold(f"order:{number}")

@@ -9,6 +9,7 @@ import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Iterable, Sequence
 from copy import copy
+from shutil import get_terminal_size
 from typing import Any
 
 from django.apps import apps
@@ -31,6 +32,7 @@ from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, port
 from django_redislock.cli.watch import watch
 from django_redislock.display import duration, printable
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
+from django_redislock.log import unprinted
 from django_redislock.store.backend import Backend, get_backend, get_backends
 from django_redislock.store.keys import make_keys
 
@@ -112,16 +114,18 @@ class Command(BaseCommand):
             self.keep_listing(pattern, format, using, watch)
 
     def keep_listing(self, pattern: str, format: str, using: str | None, every: float) -> None:
+        table = format == "table"
+        terminal = table and self.stdout.isatty()
+
         def show() -> str:
             try:
-                return listing(pattern, format, using)
+                return listing(pattern, format, using, room=get_terminal_size().columns if terminal else None)
             except LockUnavailable as error:
                 if format == "json":
                     raise
                 return str(error)  # keep watching: it may come back
 
-        table = format == "table"
-        watch(show, self.say, every, terminal=table and self.stdout.isatty(), head=table)
+        watch(show, self.say, every, terminal=terminal, head=table)
 
     # -- show -------------------------------------------------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class Command(BaseCommand):
         elif locks:
             if interactive:
                 self.confirm(locks, several)
-            left = [lock for lock in locks if not self.clear(lock, several, options["user"])]
+            left = self.clear(locks, several, options["user"])
             stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
             changed = [label(lock, several) for lock in stay]
             missing += [lock.name for lock in left if lock not in stay]
@@ -228,26 +232,35 @@ class Command(BaseCommand):
         if answer.strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was force-released.")
 
-    def clear(self, seen: LockInfo, several: bool, user: str) -> bool:
-        """Force-release the lock, unless it was acquired anew since it was ``seen``; return whether."""
+    def clear(self, locks: Sequence[LockInfo], several: bool, user: str) -> list[LockInfo]:
+        """Force-release the locks, but those that were acquired anew since they were seen: return these."""
         by = f"{operator()} by manage.py redislocks clear"
-        lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
-        if lock is not None:
-            held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-            self.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
-            if apps.is_installed("django.contrib.admin"):
-                self.record(lock, by, user)
-        return lock is not None
+        released: list[LockInfo] = []
+        left: list[LockInfo] = []
+        try:
+            with unprinted():  # it is said here
+                for seen in locks:
+                    lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
+                    if lock is None:
+                        left.append(seen)
+                        continue
+                    released.append(lock)
+                    held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
+                    self.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
+        finally:
+            if released and apps.is_installed("django.contrib.admin"):
+                self.record(released, by, user)
+        return left
 
-    def record(self, lock: LockInfo, by: str, user: str) -> None:
-        """Enter the force-release in the admin's history, if that can be: the lock is free in any case."""
+    def record(self, locks: Sequence[LockInfo], by: str, user: str) -> None:
+        """Enter the force-release in the admin's history, if that can be: the locks are free in any case."""
         from django_redislock.admin import history
 
         trouble: object = f"the site has no user {printable(user)!r}. Name one with --user."
         try:
             pk = history.find_user(user)
             if pk is not None:
-                history.record(pk, [lock], by)
+                history.record(pk, locks, by)
                 return
         except Exception as error:  # whatever the database or the site's own user model says
             trouble = error
@@ -364,12 +377,12 @@ def not_held(names: Sequence[str], backends: Sequence[Backend]) -> list[str]:
     ]
 
 
-def listing(pattern: str, format: str, using: str | None, indent: int | None = None) -> str:
-    """The held locks that match, as text."""
+def listing(pattern: str, format: str, using: str | None, *, indent: int | None = None, room: int | None = None) -> str:
+    """The held locks that match, as text. ``room``: see table()."""
     backends = get_backends(using)
     locks = matching(pattern, backends)
     if format == "json":
         return json.dumps([as_json(lock) for lock in locks], indent=indent)
     if locks:
-        return table(locks, aliases=len(backends) > 1)
+        return table(locks, aliases=len(backends) > 1, room=room)
     return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."
