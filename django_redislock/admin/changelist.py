@@ -37,6 +37,8 @@ def using_of(request: HttpRequest) -> str | None:
         raise IncorrectLookupParameters
     return alias
 
+MOST_WORDS = 20  # of a search: each costs time for each lock
+
 
 class LockChangeList(ChangeList):
     """Sorted, searched and cut by :func:`read_page`. A page that no longer exists shows the last one."""
@@ -46,6 +48,9 @@ class LockChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
+            raise IncorrectLookupParameters
+        if len(self.words) > MOST_WORDS:
+            self.model_admin.tell_too_many_words(request, MOST_WORDS)
             raise IncorrectLookupParameters
         using = using_of(request)
         try:

@@ -271,6 +271,10 @@ class LockAdmin(ModelAdmin):
         text = gettext("Could not read the locks from Redis: %(error)s") % {"error": error}
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
+    def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
+        text = gettext("Nothing was searched: at most %(most)d words can be given.") % {"most": most}
+        self.message_user(request, text, messages.ERROR)
+
     # -- force-release -----------------------------------------------------------------------------------------------
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:

@@ -127,8 +127,9 @@ def _read_page(
     total = len(rows)
     if names is not None:
         rows = [row for row in rows if row.name in names]
-    for word in map(str.casefold, words):
-        rows = [row for row in rows if word in row.name.casefold() or word in row.owner.casefold()]
+    folded = set(map(str.casefold, words))
+    if folded:
+        rows = [row for row in rows if _has_all(folded, row)]
     for column in reversed(order):
         rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
     chosen = rows[cut(len(rows))]
@@ -152,6 +153,11 @@ def _read_rows(backend: Backend, *, in_full: bool, count: bool, errors: bool) ->
     if in_full:
         return (yield from _look_up(backend, rows + endless, count=count, errors=errors))
     return rows + (yield from _look_up(backend, endless, count=False, errors=errors))
+
+
+def _has_all(folded: Collection[str], row: _Row) -> bool:
+    name, owner = row.name.casefold(), row.owner.casefold()
+    return all(word in name or word in owner for word in folded)
 
 
 def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -> Steps[list[_Row]]:

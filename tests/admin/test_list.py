@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlencode
 
 import pytest
 import redis
 from django.test import Client
 
-from django_redislock import LockStatus
-from tests.admin.pages import LIST, listed, names
+from django_redislock import LockStatus, get_lock
+from tests.admin.pages import LIST, listed, names, select, told
 from tests.helpers.listed import put_member
 from tests.helpers.state import put
 
@@ -133,3 +134,19 @@ def test_the_queues_of_many_pools_cost_no_round_trip(
     assert {lock.name for lock in rows if not lock.info.pool_waiters} == {"pool:8:alice", "pool:8:bob"}
     assert {lock.info.pool_waiters for lock in rows} == {0, 1}
     assert len(trips) <= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"), [(["ord", "r:1"] * 10, False), (["ord"] * 21, True), (["1"] * 1000, True)]
+)
+def test_a_search_for_too_many_words_is_refused(
+    words: list[str], refused: bool, admin: Client, client: redis.Redis
+) -> None:
+    put(client, "order:1")
+    put(client, "order:2")
+    query = urlencode({"q": " ".join(words)})
+    found = admin.get(f"{LIST}?{query}", follow=True)
+    assert (told(found) == ["Nothing was searched: at most 20 words can be given."]) is refused
+    assert names(found) == (["order:1", "order:2"] if refused else ["order:1"])
+    select(admin, "order:1", path=f"{LIST}?{query}", select_across="1", index="0", post="yes")
+    assert [get_lock(name) is None for name in ("order:1", "order:2")] == [not refused, False]
