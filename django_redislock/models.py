@@ -43,7 +43,7 @@ class HeldLock(models.Model):
         managed = False
         default_permissions: ClassVar[tuple[str, ...]] = ("view",)
         # by the name that the admin looks for
-        permissions: ClassVar[list[tuple[str, str]]] = [("delete_heldlock", "Can force-release lock")]
+        permissions: ClassVar[Any] = [("delete_heldlock", "Can force-release lock")]
         base_manager_name = "objects"
         verbose_name: ClassVar[Any] = _("lock")
         verbose_name_plural: ClassVar[Any] = _("locks")

@@ -37,6 +37,7 @@ def using_of(request: HttpRequest) -> str | None:
         raise IncorrectLookupParameters
     return alias
 
+
 MOST_WORDS = 20  # of a search: each costs time for each lock
 
 

@@ -70,14 +70,14 @@ def test_long_texts_are_cut_to_the_terminal_and_the_numbers_stay() -> None:
         replace(info("order:" + "x" * 200), note="n" * 300),
         replace(info("鍵" * 100), owner="host:1:Main " + "y" * 180),
     ]
-    head, *rows = table(locks, 100).splitlines()
+    head, *rows = table(locks, room=100).splitlines()
     assert head.split() == ["NAME", "OWNER", "HELD", "FOR", "LEASE", "LEFT", "FENCE", "WAITERS", "NOTE"]
     for row in rows:
         assert text_width(row) <= 100
         assert re.search(r"… .* 1\.0 s {5}2\.0 s {7}7 {6}0", row)
     assert rows[0].endswith("n…")
-    assert table([info("short")], 100) == table([info("short")])
-    assert max(map(text_width, table(locks, 10).splitlines())) < 120, "below that, the terminal cuts"
+    assert table([info("short")], room=100) == table([info("short")])
+    assert max(map(text_width, table(locks, room=10).splitlines())) < 120, "below that, the terminal cuts"
 
 
 def test_it_shows_only_what_matches_sorted_by_name() -> None:

@@ -197,7 +197,7 @@ def test_every_signal_has_the_template(heard: Heard, caplog: pytest.LogCaptureFi
     @locked("order:{pk}")
     def pay(pk: int) -> None: ...
 
-    @locked(lambda pk: f"order:{pk}")
+    @locked(name=lambda pk: f"order:{pk}")
     def made(pk: int) -> None: ...
 
     @locked()
