@@ -195,7 +195,8 @@ class ConditionalValue(_Stored):
 
     def _read(self, text: str) -> Value:
         try:
-            if text == text.strip():
+            # a number or a text: what is nested deeply enough would end in a RecursionError
+            if text == text.strip() and not text.startswith(("[", "{")):
                 return _check_value(json.loads(text), "value")
         except (ValueError, TypeError):
             pass

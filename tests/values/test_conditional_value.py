@@ -330,6 +330,14 @@ def test_text_that_somebody_else_has_written_is_a_clear_error_and_stays(
     assert raw(using, "GET", KEY) == (text if isinstance(text, bytes) else text.encode())
 
 
+@pytest.mark.parametrize("opening", ["[", '{"a":'], ids=["arrays", "objects"])
+def test_json_that_is_nested_deeply_is_a_foreign_value_like_any_other(opening: str, high: ConditionalValue) -> None:
+    raw(high.using or "", "SET", KEY, opening * 100_000)
+    for method, *args in METHODS:
+        with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key"):
+            getattr(high, method)(*args)
+
+
 def test_another_redis_type_under_the_key_of_a_value_is_a_clear_error(me: Any, high: ConditionalValue) -> None:
     raw(high.using or "", "RPUSH", KEY, "5")
     for call in METHODS:
