@@ -91,6 +91,32 @@ def test_so_are_an_extend_and_a_shrink(pool: LockPool) -> None:
     assert pool.acquire(blocking_timeout=0).key == OLD[-1]
 
 
+@pytest.mark.parametrize("how", ["extend", "shrink"])
+def test_a_change_of_one_member_costs_the_same_however_many_there_are(
+    how: str, pool: LockPool, meter: Meter, client: redis.Redis
+) -> None:
+    costs = []
+    for others in (OLD[:10], OLD):
+        pool.assign([*others, "bob"])
+        use_all(client, meter)
+        meter.most = 0
+        for number in range(5):
+            assert getattr(pool, how)([f"alice {number}", "bob"]) == (how == "extend" or number == 0)
+        costs.append(meter.most)
+    few, many = costs
+    assert many <= few + 10
+    client.config_set("slowlog-max-len", 10_000)
+    client.config_set("slowlog-log-slower-than", 0)
+    client.slowlog_reset()
+    for number in range(5):
+        getattr(pool, how)([f"zoe {number}"])
+    client.config_set("slowlog-log-slower-than", 10_000)
+    log: list[Any] = client.slowlog_get(1000)
+    took = [int(entry["duration"]) for entry in log if entry["command"].startswith(b"EVALSHA")]
+    assert len(took) == 5
+    assert min(took) < 2000  # microseconds: no command goes through all members
+
+
 def test_a_checkout_finds_its_way_past_what_is_no_member_any_more(pool: LockPool, client: redis.Redis) -> None:
     pool.extend(["zoe"])
     for key in (FRESH, FREE):
