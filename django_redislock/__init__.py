@@ -7,6 +7,7 @@ from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, Lock
 from .inspection import (
     LockInfo,
     LockStatus,
+    SuspensionInfo,
     WaiterInfo,
     aforce_release,
     aget_lock,
@@ -41,6 +42,7 @@ __all__ = [
     "LockedCommand",
     "PoolInfo",
     "PoolMember",
+    "SuspensionInfo",
     "WaiterInfo",
     "aforce_release",
     "aget_lock",

@@ -13,6 +13,7 @@ from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, curre
 from .exceptions import LockNotOwned, LockUnavailable
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
+from .inspection.suspension import resume, suspend
 from .name_templates import has_fields
 from .names import check_name, check_token
 from .open_transactions import HERE, warn_of_release
@@ -367,6 +368,31 @@ class Lock:
     async def ainfo(self) -> LockInfo | None:
         """See info()."""
         return await arun(inspect(self._backend(), self.name))
+
+    # -- out of use -------------------------------------------------------------------------------------------------
+
+    def suspend(self, seconds: Seconds, note: str = "") -> None:
+        """Take the lock out of use: nobody acquires it for so many seconds from now.
+
+        Whoever holds it keeps it, renewed or handed over, until it is released, lost or ends; the suspension then lasts
+        for what is left of it. Waiters keep their places, and the first of them gets the lock when it is over: soon
+        after its end, at once after :meth:`resume`. Meanwhile ``status()`` is UNAVAILABLE, and lists show who has
+        suspended the lock, and the ``note`` (at most 1000 bytes). Another ``suspend()`` replaces this one;
+        :func:`force_release` and :meth:`seize` end it. Raises LockUnavailable.
+        """
+        run_blocking(suspend(self._backend(), self.name, seconds, note), "Await asuspend() instead")
+
+    async def asuspend(self, seconds: Seconds, note: str = "") -> None:
+        """See suspend()."""
+        await arun(suspend(self._backend(), self.name, seconds, note))
+
+    def resume(self) -> bool:
+        """End a suspension; return whether there was one. Raises LockUnavailable."""
+        return run_blocking(resume(self._backend(), self.name), "Await aresume() instead")
+
+    async def aresume(self) -> bool:
+        """See resume()."""
+        return await arun(resume(self._backend(), self.name))
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 

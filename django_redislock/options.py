@@ -101,7 +101,7 @@ class Options:
         self.poll = poll
         self.backoff = backoff
         self.attempts = attempts
-        self.note = note if note == "" else _check_note(note)
+        self.note = note if note == "" else check_note(note)
         self.purpose = purpose if purpose == "" else _check_text(purpose, "purpose")
         self.template = template if template == "" else _check_text(template, "template")
         if poll is not None or backoff is not None or attempts is not None:
@@ -164,7 +164,8 @@ def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts:
         )
 
 
-def _check_note(note: str) -> str:
+def check_note(note: str) -> str:
+    """Return ``note`` when it can be one, else raise ``TypeError`` or ``ValueError``."""
     if not isinstance(note, str):
         raise TypeError(f"note must be a str, not {shown(note)} ({type(note).__name__}).")
     try:

@@ -12,6 +12,7 @@ from .engine import Acquisition, Caller, Lease, Owner, current_owner, twin
 from .inspection import LockInfo, LockStatus, WaiterInfo
 from .inspection.info import read_queue, read_statuses
 from .inspection.listing import read_matching
+from .inspection.suspension import resume, suspend
 from .lock import Lock
 from .names import check_name, member_name, pool_name, quote, unquoted
 from .options import AcquireOptions, LockOptions, read_options
@@ -20,6 +21,7 @@ from .store.backend import Backend, get_backend
 from .store.calls import check_member
 from .store.keys import Keys, make_keys
 from .store.pool_calls import change_members, count_members, has_member, read_members, replace_members
+from .times import Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
@@ -203,6 +205,27 @@ class LockPool:
         """See info()."""
         return await arun(self._info())
 
+    # -- out of use -------------------------------------------------------------------------------------------------
+
+    def suspend(self, key: str, seconds: Seconds, note: str = "") -> None:
+        """Take a member out of use: for so many seconds from now, nobody acquires it; see :meth:`Lock.suspend`.
+
+        Raises ValueError if ``key`` is no member.
+        """
+        run_blocking(self._suspend(key, seconds, note), "Await asuspend() instead")
+
+    async def asuspend(self, key: str, seconds: Seconds, note: str = "") -> None:
+        """See suspend()."""
+        await arun(self._suspend(key, seconds, note))
+
+    def resume(self, key: str) -> bool:
+        """End the suspension of a member; return whether there was one."""
+        return run_blocking(self._resume(key), "Await aresume() instead")
+
+    async def aresume(self, key: str) -> bool:
+        """See resume()."""
+        return await arun(self._resume(key))
+
     # -- taking one -------------------------------------------------------------------------------------------------
 
     def acquire(self, **options: Unpack[AcquireOptions]) -> PoolMember:
@@ -277,6 +300,16 @@ class LockPool:
 
     def _len(self) -> Steps[int]:
         return (yield from count_members(*self._place()))
+
+    def _suspend(self, key: str, seconds: Seconds, note: str) -> Steps[None]:
+        self._quote(key)
+        if not (yield from self._contains(key)):
+            raise ValueError(f"Could not suspend {shown(key)}: it is no member of the pool {self.name!r}.")
+        yield from suspend(get_backend(self.using), member_name(self.name, key), seconds, note)
+
+    def _resume(self, key: str) -> Steps[bool]:
+        self._quote(key)
+        return (yield from resume(get_backend(self.using), member_name(self.name, key)))
 
     def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
         backend, _, _ = self._place()

@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import conf
 from ..display import duration, printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo, LockStatus, WaiterInfo, force_release
+from ..inspection import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, force_release
 from ..inspection.listing import read_lock, read_page
 from ..models import HeldLock
 from ..names import is_name, split_member
@@ -124,7 +124,7 @@ class LockAdmin(ModelAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
         if obj is None or obj.info is None:
             return [(None, {"fields": ("shown_name", "state")})]
-        state = ("state",) if obj.info.status is LockStatus.ERROR else ()
+        state = ("state",) if obj.info.status is LockStatus.ERROR or obj.info.suspension else ()
         note = ("note",) if obj.info.note else ()
         known = ("shown_owner", *note, "held_since", "expires", "fence", "token_hint") if obj.fence else ()
         sections: list[tuple[Any, Any]] = [
@@ -142,9 +142,18 @@ class LockAdmin(ModelAdmin):
     def state(self, lock: HeldLock) -> str:
         if lock.info is None:
             return gettext("Nobody holds this lock now.")
+        if lock.info.suspension is not None:
+            return self._suspended(lock.info.suspension, held=lock.info.held)
         return gettext(
             "Not a lock of this app: somebody else has written it or removed its expiry. It stays until force-released."
         )
+
+    def _suspended(self, suspension: SuspensionInfo, *, held: bool) -> str:
+        text = gettext("Suspended by %(owner)s for another %(duration)s: nobody acquires it until then.")
+        if held:
+            text = gettext("As soon as nobody holds it: suspended by %(owner)s, for another %(duration)s from now.")
+        text %= {"owner": printable(suspension.owner), "duration": duration(suspension.left, gettext)}
+        return f"{text}\n{_lines(suspension.note)}" if held and suspension.note else text
 
     @admin.display(description=_("note"))
     def note(self, lock: HeldLock) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.utils import timezone
 
 from ..display import duration, printable
-from ..inspection import LockInfo, WaiterInfo
+from ..inspection import LockInfo, SuspensionInfo, WaiterInfo
 from ..pool import PoolInfo
 
 GAP = "  "
@@ -31,6 +32,8 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "fence": lock.fence,
         "waiters": lock.waiters,
         "note": lock.note,
+        "held": lock.held,
+        "suspension": None if lock.suspension is None else asdict(lock.suspension),
     }
 
 
@@ -83,8 +86,14 @@ def portrait(lock: LockInfo) -> str:
         ("TOKEN", printable(lock.token_hint)),
         ("WAITERS", str(lock.waiters)),
         *([("NOTE", printable(lock.note))] if lock.note else []),
+        *([("SUSPENDED", _planned(lock.suspension))] if lock.held and lock.suspension else []),
     ]
     return "\n\n".join([columns(facts), *_queue(lock.queue, lock.waiters)])
+
+
+def _planned(suspension: SuspensionInfo) -> str:
+    text = f"as soon as nobody holds it, for another {duration(suspension.left)}, by {printable(suspension.owner)}"
+    return f"{text}: {printable(suspension.note)}" if suspension.note else text
 
 
 def pool_portrait(pool: PoolInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .acquisition import Acquisition, Frame
+from .description import describe_owner
 from .extension import detach, renew, renew_by_token, start_listening
 from .lease import Lease, Section
 from .owner import Owner, current_owner, running_task, shown_owner
@@ -21,6 +22,7 @@ __all__ = [
     "WithBlock",
     "block_of",
     "current_owner",
+    "describe_owner",
     "detach",
     "release",
     "release_by_token",

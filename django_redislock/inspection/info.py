@@ -31,7 +31,8 @@ class LockStatus(Enum):
         Held *here*: by this thread or task, or by the token given to the constructor. ``locked()`` asks something else:
         whether *anybody* holds it.
     ``UNAVAILABLE``
-        Held elsewhere. It has nothing to do with :exc:`LockUnavailable`, which means that Redis cannot be reached.
+        Held elsewhere, or suspended. It has nothing to do with :exc:`LockUnavailable`, which means that Redis cannot be
+        reached.
     ``ERROR``
         It never ends, so somebody else wrote its key.
     """
@@ -52,6 +53,15 @@ class WaiterInfo:
 
 
 @dataclass(frozen=True)
+class SuspensionInfo:
+    """A suspension of a lock: who asked for it, the seconds that are left of it, and its note."""
+
+    owner: str
+    left: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class LockInfo:
     """What Redis said about a lock at one moment. Times are by the server's clock.
 
@@ -63,6 +73,10 @@ class LockInfo:
     ``pool_waiters`` and ``pool_queue``: those who wait for any member of the pool, if this is a member. ``status`` is
     UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it. ``alias`` is the cache
     alias that it was read from.
+
+    ``suspension``: the lock is suspended. If ``held`` is False, nobody holds it: ``owner`` says so, and ``since``,
+    ``lease_left`` and ``note`` are those of the suspension. Else it begins as soon as nobody holds the lock;
+    :func:`list_locks` leaves that out.
     """
 
     name: str
@@ -79,6 +93,8 @@ class LockInfo:
     pool_queue: tuple[WaiterInfo, ...] = ()
     status: LockStatus = LockStatus.UNAVAILABLE
     alias: str = ""
+    suspension: SuspensionInfo | None = None
+    held: bool = True
 
     @property
     def expires(self) -> datetime:
@@ -107,21 +123,26 @@ def make_info(
     own: Queue = NOBODY,
     pool: Queue = NOBODY,
     *,
+    planned: SuspensionInfo | None = None,
     errors: bool = False,
 ) -> LockInfo | None:
-    """``left``: seconds of lease. None for a value that is not ours, unless (``errors``) it never ends."""
+    """``left``: seconds of lease. None for a value that is not ours, unless (``errors``) it never ends.
+
+    ``planned``: the suspension that begins when the holder's lock ends.
+    """
     holder = parse_holder(value)
     if holder is None:
         if not errors or left < math.inf:
             return None
         holder = Holder("", "", 0, us, UNKNOWN, "")
+    lease_left = left if left == math.inf else min(max(0.0, left), LONGEST)
     return LockInfo(
         name=name,
-        owner=holder.owner,
+        owner=holder.described,
         fence=holder.fence,
         since=datetime.fromtimestamp(holder.since / 1e6, timezone.utc),
         held_for=max(0.0, (us - holder.since) / 1e6),
-        lease_left=left if left == math.inf else min(max(0.0, left), LONGEST),
+        lease_left=lease_left,
         waiters=own.waiters,
         token_hint=f"{holder.token[:4]}…",
         queue=own.first,
@@ -130,6 +151,8 @@ def make_info(
         pool_queue=pool.first,
         status=LockStatus.ERROR if left == math.inf else LockStatus.UNAVAILABLE,
         alias=alias,
+        suspension=SuspensionInfo(holder.owner, lease_left, holder.note) if holder.suspension else planned,
+        held=not holder.suspension,
     )
 
 
@@ -137,8 +160,10 @@ def inspect(
     backend: Backend, name: str, *, waiters: int = LISTED_WAITERS, errors: bool = False
 ) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock. ``errors``: see make_info()."""
-    value, left, us, *queues = yield from _ask(backend, name, waiters)
-    return None if value is None else make_info(backend.alias, name, value, us, left, *queues, errors=errors)
+    value, left, us, planned, *queues = yield from _ask(backend, name, waiters)
+    if value is None:
+        return None
+    return make_info(backend.alias, name, value, us, left, *queues, planned=planned, errors=errors)
 
 
 def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockStatus]:
@@ -168,19 +193,21 @@ def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, s
 def read_queue(backend: Backend, pool: str) -> Steps[Queue]:
     """Those who wait for any member of a pool; one round trip."""
     # asked through a member's name: no real member is called "%"
-    _, _, _, _, line = yield from _ask(backend, f"{pool}%", LISTED_WAITERS)
+    *_, line = yield from _ask(backend, f"{pool}%", LISTED_WAITERS)
     return line  # type: ignore[no-any-return]
 
 
 def _ask(backend: Backend, name: str, waiters: int) -> Steps[tuple[Any, ...]]:
-    """Value, seconds of lease left, server's time, the queue; and that of the pool, where the lock is a member."""
+    """Value, seconds of lease left, server's time, planned suspension, queue; and that of the pool, of a member."""
     answer = yield from calls.info(backend, make_keys(backend.prefix, name), name, waiters)
-    value, left_ms, us, *found = answer
+    value, left_ms, us, planned, planned_ms, *found = answer
+    suspension = parse_holder(planned)
     queues = []
     for count, queue, entries in zip(*[iter(found)] * 3, strict=True):
         listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
         queues.append(Queue(count, tuple(listed)))
-    return value, math.inf if left_ms == -1 else left_ms / 1000, us, *queues
+    coming = None if suspension is None else SuspensionInfo(suspension.owner, planned_ms / 1000, suspension.note)
+    return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, *queues
 
 
 def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:

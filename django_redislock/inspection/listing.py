@@ -177,7 +177,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
             holder = Holder("", "", 0, 0, UNKNOWN, "")
         if holder is not None:
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
-            known.append(_Row(row.name, row.ends, holder.owner, holder.fence, holder.since, waiters, row.alias))
+            known.append(_Row(row.name, row.ends, holder.described, holder.fence, holder.since, waiters, row.alias))
     return known
 
 

@@ -28,6 +28,9 @@ NOT_HELD, RELEASED, DETACHED = range(3)
 # by which right it is released; see release.lua
 HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
 
+# what is force-released; see force.lua
+WHATEVER, SUSPENSION = "", "s"
+
 # how to wait
 NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = "0", "1", "s", "a"
 
@@ -50,7 +53,9 @@ def _pair(name: str) -> dict[str, Script]:
     return {stored: Script(name, stored) for stored in ("key", "member")}
 
 
-_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO = map(_pair, ("acquire", "release", "renew", "force", "info"))
+_ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO, _SUSPEND = map(
+    _pair, ("acquire", "release", "renew", "force", "info", "suspend")
+)
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
 
 
@@ -189,16 +194,28 @@ def renewed(backend: Backend, answer: Sequence[int], sent: float) -> Renewed:
     return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0)
 
 
-def force(backend: Backend, keys: Keys, name: str, highest: int | None = None) -> Steps[bytes | None]:
-    """Release the lock whoever holds it, but nobody with a fence above ``highest``; return the value that it had."""
+def force(
+    backend: Backend, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER
+) -> Steps[bytes | None]:
+    """Release the lock whoever holds it, but nobody with a fence above ``highest``; return the value that it had.
+
+    ``what``: WHATEVER, with a suspension that is planned, or a SUSPENSION alone.
+    """
     value: bytes | None = None
     while True:
-        args = (name, backend.channel, str(backend.known), "" if highest is None else str(highest))
+        args = (name, backend.channel, str(backend.known), "" if highest is None else str(highest), what)
         (held, more), _, _ = yield from call(backend, _FORCE[keys.stored].command(keys.all, args), name)
         value = value or held
         if not more:
             return value
         highest = 0  # it was released: whoever has it by now has come in between
+
+
+def suspend(backend: Backend, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
+    """Grant the lock to nobody for so long; return whether that has begun: else somebody holds it until then."""
+    args = (name, backend.channel, str(backend.known), _ms(seconds), owner)
+    reply = yield from call(backend, _SUSPEND[keys.stored].command(keys.all, args), name)
+    return bool(reply.answer)
 
 
 def info(backend: Backend, keys: Keys, name: str, waiters: int) -> Steps[list[Any]]:

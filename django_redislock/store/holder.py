@@ -20,6 +20,12 @@ class Holder(NamedTuple):
     since: int  # server microseconds
     owner: str
     note: str
+    suspension: bool = False  # nobody holds the lock: the owner has suspended it
+
+    @property
+    def described(self) -> str:
+        """The owner, for people."""
+        return f"nobody (suspended by {self.owner})" if self.suspension else self.owner
 
 
 def parse_holder(value: bytes | None) -> Holder | None:
@@ -27,8 +33,8 @@ def parse_holder(value: bytes | None) -> Holder | None:
     found = _VALUE.fullmatch(value or b"")
     if found is None:
         return None
-    id, _, _, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
-    return Holder(id, id if token == "-" else token, int(fence), int(since), *split_owner(found[7]))
+    id, _, flag, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
+    return Holder(id, id if token == "-" else token, int(fence), int(since), *split_owner(found[7]), flag == "s")
 
 
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:

@@ -44,6 +44,10 @@ def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
         third(Lock(name, ttl=60), "seize")
         eventually(lambda adopted=adopted: me.read(lambda: adopted.lost))
         assert name in [info.name for info in third(django_redislock, "list_locks")]
+        third(lock, "suspend", 60)
+        assert third(lock, "resume")
+        assert third(django_redislock, "force_release", name)
+        third(lock, "suspend", 60, note="for people")
         assert third(django_redislock, "force_release", name)
         assert me(lock, "status").value == "free"
 

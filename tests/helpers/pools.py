@@ -87,7 +87,7 @@ def audit(client: redis.Redis, pool: str = POOL, prefix: str = PREFIX) -> Audit:
         moment.zrange(f"{prefix}index", 0, -1)
         *sets, values, taken, index = moment.execute()
     every, unused, used, leased = (_texts(found) for found in sets)
-    holders = {member.decode(): value.decode().split() for member, value in values.items()}
+    holders = {member.decode(): value.decode().split() for member, value in values.items() if member[:1] != b":"}
     assert holders.keys() <= leased, "a lease without an end"
     assert {pool_name(pool) + member for member in holders} <= _texts(index), "held, and not in the list of locks"
     for id, member in taken.items():

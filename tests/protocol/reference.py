@@ -190,10 +190,7 @@ class Reference:
         self.lock = None
         if held.channel != caller.channel:
             self._publish(held.channel, f"r {id} {self.name}")
-        if self.queue or held.flag != "c" or held.channel != caller.channel:
-            self._free(caller, given_back=True)
-        else:
-            self.index = None  # nobody waits: what may still be known of handoffs ends by itself
+        self._free(caller, given_back=True)
         return RELEASED
 
     def renew(self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int) -> tuple[int, int]:
@@ -319,7 +316,7 @@ class Reference:
         lease = min(waiter.ttl, max(3000, waiter.ttl // 3))
         self.handed_to = waiter.channel
         if lease > 50_000:  # what is known of it outlasts the lease
-            self.waiters_end = self.now + (lease + MINUTE) * MS
+            self.waiters_end = max(self.waiters_end, self.now + (lease + MINUTE) * MS)
         fence = self._grant(caller, id, waiter.channel, "h", lease, waiter.token, waiter.owner)
         self._publish(waiter.channel, f"g {id} {fence} {self.now} {lease} {self.name}")
 
@@ -351,8 +348,10 @@ class Reference:
         self.queue[attempt.id] = ticket = self._next_fence(caller) if ticket is None else ticket
         polls = wait.startswith("p")
         channel, until = ("-", self.now + int(wait[1:]) * MS) if polls else (caller.channel, 0)
+        known_until = self.waiters_end if self.waiters or self.handed_to or self.suspects else 0
         self.waiters[attempt.id] = Waiter(channel, attempt.ttl, until, attempt.token, attempt.owner)
-        self.queue_ends = self.waiters_end = self.now + MINUTE * MS
+        self.queue_ends = self.now + MINUTE * MS
+        self.waiters_end = max(known_until, self.queue_ends)
         # whoever asks lives
         if self.handed_to == caller.channel:
             self.handed_to = ""

@@ -16,7 +16,7 @@ LUA = files("django_redislock.store") / "lua"
 TEXTS = {path.name.removesuffix(".lua"): path.read_text("utf-8") for path in LUA.iterdir() if path.is_file()}
 PIECES = {path.name.removesuffix(".lua"): path.read_text("utf-8") for path in (LUA / "pieces").iterdir()}
 
-PAIRS = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO]
+PAIRS = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
 ALONE = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, values._COUNTER]
 SCRIPTS = {f"{script.name} {stored}": script for pair in PAIRS for stored, script in pair.items()}
 SCRIPTS |= {script.name: script for script in ALONE}

@@ -78,22 +78,25 @@ local function enter()
   return tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
 end
 
-if ARGV.wait == 's' then
-  -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
-  erase_lock(flag)
-  clear_handoff(flag)
-  local taken = enter()
-  if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
-  return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
-end
-
-if not value then
+if ARGV.wait == 's' or not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
+--#include @suspension
+  if ARGV.wait == 's' then
+    -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
+    cancel_suspension()
+    erase_lock(flag)
+    clear_handoff(flag)
+    local taken = enter()
+    if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
+    return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
+  end
+  if not begin_suspension() then
 --#include pass_on
 --#include hand_over
-  local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
-  if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
-  if verdict == 'more' then return {MORE, us, ticket, 0} end
+    local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
+    if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
+    if verdict == 'more' then return {MORE, us, ticket, 0} end
+  end
 end
 
 local state = BUSY

@@ -1,17 +1,21 @@
 -- force: releases a lock whoever holds it, tells the holder, and passes it on.
 -- KEYS     @lock queue waiters index fence
--- ARGV     name channel known highest
---            highest: of the fences that may be released, '' for any
--- returns  {value of the lock or false, 1 = dead waiters remain: call again}
+-- ARGV     name channel known highest what
+--            highest: of the fences that may be released, '' for any; what: '' = whatever there is, the end of a
+--            suspension included; s = a suspension alone
+-- returns  {value of the lock, or of the suspension that was planned, or false; 1 = dead waiters remain: call again}
 --#include parse_holder
 --#include channel
 --#include @lock
+--#include @suspension
 --#include @hand_on
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
 if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end
+local planned = cancel_suspension()
+if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end
 erase_lock(flag)
 redis.call('ZREM', KEYS.index, ARGV.name)
 if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
-return {value or false, hand_on()}
+return {value or planned or false, hand_on()}

@@ -2,14 +2,18 @@
 -- KEYS     @lock queue waiters index
 -- ARGV     name channel most
 --            most: how many waiters to list
--- returns  {value of the lock or false, lease left in ms, server us, number of waiters, {id, ticket, ...},
+-- returns  {value of the lock or false, lease left in ms, server us, value and ms left of a suspension that is planned
+--            or false, number of waiters, {id, ticket, ...},
 --            {entry, ...}}; of a pool's member the last three once more, for those who want any
 --#include time
 --#include @lock
 --#include @lease
 --#include @queues
+--#include @suspension
 local most = tonumber(ARGV.most)
-local answer = {read_lock() or false, lease_left(), us}
+local value = read_lock() or begin_suspension()
+local planned, planned_left = read_planned()
+local answer = {value or false, lease_left(), us, planned or false, planned_left or false}
 for _, keys in ipairs(queues) do
   local queue, entries = {}, {}
   if most > 0 then

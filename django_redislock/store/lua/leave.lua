@@ -13,9 +13,9 @@ local member = redis.call('HGET', KEYS.took, ARGV.id)
 local value = member and read_member(member)
 local held = value and parse_holder(value) == ARGV.id
 if held then
-  vacate(member, value)
+  local suspended = vacate(member, value)
   redis.call('HDEL', KEYS.line_waiters, '!' .. member)
-  give_back(member)
+  if not suspended then give_back(member) end
 end
 sweep()
 return {held and 1 or 0, serve() == 'more' and 1 or 0, held and has_own_queue(member) and member or false}

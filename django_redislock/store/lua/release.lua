@@ -20,7 +20,6 @@ if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end
 --#include @nobody_waits
 if held and nobody_waits and channel == ARGV.channel and not detaches then
   redis.call('ZREM', KEYS.index, ARGV.name)
-  if flag ~= 'c' then redis.call('UNLINK', KEYS.waiters) end -- and what is known of handoffs
   return {1, 0}
 end
 

@@ -3,6 +3,7 @@
 --#include waiter
 --#include fence
 --#include suspects
+--#include keep
 local function enqueue(queue, waiters)
   local BUSY, REQUEUED = 0, 5
   local state, channel, alive_until = BUSY, ARGV.channel, '0'
@@ -14,6 +15,6 @@ local function enqueue(queue, waiters)
   if patience then channel, alive_until = '-', string.format('%.0f', us + patience * 1000) end
   redis.call('HSET', waiters, ARGV.id, waiter_entry(channel, ARGV.ttl, alive_until, ARGV.token, ARGV.owner))
   redis.call('PEXPIRE', queue, 60000)
-  redis.call('PEXPIRE', waiters, 60000)
+  keep(waiters, 60000)
   return state, tonumber(ticket)
 end

@@ -2,7 +2,7 @@
 --   members   sorted set, scores 0: who belongs to the pool
 --   fresh     sorted set, scores 0: members that nobody has used yet
 --   free      sorted set: the others that nobody holds -> time of their last use
---   held      hash: member -> value of its lock
+--   held      hash: member -> value of its lock; behind a colon, which no member has: the suspension that is planned
 --   busy      sorted set: held member -> time at which its lease ends. One that is in here and not held is to be looked
 --             at then
 --   took      hash: id -> the member that it was granted when it asked for any
@@ -11,12 +11,22 @@
 --#include time
 --#include parse_holder
 --#include suspects
+--#include planned
 local erased_flag -- flag of the lock that this script has taken from its holder, if any
 local stem = string.match(ARGV.name, '^[^:]*:[^:]*:')
 
 local function lock_name_of(member) return stem .. member end
 
--- nobody holds the member any more: `value` is what its lock held
+local function planned_field(member) return ':' .. member end
+
+local function hold_member(member, value, ms)
+  redis.call('ZREM', KEYS.fresh, member)
+  redis.call('ZREM', KEYS.free, member)
+  redis.call('HSET', KEYS.held, member, value)
+  redis.call('ZADD', KEYS.busy, us + ms * 1000, member)
+end
+
+-- nobody holds the member any more: `value` is what its lock held. Returns its new one if it is suspended now
 local function vacate(member, value)
   redis.call('ZREM', KEYS.busy, member)
   if value then
@@ -25,6 +35,15 @@ local function vacate(member, value)
     local id, _, _, _, _, token = parse_holder(value)
     if id then redis.call('HDEL', KEYS.took, id, token) end -- adopted, it was taken by the id that is the token now
   end
+  local text = redis.call('HGET', KEYS.held, planned_field(member))
+  if not text then return nil end
+  redis.call('HDEL', KEYS.held, planned_field(member))
+  local suspension, left = parse_planned(text)
+  if suspension then
+    hold_member(member, suspension, left)
+    redis.call('ZADD', KEYS.index, us + left * 1000, lock_name_of(member))
+  end
+  return suspension
 end
 
 -- the handoff of a member ran out without a sign of life (see pass_on): of the pool, several may be under way
@@ -49,10 +68,10 @@ local function read_member(member)
   if not value then return nil end
   local ends = redis.call('ZSCORE', KEYS.busy, member)
   if not ends or tonumber(ends) > us then return value end
-  vacate(member, value)
-  redis.call('ZADD', KEYS.busy, us, member) -- whoever looks at it, it is to be given back
+  local suspension = vacate(member, value)
+  if not suspension then redis.call('ZADD', KEYS.busy, us, member) end -- whoever looks at it, it is to be given back
   note_lapsed(member)
-  return nil
+  return suspension
 end
 
 local function has_own_queue(member)
@@ -71,13 +90,6 @@ end
 
 -- nobody holds it, and nobody is given it now
 local function look_at_soon(member) redis.call('ZADD', KEYS.busy, us + 100000, member) end
-
-local function hold_member(member, value, ms)
-  redis.call('ZREM', KEYS.fresh, member)
-  redis.call('ZREM', KEYS.free, member)
-  redis.call('HSET', KEYS.held, member, value)
-  redis.call('ZADD', KEYS.busy, us + ms * 1000, member)
-end
 
 -- gives back the members whose leases have ended, so many at a time
 local function sweep()

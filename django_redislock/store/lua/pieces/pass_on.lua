@@ -16,9 +16,8 @@
 local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
 local dropped = 0
 
--- nobody else would notice that the one who polls has died: the first behind it that can be told looks until it has
--- gone
-local function watch_one_who_polls(queue, waiters, called, first)
+-- tells the first, from place `first` of the queue on, that can be told
+local function tell_to_look(queue, waiters, called, first)
   local behind = redis.call('ZRANGE', queue, first, first + 99)
   if #behind == 0 then return end
   for i, entry in ipairs(redis.call('HMGET', waiters, unpack(behind))) do
@@ -36,7 +35,8 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
 
   local function done(verdict)
     if mark and handed == 0 then redis.call('HDEL', waiters, '!') end
-    if reserved > 0 and not me then watch_one_who_polls(queue, waiters, called, reserved) end
+    -- nobody else would notice that one who polls has died: the first behind it looks until it has gone
+    if reserved > 0 and not me then tell_to_look(queue, waiters, called, reserved) end
     return verdict, handed
   end
 

@@ -1,0 +1,32 @@
+"""Suspending a lock: for a while nobody gets it."""
+
+from __future__ import annotations
+
+from logging import INFO
+
+from ..engine import describe_owner, running_task
+from ..log import log_event
+from ..options import check_note
+from ..steps import Steps
+from ..store import calls
+from ..store.backend import Backend
+from ..store.keys import make_keys
+from ..times import Seconds, seconds
+
+
+def suspend(backend: Backend, name: str, period: Seconds, note: str) -> Steps[None]:
+    """See Lock.suspend()."""
+    length, note = seconds(period, "seconds"), check_note(note)
+    by = describe_owner("", running_task())
+    owner = f"{by}\n{note}" if note else by
+    yield from calls.suspend(backend, make_keys(backend.prefix, name), name, length, owner)
+    log_event(INFO, "suspended", name=name, seconds=length, by=by, note=note)
+
+
+def resume(backend: Backend, name: str) -> Steps[bool]:
+    """See Lock.resume()."""
+    value = yield from calls.force(backend, make_keys(backend.prefix, name), name, what=calls.SUSPENSION)
+    if value is None:
+        return False
+    log_event(INFO, "resumed", name=name, by=describe_owner("", running_task()))
+    return True

@@ -1,0 +1,17 @@
+-- (piece) the planned suspension of a lock that is a member of a pool; it begins by itself, see vacate.
+--#include lock_member
+local function read_planned() return parse_planned(redis.call('HGET', KEYS.held, planned_field(member))) end
+
+local function plan_suspension(value, ms)
+  redis.call('HSET', KEYS.held, planned_field(member), planned_text(value, ms))
+end
+
+-- returns its value, if there was one
+local function cancel_suspension()
+  local value = read_planned()
+  redis.call('HDEL', KEYS.held, planned_field(member))
+  return value
+end
+
+-- nobody holds the lock: returns its value if it is suspended now
+local function begin_suspension() return redis.call('HGET', KEYS.held, member) end

@@ -1,0 +1,24 @@
+-- suspend: nobody is granted the lock for a while. Whoever holds it keeps it to the end: the suspension begins then.
+-- KEYS     @lock queue waiters index fence
+-- ARGV     name channel known ms owner
+--            ms: from now; owner: who suspends it, for people; a note may follow behind a line feed
+-- returns  1 = begun, 0 = planned: somebody holds the lock
+--#include time
+--#include parse_holder
+--#include holder
+--#include fence
+--#include @lock
+--#include suspends
+local value, ms = read_lock(), tonumber(ARGV.ms)
+local fence, since = next_fence()
+local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)
+cancel_suspension()
+local _, _, flag = parse_holder(value or '')
+if value and flag ~= 's' then
+  plan_suspension(suspension, ms)
+  return 0
+end
+write_lock(suspension, ms)
+redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name)
+tell_of_suspension()
+return 1
