@@ -63,7 +63,7 @@ MUTANTS = {
         {"redis.call('ZADD', queue, ticket, ARGV.id)": "redis.call('ZADD', queue, 0, ARGV.id)"}, {"order"}
     ),
     "release leaves the index as it is": Mutant(
-        {"  redis.call('ZREM', KEYS.index, ARGV.name)\n  if flag ~= 'c'": "  if flag ~= 'c'"}, {"left"}
+        {"  redis.call('ZREM', KEYS.index, ARGV.name)\n  return {1, 0}": "  return {1, 0}"}, {"left"}
     ),
 }  # fmt: skip
 
