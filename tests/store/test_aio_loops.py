@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,7 +44,11 @@ def test_fifty_event_loops_leave_no_connection_behind(
     assert caplog.text == ""
 
 
-@pytest.fixture(params=["plain", "tls"])
+# before Python 3.11, asyncio itself leaves a TLS handshake open that is cancelled
+SHAKES_HANDS = pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio leaves a cancelled TLS handshake open")
+
+
+@pytest.fixture(params=["plain", pytest.param("tls", marks=SHAKES_HANDS)])
 def where(request: pytest.FixtureRequest, server: RedisServer) -> Alias:
     """An alias on the session's server."""
     if request.param == "plain":
@@ -58,7 +63,9 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
 ) -> None:
     async def main(turn: int) -> None:
         tasks = [asyncio.create_task(Lock(f"{turn}:{number}").aacquire()) for number in range(50)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.exception()  # a busy machine may not connect so many in time
 
     with caches(where):
         for turn in range(10):
