@@ -99,7 +99,9 @@ def reset() -> None:
             watchdog.end(lease)
     for backend in made_backends():
         run(_delete_keys(backend))
-        runtime().listener(backend).tell_all()
+        ears = runtime().listener(backend)
+        ears.tell_all()
+        ears.reconnect()  # a waiting thread that reads messages is told by nothing else
 
 
 def _delete_keys(backend: Backend) -> Steps[None]:

@@ -81,7 +81,7 @@ class ThreadWaiter(Waiter):
         finally:
             if reader is not None:
                 reader.unfollow(self)
-            self.told: bool = False
+            self.told = False
 
 
 class TaskWaiter(Waiter):
@@ -118,7 +118,7 @@ class TaskWaiter(Waiter):
                 self._parked = None
                 if alarm is not None:
                     alarm.cancel()
-        self.told: bool = False
+        self.told = False
 
 
 def lone_waiter(loop: Loop | None) -> Waiter:

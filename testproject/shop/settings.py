@@ -70,8 +70,15 @@ REDISLOCK = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "filters": ["expected"]}},
     "root": {"handlers": ["console"], "level": "WARNING"},
     # 409 and 423 are responses, no news for the log
     "loggers": {"django.request": {"level": "ERROR"}, "django.server": {"level": "ERROR"}},
+    # without a Redis, the memory mode is meant
+    "filters": {
+        "expected": {
+            "()": "django.utils.log.CallbackFilter",
+            "callback": lambda record: not record.getMessage().startswith("event=memory-mode "),
+        }
+    },
 }

@@ -282,7 +282,7 @@ def test_10_000_locks_among_many_other_keys_are_listed_within_a_second(
         commands = []
         for number in range(10_000):
             name, id = f"order:{number:05}", f"id-of-an-order-{number:07}"
-            args = (name, id, backend.channel, "0", "600000", calls.NOT_AT_ALL, "", "-", "0", "somebody")
+            args = (name, id, backend.channel, "0", "600000", calls.NOT_AT_ALL, "", "-", "", "", "somebody")
             keys = (*make_keys(backend.prefix, name).all, f"{backend.prefix}gone:{id}")
             commands.append(calls._ACQUIRE["key"].command(keys, args))
         for begin in range(0, 10_000, 1000):

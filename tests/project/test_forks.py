@@ -28,13 +28,14 @@ def test_a_child_forked_in_an_event_loop_that_holds_a_lock_neither_renews_nor_re
 ) -> None:
     code = """
 import asyncio
+from tests.helpers.state import fence_of
 lock = Lock("seat", ttl=1)
 
 async def give_back():
     try:
         await lock.arelease()
     except LockNotOwned:
-        say("refused", lock.fence, lock.remaining(), await lock.aowned())
+        say("refused", fence_of(lock), lock.remaining(), await lock.aowned())
     say("tried", await lock.aacquire(blocking=False))
     async with Lock("other", ttl=1) as other:
         say("works", await other.aowned())

@@ -179,10 +179,11 @@ hear()
 
 def test_each_greenlet_owns_its_own_acquisition_of_a_shared_lock(start_patched: StartPatched, client: Any) -> None:
     code = """
+from tests.helpers.state import fence_of
 lock = Lock("seat")
 
 def meddle():
-    say("knows", lock.fence, lock.token, lock.owned(), lock.acquire(blocking=False))
+    say("knows", fence_of(lock), lock.token, lock.owned(), lock.acquire(blocking=False))
     try:
         lock.release()
     except LockNotOwned:

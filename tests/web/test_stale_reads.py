@@ -24,7 +24,7 @@ REQUESTS = 500
 
 
 @pytest.fixture
-def atomic(account: Account, server: RedisServer) -> Iterator[Account]:
+def atomic(account: Account, server: RedisServer, own_pools: None) -> Iterator[Account]:
     """ATOMIC_REQUESTS is on, and there is an alias for django-redis's own lock with connections for everybody."""
     account.options["ATOMIC_REQUESTS"] = True
     own = {

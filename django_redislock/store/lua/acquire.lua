@@ -69,7 +69,7 @@ if may_adopt() then
   return {ALREADY, us, tonumber(fence), left}
 end
 
-if ARGV.wait == 'a' then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value, 0, namesake} end
+if ARGV.wait == 'a' then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value or false, 0, namesake} end
 
 -- out of the queue, if it waited there, and in
 local function enter()
@@ -90,7 +90,8 @@ if ARGV.wait == 's' or not value then
     if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
     return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
   end
-  if not begin_suspension() then
+  value = begin_suspension()
+  if not value then
 --#include pass_on
 --#include hand_over
     local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
@@ -102,7 +103,7 @@ end
 local state = BUSY
 if ARGV.wait ~= '0' then
   if ARGV.most ~= '' and is_full(KEYS.queue, KEYS.waiters) then
-    return {FULL, us, 0, lease_left(), value, unheard, namesake}
+    return {FULL, us, 0, lease_left(), value or false, unheard, namesake}
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)
   note_queue()
@@ -110,4 +111,4 @@ end
 local left = lease_left()
 -- somebody else has written it, and it never ends: whoever looks for what is stuck must find it
 if left == -1 then redis.call('ZADD', KEYS.index, 'inf', ARGV.name) end
-return {state, us, ticket, left, value, unheard, namesake}
+return {state, us, ticket, left, value or false, unheard, namesake}
