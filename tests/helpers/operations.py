@@ -32,6 +32,7 @@ def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
         waiting = you.start(following, "acquire")
         eventually(lambda name=name: django_redislock.get_lock(name).waiters == 1)  # type: ignore[union-attr]
         assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
+        assert not third(Lock(name, max_waiters=1), "acquire")
         assert me(lock, "extend", 60)
         eventually(lambda: all(lease.seen for lease in leases()))  # by the watchdog
         me(lock, "release")
@@ -120,14 +121,19 @@ def meet_the_dead(name: str) -> None:
         backend.channel = backend_channel
 
 
-def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
-    LockPool("accounts").extend(["alice"])
-    use_locks(crowd, eventually, "order:42", "pool:accounts:alice")
-    for name in ("order:43", "pool:accounts:alice"):
+def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:
+    """On plain locks, and on these members of pools."""
+    use_locks(crowd, eventually, "order:42", *members)
+    for name in ("order:43", *members):
         meet_the_dead(name)
-    use_pool(crowd, eventually)
-    use_values(crowd)
     for _ in range(24):  # now and then, one sweeps the index
         with Lock("swept"):
             pass
+
+
+def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
+    LockPool("accounts").extend(["alice"])
+    locks_alone(crowd, eventually, "pool:accounts:alice")
+    use_pool(crowd, eventually)
+    use_values(crowd)
     clear_all(crowd)

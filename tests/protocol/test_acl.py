@@ -1,4 +1,4 @@
-"""A Redis user who may do what the README's line allows: all works, nothing else is tried, and no right is too much."""
+"""A Redis user who may do what the README's lines allow: all works, nothing else is tried, no right is too much."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from django.core.checks import run_checks
 from django.core.management import call_command
 
 import django_redislock
-from django_redislock import Lock, LockUnavailable
+from django_redislock import Lock, LockPool, LockUnavailable
 from django_redislock.cachelock import CacheLock
 from django_redislock.inspection.listing import read_page
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Other
 from tests.helpers.monitor import Monitor
-from tests.helpers.operations import all_of_them
+from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.processes import Worker
 from tests.helpers.state import listener
 
@@ -30,10 +30,11 @@ README = Path(django_redislock.__file__).parent.parent / "README.rst"
 SECRET = "s3cret"
 DATABASE = 3
 
-_line = re.search(r"^    ACL SETUSER locks .*(?:\n        .*)*", README.read_text("utf-8"), re.M)
-assert _line is not None
-RULES = _line.group().split()[3:]
-COMMANDS = {rule[1:].partition("|")[0] for rule in RULES if rule.startswith("+")}
+LOCKS, POOLS = (
+    line.split()
+    for line in re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", README.read_text("utf-8"), re.M)
+)
+RULES = [*LOCKS, *POOLS]
 
 Eventually = Callable[..., Any]
 
@@ -42,6 +43,16 @@ def give(client: redis.Redis, *rules: str) -> None:
     """Let these be the rights of the user."""
     client.execute_command("ACL", "SETUSER", "locks", "reset", *rules)
     client.execute_command("ACL", "LOG", "RESET")
+
+
+def commands(rules: list[str]) -> set[str]:
+    return {rule[1:].partition("|")[0] for rule in rules if rule.startswith("+")}
+
+
+def used(monitor: Monitor) -> set[str]:
+    """By the user, in scripts too: the connections of others are known by their addresses."""
+    seen = {seen.name for seen in monitor.seen() if not seen.source.startswith("unix:")}
+    return seen - {"auth", "echo", "client", "hello"}
 
 
 def refused(client: redis.Redis) -> set[tuple[str, str]]:
@@ -69,9 +80,8 @@ def monitor(own: RedisServer) -> Iterator[Monitor]:
     made.close()
 
 
-def all_features(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
-    """What the locks do with Redis, the command and the admin's list among it."""
-    all_of_them(crowd, eventually)
+def use_what_is_around_them(client: redis.Redis) -> None:
+    """The command, the admin's list and redis-py's interface; what somebody else has written is named."""
     lock = Lock("a")
     lock.acquire()
     for column in ("name", "waiters", "held_for"):
@@ -82,23 +92,39 @@ def all_features(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> N
     with CacheLock("as-before", timeout=10) as before:
         before.extend(5)
         assert before.owned()
-    call_command("redislocks", "pool", "seats", verbosity=0)
     client.rpush("redislock{0}:queue:foreign", "x")
     with pytest.raises(LockUnavailable, match="which is a list"):
         Lock("foreign").acquire()
+    client.set("redislock{0}:fence", "x")
+    with pytest.raises(LockUnavailable, match="which does not hold a fence"):
+        Lock("b").acquire()
+    client.delete("redislock{0}:fence")
 
 
 def test_the_narrow_user_can_do_all_is_refused_nothing_and_needs_every_right(
     crowd: Crowd, root: redis.Redis, monitor: Monitor, eventually: Eventually
 ) -> None:
-    all_features(crowd, root, eventually)
+    all_of_them(crowd, eventually)
+    use_what_is_around_them(root)
+    call_command("redislocks", "pool", "seats", verbosity=0)
     assert refused(root) == set()
     keys: Any = root.keys("*")
     assert all(key.startswith(b"redislock{0}:") for key in keys)
     assert (listener().ready, listener().polled) == (True, False)
-    # the commands of scripts are ours as well, and the connections of others are known by their addresses
-    used = {seen.name for seen in monitor.seen() if not seen.source.startswith("unix:")}
-    assert used - {"auth", "echo", "client", "hello"} == COMMANDS
+    assert used(monitor) == commands(RULES)
+
+
+def test_locks_alone_need_what_the_first_line_allows_and_values_no_more(
+    crowd: Crowd, root: redis.Redis, monitor: Monitor, eventually: Eventually
+) -> None:
+    give(root, *LOCKS)
+    locks_alone(crowd, eventually)
+    use_what_is_around_them(root)
+    assert used(monitor) == commands(LOCKS)
+    use_values(crowd)
+    assert refused(root) == set()
+    with pytest.raises(LockUnavailable):
+        LockPool("accounts").assign(["alice"])
 
 
 @pytest.mark.parametrize("command", ["evalsha", "subscribe", "zadd", "mget"])
