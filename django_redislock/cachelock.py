@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import redis.exceptions
 
 from .conf import conf
+from .display import Secret, SecretBytes
 from .engine import (
     Acquisition,
     ExitMethod,
@@ -137,6 +138,7 @@ class CacheLock:
         same one is kept out too.
         """
         given = None if token is None else _encode(token)
+        del token  # error reports show local variables
         if blocking is None:
             blocking = self.blocking
         if blocking_timeout is None:
@@ -155,7 +157,7 @@ class CacheLock:
             elif not _run(release_by_token(get_backend(self.using), self.name, partial(_bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
-            self.local.token, self.local.held = token, held  # so that it can be tried again
+            self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
             raise
         except LockError:
             raise
@@ -204,7 +206,7 @@ class CacheLock:
         self,
         blocking: bool,
         timeout: float | None,
-        given: bytes | None,
+        given: SecretBytes | None,
         ours: str | None,
         block: WithBlock | None = None,
     ) -> bool:
@@ -221,7 +223,7 @@ class CacheLock:
                 # it ends by itself or in another thread, so whoever waits for it in this one may wait
                 section.disown()
             self.local.held = section
-            self.local.token = section.held.token.encode() if given is None else given
+            self.local.token = section.held.token.encode() if given is None else bytes(given)
             return True
         except BaseException:
             section.undo()
@@ -239,7 +241,7 @@ class CacheLock:
             raise self._not_owned(verb)  # acquired by another process, which gave us the token
         return True
 
-    def _token(self, verb: str) -> bytes:
+    def _token(self, verb: str) -> SecretBytes:
         """That of the acquisition here."""
         token, held = self.local.token, self.local.held
         if token is None or (held is not None and not held.held.here):
@@ -268,20 +270,20 @@ def _run(steps: Steps[T]) -> T:
         raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
 
-def _encode(token: object) -> bytes:
+def _encode(token: object) -> SecretBytes:
     if isinstance(token, str):
-        return token.encode()
+        return SecretBytes(token.encode())
     if isinstance(token, bytes):
-        return token
+        return SecretBytes(token)
     raise TypeError(f"A token must be a str or bytes, not {type(token).__name__}.")  # it is a secret
 
 
-def _make(given: bytes) -> str:
+def _make(given: bytes) -> Secret:
     """A token of ours for one that the caller chose: it tells whose it is, and differs each time.
 
     For with ours, whoever has the token is the holder; with redis-py's, the token only says who may release.
     """
-    return _digest(given) + secrets.token_urlsafe(16)
+    return Secret(_digest(given) + secrets.token_urlsafe(16))
 
 
 def _bears(token: bytes, stored: str) -> bool:

@@ -1,4 +1,4 @@
-"""How names and durations are shown to people, in the terminal and in the admin."""
+"""How names, durations and secrets are shown to people, in the terminal, in the admin and in error reports."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+_STARS = "********************"  # as Django writes what it hides
+
 _repr = Repr()
 _repr.maxstring = _repr.maxother = 120
 _repr.maxlong = 500
@@ -25,6 +27,24 @@ def shown(value: object) -> str:
         return _repr.repr(value)
     except ValueError:  # an int with more digits than Python writes
         return f"<{type(value).__name__} that is too long to be shown>"
+
+
+class Secret(str):
+    """A token, or text with one in it: error reports, which show local variables by ``repr()``, show stars."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _STARS
+
+
+class SecretBytes(bytes):
+    """The same for bytes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _STARS
 
 
 def duration(seconds: float, translate: Callable[[str], str] = str) -> str:

@@ -155,6 +155,7 @@ class Lock:
         for a lock that it holds itself.
         """
         section = self._section(current_owner(), token)
+        del token  # error reports show local variables
         try:
             timeout = check_timeout(blocking_timeout)
             return run_blocking(section.obtain(blocking, timeout), "Await aacquire() instead") is None
@@ -173,6 +174,7 @@ class Lock:
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue."""
         section = self._section(caller.owner(), token)
+        del token  # error reports show local variables
         try:
             return await arun(section.obtain(blocking, check_timeout(blocking_timeout))) is None
         except BaseException:
@@ -313,9 +315,9 @@ class Lock:
         """The secret of the current acquisition: whoever has it can adopt or release the lock."""
         section = current_owner().section(self)
         if section is None:
-            return self._token
+            return None if self._token is None else str(self._token)
         engine.start_listening(section.held)
-        return section.held.token
+        return str(section.held.token)  # as plain text
 
     @property
     def fence(self) -> int:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from django.utils.crypto import salted_hmac
 
-from .display import shown
+from .display import Secret, shown
 
 MAX_NAME_BYTES = 512
 
@@ -75,11 +75,11 @@ def check_prefix(prefix: str, what: str) -> str:
     return prefix
 
 
-def check_token(token: str) -> str:
+def check_token(token: str) -> Secret:
     """Return ``token`` when it is one, else raise ``ValueError``, which does not repeat it: it is a secret."""
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise ValueError("A token must be a str of 22 to 128 characters from A-Z, a-z, 0-9, '_' and '-'.")
-    return token
+    return Secret(token)
 
 
 def _percent(codes: Iterable[int]) -> dict[int, str]:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from ..conf import conf
+from ..display import Secret
 from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..log import log_event, logger
 from ..names import known_as
@@ -180,7 +181,7 @@ class Acquisition:
             self.backend,
             make_keys(self.backend.prefix, self.name),
             self.name,
-            secrets.token_urlsafe(16),
+            Secret(secrets.token_urlsafe(16)),
             settings.ttl_of(self.name) if options.ttl is None else options.ttl,
             token,
             most=settings.max_waiters_of(self.name) if options.max_waiters is None else options.max_waiters,

@@ -41,7 +41,7 @@ def detach(section: Section, left: float) -> Steps[str]:
     yield from renew(lease, "detach", left)
     runtime().watchdog.end(lease)
     section.leave()
-    return lease.token
+    return str(lease.token)  # as plain text
 
 
 def start_listening(lease: Lease) -> None:

@@ -187,7 +187,7 @@ class LoopConnections:
         loan = _Loan()
         try:
             await self._enter(loan, PATIENCE if by is None else min(PATIENCE, limit), urgency)
-            return await self._exchange_within(limit, [b"".join(map(pack, commands))], len(commands))
+            return await self._exchange_within(limit, [pack(commands)], len(commands))
         except RuntimeError:
             if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
                 raise GeneratorExit from None

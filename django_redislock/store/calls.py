@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..display import shown
+from ..display import Secret, SecretBytes, shown
 from ..exceptions import LockError
 from ..names import known_as, read_member
 from ..steps import Steps
@@ -122,8 +122,8 @@ def acquire(
         if state != MORE:
             extra, unheard, namesake = (*more, None, None, None)[:3]
             member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
-            holder = None if keys.any else extra
-            same = namesake.decode() if namesake else ""
+            holder = None if keys.any or extra is None else SecretBytes(extra)
+            same = Secret(namesake.decode()) if namesake else ""
             return Taken(state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same)
 
 
@@ -260,8 +260,8 @@ def check_member(backend: Backend, pool: str, raw: bytes) -> str:
     )
 
 
-def _gone(backend: Backend, id: str) -> str:
-    return f"{backend.prefix}gone:{id}"
+def _gone(backend: Backend, id: str) -> Secret:
+    return Secret(f"{backend.prefix}gone:{id}")
 
 
 def _ms(seconds: float) -> str:

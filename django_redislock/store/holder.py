@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ..display import Secret
+
 LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
 
 _VALUE = re.compile(rb"(\S+) (\S+) (\S) (\d{1,18}) (\d{1,17}) (\S+) (.*)", re.S)
@@ -34,7 +36,9 @@ def parse_holder(value: bytes | None) -> Holder | None:
     if found is None:
         return None
     id, _, flag, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
-    return Holder(id, id if token == "-" else token, int(fence), int(since), *split_owner(found[7]), flag == "s")
+    return Holder(
+        Secret(id), Secret(id if token == "-" else token), int(fence), int(since), *split_owner(found[7]), flag == "s"
+    )
 
 
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:

@@ -9,18 +9,25 @@ from typing import Any
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from ..display import SecretBytes
+
 # All words are text: hiredis crashes the interpreter where a signal handler raises while it packs a number.
 Command = tuple[str, ...]
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
-pack: Callable[[Command], bytes]
+_pack: Callable[[Command], bytes]
 try:
     # what redis-py does as well, without a look at the type of each word: 2 % of an uncontended lock
-    from hiredis import pack_command as pack  # type: ignore[assignment]
+    from hiredis import pack_command as _pack  # type: ignore[assignment]
 except ImportError:  # pragma: no cover (the tests have hiredis)
     _packer = Connection()
-    pack = lambda command: b"".join(_packer.pack_command(*command))  # noqa: E731
+    _pack = lambda command: b"".join(_packer.pack_command(*command))  # noqa: E731
+
+
+def pack(commands: Sequence[Command]) -> SecretBytes:
+    """``commands`` as bytes. They name tokens, and redis-py keeps them in local variables."""
+    return SecretBytes(b"".join(map(_pack, commands)))
 
 
 def exchange(connection: Connection, commands: Sequence[Command], by: float | None = None) -> list[Any]:
@@ -28,7 +35,7 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
     ``by``: the monotonic time at which to give up waiting, if that is sooner than the connection's own timeout.
     """
-    connection.send_packed_command([b"".join(map(pack, commands))])
+    connection.send_packed_command([pack(commands)])
     answers: list[Any] = []
     for _ in commands:
         if by is not None and not connection.can_read(max(0.0, by - monotonic())):

@@ -14,6 +14,7 @@ from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
+from ..display import Secret
 from ..engine import ExitMethod, Lease, WithBlock, block_of
 from ..lock import Lock
 from ..name_templates import has_fields
@@ -65,7 +66,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         **options: Unpack[LockOptions],
     ) -> None:
         self._name = given_name(first, name, "locked_atomic")
-        self._token = token
+        self._token = None if token is None else Secret(token)
         self._aliases = [db] if isinstance(db, str) else list(db)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")

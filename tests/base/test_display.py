@@ -1,17 +1,28 @@
-"""How names, values and durations are shown to people."""
+"""How names, values, durations and secrets are shown to people."""
 
 from __future__ import annotations
 
 import math
+from pprint import pformat
 from typing import Any
 
 import pytest
 
-from django_redislock.display import duration, printable, shown
+from django_redislock.display import Secret, SecretBytes, duration, printable, shown
 
 
 def test_a_printable_name_stands_as_it_is() -> None:
     assert printable("größe:ключ:鍵:C:\\x") == "größe:ключ:鍵:C:\\x"
+
+
+@pytest.mark.parametrize("secret", [Secret("token"), SecretBytes(b"token")])
+def test_a_secret_is_hidden_wherever_it_stands_but_is_the_text_that_it_is(secret: Any) -> None:
+    shown_as = [repr(value) for value in (secret, ("a", secret), [secret], {"key": secret})]
+    assert not [text for text in (*shown_as, pformat(("a" * 100, [secret]))) if "token" in text]
+    plain = b"token" if isinstance(secret, bytes) else "token"
+    assert secret == plain
+    assert {plain: 1}[secret] == 1
+    assert type(type(plain)(secret)) is type(plain)
 
 
 def test_what_cannot_be_seen_is_shown_as_a_literal() -> None:

@@ -1,0 +1,254 @@
+"""Django's error reports show the local variables of all frames, on its page and in mails: no token is among them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from html import unescape
+from typing import Any, cast
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.views.debug import ExceptionReporter
+from redis.backoff import AbstractBackoff
+
+from django_redislock import Lock, LockUnavailable, locked, locked_atomic, locked_view
+from django_redislock.cachelock import CacheLock
+from redisserver import RedisServer
+from tests.helpers.actors import Other
+from tests.helpers.state import NAME
+
+TOKEN = "a-token-of-the-site-itself"
+TEXT = "a text that redis-py takes for a token"
+request = RequestFactory().get("/")
+
+
+class Broken:
+    """What is sent over these connections fails, once this is so."""
+
+    now = False
+
+
+class Threads(redis.Connection):
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if Broken.now:
+            cast("socket.socket", self._sock).shutdown(socket.SHUT_WR)
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+
+class Coroutines(redis.asyncio.Connection):
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if Broken.now:
+            self._writer.transport.abort()  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        await super().send_packed_command(command, check_health)
+
+
+Threads.async_class = Coroutines  # type: ignore[attr-defined]
+
+
+class Second(AbstractBackoff):
+    """Does something before the second look at a lock."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
+        self.looks = 0
+
+    def compute(self, failures: int) -> float:
+        self.looks += 1
+        if self.looks == 2:
+            self.act()
+        return 0.01
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of all attempts."""
+    found: list[str] = []
+    draw = secrets.token_urlsafe
+
+    def noted(size: int) -> str:
+        text = draw(size)
+        if size == 16:  # else it is no attempt's
+            found.append(text)
+        return text
+
+    monkeypatch.setattr(secrets, "token_urlsafe", noted)
+    return found
+
+
+@pytest.fixture(params=["down", "broken", "refuses"])
+def fail(
+    request: pytest.FixtureRequest, own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """From now on, Redis is down, or connections break as something is sent, or Redis refuses to do it."""
+    keywords = {"connection_class": Threads}
+    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": keywords}}
+    settings.CACHES = {**settings.CACHES, "default": default}
+    settings.REDISLOCK = {"RETRY_FOR": 0}
+
+    def refuse() -> None:
+        with own.client() as client:
+            client.acl_setuser("default", enabled=True, commands=["-evalsha"])
+
+    return {
+        "down": own.stop,
+        "broken": lambda: monkeypatch.setattr(Broken, "now", True),
+        "refuses": refuse,
+    }[request.param]
+
+
+def report(action: Callable[[], object]) -> str:
+    """Django's report of the LockUnavailable that this raises; no frame of a test that knows tokens is in it."""
+    with pytest.raises(LockUnavailable) as caught:
+        action()
+    reporter = ExceptionReporter(request, caught.type, caught.value, caught.tb)
+    html = unescape(reporter.get_traceback_html())
+    assert "<td>command</td>" in html
+    assert "EVALSHA" in html
+    assert NAME in html
+    return html
+
+
+@locked_view(NAME, token=TOKEN)
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked_view(NAME, token=TOKEN)
+async def aview(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@locked(NAME, token=TOKEN)
+def work() -> None: ...
+
+
+def atomic_block() -> None:
+    with locked_atomic(NAME, token=TOKEN):
+        pass
+
+
+def block() -> None:
+    with Lock(NAME, token=TOKEN):
+        pass
+
+
+async def ablock() -> None:
+    async with Lock(NAME, token=TOKEN):
+        pass
+
+
+ACQUIRING: dict[str, Callable[[], object]] = {
+    "an id": lambda: Lock(NAME).acquire(),
+    "the lock's token": lambda: Lock(NAME, token=TOKEN).acquire(),
+    "a token": lambda: Lock(NAME).acquire(token=TOKEN),
+    "async": lambda: async_to_sync(Lock(NAME).aacquire)(token=TOKEN),
+    "adopting": lambda: Lock(NAME, token=TOKEN, adopt=True).acquire(),
+    "polling": lambda: Lock(NAME, token=TOKEN, poll=True).acquire(),
+    "seizing": lambda: Lock(NAME).seize(),
+    "with": block,
+    "async with": lambda: async_to_sync(ablock)(),
+    "a view": lambda: view(request),
+    "an async view": lambda: async_to_sync(aview)(request),
+    "a function": work,
+    "a transaction": atomic_block,
+    "redis-py's": lambda: CacheLock(NAME, timeout=60).acquire(token=TEXT),
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("acquire", ACQUIRING.values(), ids=ACQUIRING.keys())
+def test_the_report_of_a_lock_that_could_not_be_acquired_shows_no_token(
+    acquire: Callable[[], object], fail: Callable[[], None], drawn: list[str]
+) -> None:
+    fail()
+    html = report(acquire)
+    assert drawn
+    assert not [token for token in (TOKEN, TEXT, *drawn) if token in html]
+
+
+RELEASING: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "an id": (lambda: Lock(NAME), "", "release"),
+    "a token": (lambda: Lock(NAME), TOKEN, "release"),
+    "the lock's token": (lambda: Lock(NAME, token=TOKEN), "", "release"),
+    "redis-py's": (lambda: CacheLock(NAME, timeout=60), TEXT, "release"),
+    "redis-py's own": (lambda: CacheLock(NAME, timeout=60), "", "release"),
+    "renewing": (lambda: Lock(NAME), TOKEN, "reacquire"),
+    "renewing redis-py's": (lambda: CacheLock(NAME, timeout=60), TEXT, "reacquire"),
+    "detaching": (lambda: Lock(NAME), "", "detach"),
+}
+
+
+@pytest.mark.parametrize(("make", "token", "method"), RELEASING.values(), ids=RELEASING.keys())
+def test_nor_does_that_of_one_that_could_not_be_released_or_renewed(
+    make: Callable[[], Any], token: str, method: str, fail: Callable[[], None], drawn: list[str]
+) -> None:
+    lock = make()
+    assert lock.acquire(token=token or None)
+    fail()
+    html = report(getattr(lock, method))
+    assert not [each for each in (TOKEN, TEXT, *drawn) if each in html]
+
+
+@pytest.mark.parametrize("kind", [Lock, CacheLock])
+def test_nor_where_another_process_has_acquired_it(kind: Any, fail: Callable[[], None], drawn: list[str]) -> None:
+    here: Any = Lock(NAME, token=TOKEN) if kind is Lock else CacheLock(NAME, timeout=60)
+    if kind is CacheLock:
+        here.local.token = TEXT
+    fail()
+    html = report(here.release)
+    assert not [each for each in (TOKEN, TEXT, *drawn) if each in html]
+
+
+def test_nor_where_a_coroutine_could_not_release_it(fail: Callable[[], None], drawn: list[str]) -> None:
+    html = report(lambda: asyncio.run(release_in_vain(fail)))
+    assert not [each for each in (TOKEN, *drawn) if each in html]
+
+
+async def release_in_vain(fail: Callable[[], None]) -> None:
+    lock = Lock(NAME)
+    assert await lock.aacquire(token=TOKEN)
+    fail()
+    await lock.arelease()
+
+
+def test_nor_that_of_one_whose_holder_it_has_seen(
+    fail: Callable[[], None], drawn: list[str], other: Callable[[], Other]
+) -> None:
+    assert other()(Lock(NAME, token=TOKEN).acquire)
+    lock = Lock(NAME, poll=True, backoff=Second(fail), blocking_timeout=1)
+    html = report(lock.acquire)
+    assert "<td>taken</td>" in html
+    assert not [each for each in (TOKEN, *drawn) if each in html]
+
+
+def test_whoever_asks_for_a_token_gets_plain_text() -> None:
+    """So that it can be pickled, compared and shown like any other."""
+    lock = Lock(NAME)
+    assert lock.acquire()
+    assert type(lock.token) is str
+    assert type(lock.detach()) is str
+    assert lock.token is None
+    assert type(Lock(NAME, token=TOKEN).token) is str
+    assert asyncio.run(detached()) is str
+    cache_lock_here = CacheLock("another", timeout=60)
+    assert cache_lock_here.acquire()
+    assert type(cache_lock_here.local.token) is bytes
+
+
+async def detached() -> type:
+    lock = Lock("yet another")
+    assert await lock.aacquire()
+    return type(await lock.adetach())
