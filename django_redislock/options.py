@@ -116,6 +116,17 @@ class Options:
         return other
 
 
+def mark_locked(function: Callable[..., object], options: Options) -> None:
+    """Remember with which options this function locks, for the checks; decorators above it copy that."""
+    function._redislock_options = options  # type: ignore[attr-defined]
+
+
+def options_of(function: object) -> Options | None:
+    """The options with which this function locks, as far as it says so."""
+    found = getattr(function, "_redislock_options", None)
+    return found if isinstance(found, Options) else None
+
+
 def cut_note(text: str) -> str:
     """Any ``text`` as a note, cut if too long."""
     return text.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")

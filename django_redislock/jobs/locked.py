@@ -12,7 +12,7 @@ from asgiref.sync import iscoroutinefunction
 from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_generators, template_of
 from ..engine import Acquisition, current_owner
 from ..open_transactions import warn_of_release
-from ..options import LockOptions, read_options
+from ..options import LockOptions, mark_locked, read_options
 from ..steps import Call, Steps, arun, run_blocking
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def locked(
         async def awrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
             return await arun(guarded(args, kwargs))
 
-        return awrapper if iscoroutinefunction(function) else wrapper  # type: ignore[return-value]
+        result = awrapper if iscoroutinefunction(function) else wrapper
+        mark_locked(result, checked)
+        return result  # type: ignore[return-value]
 
     return decorate
 

@@ -19,7 +19,7 @@ from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockUnavailable
 from ..log import log_event
 from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
-from ..options import LockOptions, Options, read_options
+from ..options import LockOptions, Options, mark_locked, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .late_release import LateRelease
 from .login_order import warn_above_login
@@ -136,6 +136,8 @@ class _LockedView:
                 return await view(request, *args, **kwargs)
             return await arun(self._guarded(request, args, kwargs, None, []))
 
+        mark_locked(wrapper, self._options)
+        mark_locked(awrapper, self._options)
         if iscoroutinefunction(view):
             return awrapper
         wrapper._non_atomic_requests = OpenedHere(_excluded(view))  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from ..lock import Lock
 from ..name_templates import has_fields
 from ..names import check_name
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, cut_note, read_options
+from ..options import LockOptions, cut_note, mark_locked, read_options
 from ..steps import refuse_event_loop
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
         options.setdefault("template", template_of(self._name))
-        read_options(options, "locked_atomic()")
+        self._checked = read_options(options, "locked_atomic()")
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread
 
@@ -114,6 +114,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             with self._block(name, token, {**self._options, "note": cut_note(note)}):
                 return function(*args, **kwargs)
 
+        mark_locked(wrapper, self._checked)
         return wrapper
 
     @contextmanager

@@ -65,6 +65,7 @@ REDISLOCK = {
     "TTL": 10,  # if a process dies, its locks are free after so many seconds; the living renew theirs
     "TTLS": {"order:*": 60},  # paying may hang at the bank
     "BLOCKING_TIMEOUT": 30,
+    "MAX_HOLD": 300,  # so that a client that sends or reads slowly cannot keep a lock for ever
 }
 
 LOGGING = {

@@ -1,0 +1,162 @@
+"""Checks of the views, for ``check --deploy``."""
+# mypy: disable-error-code="misc, untyped-decorator"
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from rest_framework.views import APIView
+from rest_framework.viewsets import ViewSet
+
+from django_redislock import locked, locked_atomic, locked_view
+from django_redislock.checks.views import check_views
+from tests.checks import check, ids
+
+lock = locked_view("order")
+limited = locked_view("order", max_hold=60)
+
+
+def respond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def arespond(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class Page(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+
+@method_decorator(lock, name="dispatch")
+class Locked(Page):
+    pass
+
+
+class LockedGet(Page):
+    get = method_decorator(lock)(Page.get)
+
+
+class Inherits(LockedGet):
+    pass
+
+
+class Free(LockedGet):
+    get = Page.get
+
+
+class Api(APIView):
+    get = method_decorator(lock)(Page.get)
+
+
+class Resource(ViewSet):
+    list = method_decorator(lock)(Page.get)
+
+
+def itself() -> Any:
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    view.__wrapped__ = view  # type: ignore[attr-defined]
+    return view
+
+
+WITHOUT_LIMIT: dict[str, Callable[[], Any]] = {
+    "a function": lambda: lock(respond),
+    "a coroutine function": lambda: lock(arespond),
+    "below decorators": lambda: login_required(never_cache(lock(respond))),
+    "below another lock": lambda: limited(lock(respond)),
+    "above another lock": lambda: lock(limited(respond)),
+    "given arguments": lambda: partial(lock(respond)),
+    "locked": lambda: locked("order")(respond),
+    "a locked coroutine": lambda: locked("order")(arespond),
+    "locked_atomic": lambda: locked_atomic("order")(respond),
+    "a class": lambda: lock(Page.as_view()),
+    "dispatch": lambda: Locked.as_view(),
+    "a method": lambda: LockedGet.as_view(),
+    "a method of a subclass": lambda: login_required(Inherits.as_view()),
+    "REST framework": lambda: Api.as_view(),
+    "REST framework's view sets": lambda: Resource.as_view({"get": "list"}),
+}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "no lock": lambda: respond,
+    "a limit": lambda: limited(respond),
+    "a limit of locked_atomic": lambda: locked_atomic("order", max_hold=60)(respond),
+    "not renewed": lambda: locked_view("order", auto_renew=False)(respond),
+    "a method without a lock": lambda: Free.as_view(),
+    "one that wraps itself": itself,
+}
+
+
+@pytest.fixture
+def site(settings: Any) -> Callable[..., None]:
+    """Give the site these views."""
+
+    def site(*views: Any) -> None:
+        site = ModuleType("site_of_this_test")
+        inner = [path("inner/", view) for view in views[1:]]
+        site.urlpatterns = [path("", view) for view in views[:1]] + [path("more/", include(inner))]  # type: ignore[attr-defined]
+        settings.ROOT_URLCONF = site
+
+    return site
+
+
+@pytest.mark.parametrize("make", WITHOUT_LIMIT.values(), ids=WITHOUT_LIMIT.keys())
+def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
+    make: Callable[[], Any], site: Callable[..., None], settings: Any
+) -> None:
+    site(make())
+    assert ids(deploy=True) == ["W008"]
+    assert ids() == []
+    settings.REDISLOCK = {"CACHE": "locks", "MAX_HOLD": 60}
+    assert ids(deploy=True) == []
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_others_are_not(make: Callable[[], Any], site: Callable[..., None]) -> None:
+    site(make())
+    assert ids(deploy=True) == []
+
+
+def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Callable[..., None], settings: Any) -> None:
+    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
+    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
+    ((message),) = check(deploy=True)
+    assert "tests.checks.test_views.arespond" in message.msg
+    assert "tests.checks.test_views.respond" not in message.msg
+
+
+def test_they_are_named_each_once(site: Callable[..., None]) -> None:
+    site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
+    ((message),) = check(deploy=True)
+    assert message.id == "django_redislock.W008"
+    assert "tests.checks.test_views.Locked, tests.checks.test_views.respond." in message.msg
+
+
+@pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
+def test_a_site_whose_urls_cannot_be_read_is_for_others_to_report(
+    urls: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "broken_urls", ModuleType("broken_urls"))
+    settings.ROOT_URLCONF = urls
+    assert check_views() == []
+    del settings.ROOT_URLCONF
+    assert check_views() == []
+
+
+def test_so_are_wrong_settings(site: Callable[..., None], settings: Any) -> None:
+    site(lock(respond))
+    settings.REDISLOCK = {"TLL": 3}
+    assert ids(deploy=True) == ["E001"]
