@@ -154,8 +154,11 @@ class Reference:
         if held and self._may_adopt(caller, attempt, held):
             return Answer(ALREADY, self._adopt(caller, attempt, held))
         if wait == ADOPTING:
-            state = BUSY if held and self._bears(attempt, held) else GIVEN_UP
-            return Answer(state, 0, held.text() if held else None, namesake=self._namesake)
+            if held:
+                state = BUSY if self._bears(attempt, held) else GIVEN_UP
+                return Answer(state, 0, held.text(), namesake=self._namesake)
+            self._free(caller)
+            return Answer(GIVEN_UP, 0, unheard=self._unheard)
         if wait == SEIZING:
             return self._seize(caller, attempt, held)
         if not held and self._pass_on(caller, attempt.id):
@@ -348,16 +351,16 @@ class Reference:
         self.queue[attempt.id] = ticket = self._next_fence(caller) if ticket is None else ticket
         polls = wait.startswith("p")
         channel, until = ("-", self.now + int(wait[1:]) * MS) if polls else (caller.channel, 0)
-        known_until = self.waiters_end if self.waiters or self.handed_to or self.suspects else 0
-        self.waiters[attempt.id] = Waiter(channel, attempt.ttl, until, attempt.token, attempt.owner)
-        self.queue_ends = self.now + MINUTE * MS
-        self.waiters_end = max(known_until, self.queue_ends)
         # whoever asks lives
         if self.handed_to == caller.channel:
             self.handed_to = ""
         if caller.channel in self.suspects:
             self.suspects.remove(caller.channel)
             self._unheard = True
+        known_until = self.waiters_end if self.waiters or self.handed_to or self.suspects else 0
+        self.waiters[attempt.id] = Waiter(channel, attempt.ttl, until, attempt.token, attempt.owner)
+        self.queue_ends = self.now + MINUTE * MS
+        self.waiters_end = max(known_until, self.queue_ends)
         return ticket
 
     def _grant(self, caller: Process, id: str, channel: str, flag: str, lease: int, token: str, owner: str) -> int:

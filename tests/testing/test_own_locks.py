@@ -153,12 +153,12 @@ def test_a_thread_that_still_waits_takes_nothing_of_the_next_test(other: MakeOth
 
 
 def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest.FixtureRequest) -> None:
-    if "memory" in request.node.name:
-        pytest.skip("there is no server")
-    own = request.getfixturevalue("own")
+    """In memory mode, which has no server that could go, nothing is left either."""
+    own = None if "memory" in request.node.name else request.getfixturevalue("own")
     with own_locks():
         Lock(NAME).acquire()
-        own.stop()
+        if own is not None:
+            own.stop()
     assert leases() == []
     assert made_backends() == []
 

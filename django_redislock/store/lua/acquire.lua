@@ -69,7 +69,7 @@ if may_adopt() then
   return {ALREADY, us, tonumber(fence), left}
 end
 
-if ARGV.wait == 'a' then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value or false, 0, namesake} end
+if ARGV.wait == 'a' and value then return {bears and BUSY or GIVEN_UP, us, 0, lease_left(), value, 0, namesake} end
 
 -- out of the queue, if it waited there, and in
 local function enter()
@@ -81,6 +81,11 @@ end
 if ARGV.wait == 's' or not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
 --#include @suspension
+--#include @hand_on
+  if ARGV.wait == 'a' then
+    if hand_on() == 1 then return {MORE, us, 0, 0} end
+    return {GIVEN_UP, us, 0, 0, false, unheard}
+  end
   if ARGV.wait == 's' then
     -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
     cancel_suspension()
@@ -92,8 +97,6 @@ if ARGV.wait == 's' or not value then
   end
   value = begin_suspension()
   if not value then
---#include pass_on
---#include hand_over
     local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
     if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
     if verdict == 'more' then return {MORE, us, ticket, 0} end
