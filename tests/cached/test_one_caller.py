@@ -78,6 +78,13 @@ def test_our_backend_has_it_as_methods() -> None:
     assert cache.get("x") is None
 
 
+@pytest.mark.parametrize("method", ["locked_get_or_set", "alocked_get_or_set"])
+def test_arguments_by_position_as_other_backends_took_them_are_errors(method: str) -> None:
+    """Their third one was the version, say; it would go on silently, and wrong."""
+    with pytest.raises(TypeError, match="positional argument"):
+        getattr(caches["ours"], method)("x", int, 2)
+
+
 def test_a_value_that_is_no_callable_needs_no_lock(me: Any, alias: str, client: redis.Redis) -> None:
     client.config_resetstat()
     assert me(Plain(42, using=alias), "get") == 42

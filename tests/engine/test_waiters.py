@@ -70,10 +70,11 @@ def test_who_is_told_before_it_parks_does_not_park(ears: Ears) -> None:
     assert monotonic() - began >= 0.04
 
 
-async def test_a_coroutine_that_is_told_from_another_thread_goes_on(ears: Ears) -> None:
+@pytest.mark.parametrize("seconds", [None, 10.0 * GENEROUS])
+async def test_a_coroutine_that_is_told_from_another_thread_goes_on(seconds: float | None, ears: Ears) -> None:
     waiter: TaskWaiter = ears.add("one", loop=asyncio.get_running_loop())
     thread = threading.Thread(target=waiter.tell, args=(GRANT,))
-    parked = asyncio.create_task(waiter.apark(10.0 * GENEROUS))
+    parked = asyncio.create_task(waiter.apark(seconds))
     await asyncio.sleep(0)
     thread.start()
     await asyncio.wait_for(parked, GENEROUS)

@@ -45,7 +45,7 @@ WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "
 WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
 RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
-HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach"])
+HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach"])
 # missed looks of who polls, the lease of a handoff, a queue
 TIMES = st.sampled_from([150, 1_100, 28_000, 61_000])
 ENDS = st.sampled_from(["released", "lapsed", "forced", "seized"])
@@ -461,7 +461,8 @@ class Machine(RuleBasedStateMachine):
         # whatever it was: nobody overtakes, and no lock lies free before somebody who can be told
         held, first = self.reference.lock, self.reference.in_order()[:1]
         if held is None:
-            assert out_of_turn or all(self.reference.waiters[id].channel == "-" for id, _ in first)
+            known = [self.reference.waiters.get(id) for id, _ in first]
+            assert out_of_turn or all(waiter is None or waiter.channel == "-" for waiter in known)
         elif before is None or before.fence != held.fence:
             assert held.fence > self.granted
             self.granted = held.fence

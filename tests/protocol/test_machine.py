@@ -28,6 +28,6 @@ def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("mutant", [pytest.param(name, marks=pytest.mark.complete) for name in MUTANTS])
 def test_a_script_that_is_wrong_is_found(mutant: str, client: redis.Redis) -> None:
-    once = settings(QUIETLY, max_examples=400, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
+    once = settings(QUIETLY, max_examples=1000, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
     with prepared(client, MUTANTS[mutant]) as machine, pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=once)
