@@ -71,9 +71,9 @@ async def test_for_a_coroutine_a_plain_function_is_called_in_a_thread_and_what_i
 
 def test_our_backend_has_it_as_methods() -> None:
     cache: Any = caches["ours"]
-    assert cache.locked_get_or_set("x", lambda: 1, 60, 2, 5) == 1
+    assert cache.locked_get_or_set("x", lambda: 1, timeout=60, version=2, blocking_timeout=5) == 1
     assert cache.get("x", version=2) == 1
-    assert asyncio.run(cache.alocked_get_or_set("x", lambda: 2, None, 3, None)) == 2
+    assert asyncio.run(cache.alocked_get_or_set("x", lambda: 2, timeout=None, version=3)) == 2
     assert cache.get("x", version=3) == 2
     assert cache.get("x") is None
 
