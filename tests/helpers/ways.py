@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import signal
-import ssl
 import subprocess
-import threading
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +21,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from redisserver import RedisServer, _free_port, redis_server
+
+from . import tls
 
 Eventually = Callable[..., Any]
 Alias = dict[str, Any]
@@ -114,44 +114,11 @@ def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
 
     Not every redis-server is built with TLS; this end is the same for all of them.
     """
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate)
-    context.load_cert_chain(certificate)
-    context.verify_mode = ssl.CERT_REQUIRED
-    loop = asyncio.new_event_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for task in (loop.create_task(copy(reader, up_writer)), loop.create_task(copy(up_reader, writer))):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    async def stop() -> None:
-        listening.close()
-        while tasks:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-        await asyncio.sleep(0)
-
-    listening = loop.run_until_complete(asyncio.start_server(forward, "127.0.0.1", 0, ssl=context))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield listening.sockets[0].getsockname()[1]
-    asyncio.run_coroutine_threadsafe(stop(), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    command = [sys.executable, tls.__file__, str(certificate), str(server.port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
 
 
 class Sentinels:

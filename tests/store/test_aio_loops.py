@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,11 +43,7 @@ def test_fifty_event_loops_leave_no_connection_behind(
     assert caplog.text == ""
 
 
-# before Python 3.11, asyncio itself leaves a TLS handshake open that is cancelled
-WAYS = ["plain", "tls"] if sys.version_info >= (3, 11) else ["plain"]
-
-
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=["plain", "tls"])
 def where(request: pytest.FixtureRequest, server: RedisServer) -> Alias:
     """An alias on the session's server."""
     if request.param == "plain":
