@@ -263,9 +263,9 @@ def _fences(history: History) -> Iterator[Violation]:
             yield Violation("fence", f"{other} and {section} have the same")
     for sections in history.by_name(section for section in history.sections if section.held is not None):
         for before, after in pairwise(sorted(sections, key=_got)):
-            # granted before Redis forgot it, and known to its holder only later
-            late = after.fence < before.fence and history.forgot(after.asked, _got(after))
-            if after.fence <= before.fence and not late:
+            # granted before Redis forgot it, or before another bearer of its token came, and known to its holder later
+            late = history.forgot(after.asked, _got(after)) or history.adopted(after, before)
+            if after.fence == before.fence or (after.fence < before.fence and not late):
                 yield Violation("fence", f"{before}, and then {after}")
 
 

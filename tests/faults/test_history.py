@@ -116,6 +116,16 @@ def test_a_fence_that_falls_is_found() -> None:
     assert "fence" in kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 99 None"))
 
 
+def test_a_fence_may_fall_where_a_bearer_of_the_same_token_went_on_before_its_holder_knew_of_it() -> None:
+    cut_off = Trouble(0.95, 1.1, "p1")
+    late = ["0.9 ask 1 seat None t", "2.3 got 1 100 None", "2.31 end 1 lost"]
+    bearer = ["1.5 ask 1 seat None t", "2.1 got 1 200 None", "2.2 holds 1 9.0", "2.21 end 1 released"]
+    held = [*late[:2], "2.301 holds 1 9.0", late[2]]
+    assert kinds(cut_off, p1=held, p2=bearer) == []
+    assert "fence" in kinds(p1=held, p2=bearer)
+    assert "fence" in kinds(cut_off, p1=held, p2=[line.replace("None t", "None u") for line in bearer])
+
+
 def test_a_fence_given_twice_is_found_under_whatever_name() -> None:
     other = [line.replace("seat", "row") for line in changed(SECOND, got="2.1 got 1 100 None")]
     assert kinds(p1=FIRST, p2=other) == ["fence"]

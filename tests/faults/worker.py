@@ -121,9 +121,14 @@ class User:
         self.interrupt: Callable[[], object] | None = None  # how to do so
 
     def use_locks(self) -> Steps[None]:
+        struck = False
         while True:
-            # whoever interrupts waits until that has arrived: none comes while one is being handled
+            # a second one may come while the first is being handled, where that took long to arrive
             try:
+                if struck:
+                    if self.number:
+                        self.close("interrupted")
+                    self.interrupted, struck = self.interrupted + 1, False
                 while not _stopping:
                     yield from self.section()
                 end = monotonic() + SWALLOWED_AFTER
@@ -131,9 +136,7 @@ class User:
                     yield Pause(BEAT)  # one that is on its way
                 return
             except (Interrupted, asyncio.CancelledError):
-                if self.number:
-                    self.close("interrupted")
-                self.interrupted += 1
+                struck = True
 
     def close(self, outcome: str) -> None:
         self.log.note("end", self.number, outcome)
