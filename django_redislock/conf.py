@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from typing import Any
 
@@ -77,10 +77,6 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _text_or_none(value: object, what: str) -> str | None:
-    return None if value is None else _text(value, what)
-
-
 def _flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False, not {shown(value)}.")
@@ -99,8 +95,12 @@ def _reaction(value: object, what: str) -> str:
     return str(value)
 
 
+def _seconds_or_0(value: object, what: str) -> float:
+    return seconds(value, what, positive=False)
+
+
 def _patience(value: object, what: str) -> float:
-    number = seconds(value, what, positive=False)
+    number = _seconds_or_0(value, what)
     if number > 30:
         raise ValueError(
             f"{what} must be at most 30 seconds, not {shown(value)}: Redis recognises a repeated call for 60 s."
@@ -112,47 +112,52 @@ def _prefix(value: object, what: str) -> str:
     return check_prefix(_text(value, what), what)
 
 
-def _ttls(value: object, what: str) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{what} must be a dict of shell-style patterns to seconds, not {shown(value)}.")
-    return {_text(key, f"A pattern in {what}"): seconds(ttl, f"{what}[{key!r}]") for key, ttl in value.items()}
-
-
 def check_count(value: object, what: str, least: int = 0) -> int:
     """``value`` if it is a whole number, ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{what} must be an int, {least} or more, or None, not {shown(value)}.")
+        raise TypeError(f"{what} must be an int, {least} or more, not {shown(value)}.")
     if value < least:
         raise ValueError(f"{what} must be {least} or more, not {shown(value)}.")
     return value
 
 
-def _max_waiters(value: object, what: str) -> dict[str, int]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{what} must be a dict of shell-style patterns to numbers of waiters, not {shown(value)}.")
-    return {_text(key, f"A pattern in {what}"): check_count(most, f"{what}[{key!r}]") for key, most in value.items()}
+_Reader = Callable[[Any, str], Any]  # checks the value of a setting, by its name, and answers what Conf keeps
 
 
-_READ: dict[str, Callable[[Any, str], Any]] = {
+def _or_none(read: _Reader) -> _Reader:
+    return lambda value, what: None if value is None else read(value, what)
+
+
+def _by_pattern(read: _Reader, values: str) -> _Reader:
+    """The reader of a dict: shell-style patterns of names, and what ``read`` reads (``values``, for people)."""
+
+    def check(given: object, what: str) -> dict[str, Any]:
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{what} must be a dict of shell-style patterns to {values}, not {shown(given)}.")
+        return {_text(key, f"A pattern in {what}"): read(value, f"{what}[{key!r}]") for key, value in given.items()}
+
+    return check
+
+
+_READ: dict[str, _Reader] = {
     "CACHE": _text,
     "REQUIRE_REDIS": _flag,
     "TTL": seconds,
-    "TTLS": _ttls,
-    "BLOCKING_TIMEOUT": lambda value, what: seconds(value, what, positive=False),
+    "TTLS": _by_pattern(seconds, "seconds"),
+    "BLOCKING_TIMEOUT": _or_none(_seconds_or_0),
     "POLL": _flag,
     "AUTO_RENEW": _flag,
-    "MAX_HOLD": seconds,
-    "MAX_WAITERS": _max_waiters,
-    "SLOW_WAIT": seconds,
+    "MAX_HOLD": _or_none(seconds),
+    "MAX_WAITERS": _by_pattern(check_count, "numbers of waiters"),
+    "SLOW_WAIT": _or_none(seconds),
     "RETRY_FOR": _patience,
     "KEY_PREFIX": _prefix,
     "VIEW_STATUS": _status,
-    "VIEW_ON_CONFLICT": _text,
-    "VIEW_OWNER": _text_or_none,
-    "VIEW_UNAVAILABLE_STATUS": _status,
+    "VIEW_ON_CONFLICT": _or_none(_text),
+    "VIEW_OWNER": _or_none(_text),
+    "VIEW_UNAVAILABLE_STATUS": _or_none(_status),
     "RELEASE_IN_TRANSACTION": _reaction,
 }
-_MAY_BE_NONE = {f.name for f in fields(Conf) if "None" in str(f.type)}
 
 
 def read(raw: object) -> Conf:
@@ -166,9 +171,6 @@ def read(raw: object) -> Conf:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             choices = ", ".join(_READ)
             raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} The settings are: {choices}.")
-        if value is None and key in _MAY_BE_NONE:
-            values[key] = None
-            continue
         try:
             values[key] = _READ[key](value, f"REDISLOCK[{key!r}]")
         except (TypeError, ValueError) as error:

@@ -162,6 +162,12 @@ def known_as(name: str) -> tuple[str, str]:
     return "lock", name
 
 
+def named(name: str) -> dict[str, str]:
+    """``name`` as a fact of an event in the log: ``name`` itself, or the ``pool``."""
+    noun, known = known_as(name)
+    return {"pool" if noun == "pool" else "name": known}
+
+
 def read_member(pool: str, raw: bytes) -> str | None:
     """A member of ``pool`` as Redis holds it, still quoted; None for what we cannot have written."""
     try:

@@ -13,7 +13,7 @@ from ..conf import conf
 from ..display import Secret
 from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..log import log_event, logger
-from ..names import known_as
+from ..names import known_as, named
 from ..options import Options
 from ..signals import Send, lock_acquired, lock_force_released, lock_not_acquired
 from ..steps import Request, Steps
@@ -231,7 +231,7 @@ class Acquisition:
     def _announce_refusal(self, refusal: LockNotAcquired) -> Steps[None]:
         facts = {"template": self._template, "outcome": refusal.outcome, "waited": refusal.waited}
         if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "not-acquired", name=self.name, **facts)
+            log_event(DEBUG, "not-acquired", **named(self.name), **facts)
         if lock_not_acquired.receivers:
             yield Send(lock_not_acquired, name=self.name, **facts)
 

@@ -12,7 +12,7 @@ from redis.backoff import AbstractBackoff
 
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..log import log_event
-from ..names import known_as
+from ..names import known_as, named
 from ..pace import POLLING, Pace, alive_for
 from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
@@ -285,10 +285,8 @@ class Attempt:
         """Log once for whom this waits, where it waits for long: it may be a lock that somebody forgot."""
         if monotonic() >= self.slow_at:
             self.slow_at = math.inf
-            noun, name = known_as(self.wanted.name)
-            what = {"pool": name} if noun == "pool" else {"name": name}
             held = {} if self.holder is None else {"owner": self.holder.owner, "fence": self.holder.fence}
-            log_event(WARNING, "still-waiting", **what, **held, waited=monotonic() - self.begun)
+            log_event(WARNING, "still-waiting", **named(self.wanted.name), **held, waited=monotonic() - self.begun)
 
     def _got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
@@ -311,7 +309,7 @@ class Attempt:
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
         elif self.full:
-            text = f"Could not acquire the lock {name!r}: {self.wanted.most} wait for it already (max_waiters)."
+            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={self.wanted.most})."
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:

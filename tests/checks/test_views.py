@@ -14,7 +14,6 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.cache import never_cache
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
@@ -22,22 +21,10 @@ from rest_framework.viewsets import ViewSet
 from django_redislock import locked, locked_atomic, locked_view
 from django_redislock.checks.views import check_views
 from tests.checks import check, ids
+from tests.helpers.pages import Page, arespond, respond
 
 lock = locked_view("order")
 limited = locked_view("order", max_hold=60)
-
-
-def respond(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-async def arespond(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-class Page(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
 
 
 @method_decorator(lock, name="dispatch")
@@ -134,15 +121,15 @@ def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Callabl
     site(lock(respond), locked_view("order", auto_renew=True)(arespond))
     settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
     ((message),) = check(deploy=True)
-    assert "tests.checks.test_views.arespond" in message.msg
-    assert "tests.checks.test_views.respond" not in message.msg
+    assert "tests.helpers.pages.arespond" in message.msg
+    assert "tests.helpers.pages.respond" not in message.msg
 
 
 def test_they_are_named_each_once(site: Callable[..., None]) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
     ((message),) = check(deploy=True)
     assert message.id == "django_redislock.W008"
-    assert "tests.checks.test_views.Locked, tests.checks.test_views.respond." in message.msg
+    assert "tests.checks.test_views.Locked, tests.helpers.pages.respond." in message.msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])

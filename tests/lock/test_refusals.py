@@ -122,7 +122,7 @@ def test_the_error_says_how_many_wait(crowd: Crowd) -> None:
     holder, last = crowd(), crowd()
     holder(Lock(NAME), "acquire")
     error = refused(last, Lock(NAME, max_waiters=0))
-    assert str(error) == f"Could not acquire the lock '{NAME}': 0 wait for it already (max_waiters)."
+    assert str(error) == f"Could not acquire the lock '{NAME}': its queue is full (max_waiters=0)."
     assert error.outcome == "full"
 
 
@@ -256,6 +256,12 @@ def test_who_waits_long_for_a_member_says_so(
         eventually(lambda: "event=still-waiting pool=workers waited=" in caplog.text)
         me(member, "release")
         waiting.result(GENEROUS)
+
+
+def test_a_pool_that_has_none_to_give_is_named_by_its_name(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(LockNotAcquired):
+        crowd()(LockPool("workers"), "acquire", blocking_timeout=0)
+    assert "event=not-acquired pool=workers template=" in caplog.text
 
 
 def test_nobody_says_so_where_the_setting_is_none(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:

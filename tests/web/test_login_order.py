@@ -12,30 +12,16 @@ from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.decorators import login_required, permission_required
 from django.contrib.auth.mixins import LoginRequiredMixin
 from django.contrib.auth.models import AnonymousUser
-from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
-from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_redislock import Lock, locked_view
 from tests.helpers.actors import Other
+from tests.helpers.pages import Page, arespond, respond
 
 lock = locked_view("order")
 login = login_required(login_url="/login/")
-
-
-def respond(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-async def arespond(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-class Page(View):
-    def get(self, request: HttpRequest) -> HttpResponse:
-        return HttpResponse()
 
 
 class Private(LoginRequiredMixin, Page):
