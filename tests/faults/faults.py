@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import NamedTuple
 
 from django_redis.cache import RedisCache
@@ -183,9 +184,10 @@ def evict(run: Trial) -> None:
     with run.trouble(forgets=True):
         used = int(run.client.info("memory")["used_memory"])
         run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-        run.redis("CONFIG", "SET", "maxmemory", used + 1_000_000)
+        # workers that were cut off just now will need some of it
+        run.redis("CONFIG", "SET", "maxmemory", used + 10_000_000)
         for _ in range(10):
-            run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e4)) end",
+            run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e5)) end",
                       0, run.random.random())  # fmt: skip
             run.last(0.1)
         run.redis("CONFIG", "SET", "maxmemory", 0)
@@ -390,14 +392,20 @@ def strike_at_random(run: Trial, rounds: int, *, rest: int) -> None:
 def strike_every_second(run: Trial, seconds: float, *, spare: Collection[Callable[[Trial], None]] = ()) -> int:
     """A fault each second at the mean, for so long: those of different lanes side by side. How many there were."""
     end = monotonic() + seconds
+    failed = threading.Event()
 
     def strike(lane: list[Callable[[Trial], None]], chance: random.Random) -> int:
         due, struck = monotonic(), 0
-        while (due := due + chance.random() * 2 * len(LANES)) < end:
-            sleep(max(0.0, due - monotonic()))
+        while (due := due + chance.random() * 2 * len(LANES)) < end and not failed.wait(due - monotonic()):
             fault = chance.choice([fault for fault in lane if fault not in spare])
             print(f"{monotonic():.3f} {fault.__name__}", flush=True)
-            fault(run)
+            try:
+                fault(run)
+            except BaseException:
+                # what it had to undo may still be there: the first says what is wrong, the others would follow from it
+                traceback.print_exc()
+                failed.set()
+                raise
             struck += 1
         return struck
 
