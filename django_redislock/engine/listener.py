@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from logging import WARNING
 from time import monotonic
+from typing import Any
 
 from redis.connection import Connection
 from redis.exceptions import ResponseError
@@ -21,6 +22,7 @@ from ..store.backend import Backend
 from ..store.calls import ENDLESS, FREE, lease_end, probe_command
 from ..store.wire import CONNECTION_ERRORS, exchange
 from .notifier import Notifier
+from .outage import Outage
 from .reader import HOT_FOR, Reader
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
@@ -178,12 +180,13 @@ class Listener:
                 self._listen()
             except Exception as error:
                 # whatever it is (no more threads for what waiters left, say): nobody would start us again
-                self._log_trouble("listener-disconnected", error)
+                self._log("listener-disconnected", outage=0.0, error=error)
                 self._closed.wait(RECONNECTING)
 
     def _listen(self) -> None:
         """Subscribe, read, and again when the connection is lost, until closed."""
-        failing_since, delay, refused = 0.0, 0.05, RECONNECTING
+        outage: Outage | None = None
+        refused = RECONNECTING
         while not self._closed.is_set():
             self.connection = connection = self.backend.origin.listening(MESSAGE_WITHIN)
             try:
@@ -193,10 +196,12 @@ class Listener:
                 reader = Reader(connection, self._dispatch, self._threads_may_read)
                 self._subscribed(polled=not self._messages_count())
                 self.reader = reader  # not before all were told: nobody can wake one who reads
-                failing_since, delay, refused = 0.0, 0.05, RECONNECTING
+                if outage is not None and outage.said:
+                    self._log("listener-reconnected", outage=outage.lasted)
+                outage, refused = None, RECONNECTING
                 reader.serve(self._closed, polls=self.backend.memory)
             except ResponseError as error:
-                self._log_trouble("not-subscribed", error)
+                self._log("not-subscribed", error=error)
                 self._subscribed(polled=True)
                 # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
                 self._closed.wait(refused)
@@ -204,20 +209,19 @@ class Listener:
             except Exception as error:
                 self.ready = False
                 if not self._closed.is_set():
-                    now = monotonic()
-                    failing_since = failing_since or now
-                    self._log_trouble("listener-disconnected", error)
-                    if now - failing_since > OUTAGE:
+                    outage = outage or Outage()
+                    if outage.says():
+                        self._log("listener-disconnected", outage=outage.lasted, error=error)
+                    if outage.lasted > OUTAGE:
                         self.tell_all()
-                    self._closed.wait(delay * random.uniform(0.5, 1))
-                    delay = min(delay * 2, 1.0)
+                    self._closed.wait(outage.fail() * random.uniform(0.5, 1))
             finally:
                 self.ready = False
                 self.reader = None
                 connection.disconnect()
 
-    def _log_trouble(self, event: str, error: Exception) -> None:
-        self._notifier.log(WARNING, event, alias=self.backend.alias, error=error)
+    def _log(self, event: str, **facts: Any) -> None:
+        self._notifier.log(WARNING, event, alias=self.backend.alias, **facts)
 
     def _threads_may_read(self) -> bool:
         """Whether waiting threads may; fakeredis has nothing that two threads could take turns to wait for."""

@@ -28,10 +28,10 @@ from .agenda import Agenda, PendingRelease, Task
 from .lease import ENDED, Lease, Section
 from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
+from .outage import LAST_RETRY, Outage
 from .sender import Parcel, Sender, send_now
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
-FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
@@ -68,7 +68,7 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._sender = Sender(self._answered, self._failed)
-        self._delays: dict[Backend, float] = {}
+        self._outages: dict[Backend, Outage] = {}
         self._strays = 0  # up to this time (monotonic):
         self._strays_until = 0.0
 
@@ -317,12 +317,16 @@ class Watchdog:
             rest = left_to_release(task.wanted, answer)
             if rest is not None:
                 self.release_later(rest, unknown=False, how=WITHDRAWAL)
-        if not refused and self._delays.pop(backend, None) is not None:
+        over = None if refused else self._outages.pop(backend, None)
+        if over is not None:
+            if over.said:
+                self._notifier.log(WARNING, "renewal-recovered", alias=backend.alias, outage=over.lasted)
             self.renew_all(backend)
 
     def _failed(self, backend: Backend, parcels: list[Parcel], error: Exception) -> None:
         """Plan another try."""
-        delay = self._delays[backend] = min(self._delays.get(backend, FIRST_RETRY / 2) * 2, LAST_RETRY)
+        outage = self._outages.setdefault(backend, Outage())
+        delay = outage.fail()
         with self._mutex:
             now = monotonic()
             for task, _, due in parcels:
@@ -333,8 +337,9 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._pending.discard(task)
-        if any(parcel.task.matters for parcel in parcels):
-            self._notifier.log(WARNING, "renewal-failed", alias=backend.alias, tasks=len(parcels), error=error)
+        if any(parcel.task.matters for parcel in parcels) and outage.says():
+            facts = {"alias": backend.alias, "tasks": len(parcels), "outage": outage.lasted, "error": error}
+            self._notifier.log(WARNING, "renewal-failed", **facts)
 
     def _note(self, lease: Lease, due: float, answer: Renewed) -> None:
         if answer.state == HELD:
