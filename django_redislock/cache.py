@@ -80,10 +80,10 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
             client.connect = lambda *args, **options: _not_ours(connect(*args, **options))
         return self._client
 
-    has_key = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
-    ttl = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
-    pttl = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
-    delete = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
+    has_key: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
+    ttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
+    pttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
+    delete: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
 
     @cached_property
     def lock_alias(self) -> str:

@@ -114,7 +114,7 @@ class CacheLock:
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
-        self.thread_local = bool(thread_local)
+        self.thread_local: bool = bool(thread_local)
         self.using = using
         self.local: Any = _PerThread() if thread_local else SimpleNamespace(token=None, held=None)
         # wrong arguments are an error here, not at the first acquire
@@ -193,7 +193,7 @@ class CacheLock:
             raise LockNotAcquired("Unable to acquire lock within the time specified", self.name)
         return self
 
-    __exit__ = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
+    __exit__: ExitMethod = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
 
     # -- how it is done ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ class LockError(redis.exceptions.LockError):
 
     def __init__(self, message: str, name: str | None = None) -> None:
         super().__init__(message, name)
-        self.args = (message,)
+        self.args: tuple[str, ...] = (message,)
         self.name = name
         self.lock_name = name  # as newer redis-py does; 5.0.1 has no such attribute
 

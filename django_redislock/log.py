@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-logger = logging.getLogger("django_redislock")
+logger: logging.Logger = logging.getLogger("django_redislock")
 
 _BARE = re.compile(r"[^\s\"'=\\]+")
 

@@ -28,12 +28,12 @@ class NoRows(models.Manager["HeldLock"]):
 class HeldLock(models.Model):
     """A lock that is held now, as :func:`django_redislock.get_lock` returns it; ``info`` is None if nobody holds it."""
 
-    key = models.TextField(_("name"), primary_key=True)
-    owner = models.TextField(_("owner"))
-    held_for = models.FloatField(_("held for"))
-    lease_left = models.FloatField(_("lease left"))
-    fence = models.BigIntegerField(_("fence"))
-    waiters = models.PositiveIntegerField(_("waiters"))
+    key: models.TextField[str, str] = models.TextField(_("name"), primary_key=True)
+    owner: models.TextField[str, str] = models.TextField(_("owner"))
+    held_for: models.FloatField[float, float] = models.FloatField(_("held for"))
+    lease_left: models.FloatField[float, float] = models.FloatField(_("lease left"))
+    fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fence"))
+    waiters: models.PositiveIntegerField[int, int] = models.PositiveIntegerField(_("waiters"))
 
     info: LockInfo | None = None
     alias: str = ""

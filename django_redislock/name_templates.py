@@ -56,7 +56,9 @@ class Template:
             fields = [field for field in self._formatter.parse(template) if field[1] is not None]
         except ValueError as error:
             raise ValueError(f"The {noun} {template!r} is not a valid template: {error}.") from None
-        self.fields = frozenset(self._check_field(name or "", spec or "", how) for _, name, spec, how in fields)
+        self.fields: frozenset[str] = frozenset(
+            self._check_field(name or "", spec or "", how) for _, name, spec, how in fields
+        )
         self._plain = None if fields else self._formatter.vformat(template, (), {})
 
     def _check_field(self, field: str, spec: str, conversion: str | None) -> str:

@@ -88,22 +88,22 @@ class Options:
         purpose: str = "",
         template: str = "",
     ) -> None:
-        self.ttl = None if ttl is None else seconds(ttl, "ttl")
-        self.blocking = blocking
-        self.blocking_timeout = check_timeout(blocking_timeout)
-        self.auto_renew = auto_renew
-        self.max_hold = None if max_hold is None else seconds(max_hold, "max_hold")
-        self.reentrant = reentrant
-        self.adopt = adopt
-        self.max_waiters = None if max_waiters is None else check_count(max_waiters, "max_waiters")
-        self.on_lost = None if on_lost is None else _check_on_lost(on_lost)
-        self.using = using
-        self.poll = poll
-        self.backoff = backoff
-        self.attempts = attempts
-        self.note = note if note == "" else check_note(note)
-        self.purpose = purpose if purpose == "" else _check_text(purpose, "purpose")
-        self.template = template if template == "" else _check_text(template, "template")
+        self.ttl: float | None = None if ttl is None else seconds(ttl, "ttl")
+        self.blocking: bool = blocking
+        self.blocking_timeout: float | None = check_timeout(blocking_timeout)
+        self.auto_renew: bool | None = auto_renew
+        self.max_hold: float | None = None if max_hold is None else seconds(max_hold, "max_hold")
+        self.reentrant: bool = reentrant
+        self.adopt: bool = adopt
+        self.max_waiters: int | None = None if max_waiters is None else check_count(max_waiters, "max_waiters")
+        self.on_lost: Any | None = None if on_lost is None else _check_on_lost(on_lost)
+        self.using: str | None = using
+        self.poll: bool | None = poll
+        self.backoff: AbstractBackoff | None = backoff
+        self.attempts: int | None = attempts
+        self.note: str = note if note == "" else check_note(note)
+        self.purpose: str = purpose if purpose == "" else _check_text(purpose, "purpose")
+        self.template: str = template if template == "" else _check_text(template, "template")
         if poll is not None or backoff is not None or attempts is not None:
             _check_polling(poll, backoff, attempts)
 

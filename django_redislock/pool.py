@@ -37,7 +37,7 @@ class PoolMember(Lock):
 
     def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, **options)
-        self.key = unquoted(name.rpartition(":")[2])
+        self.key: str = unquoted(name.rpartition(":")[2])
 
     @classmethod
     def of(cls, lease: Lease, options: LockOptions) -> Self:
@@ -87,8 +87,8 @@ class LockPool:
     __slots__ = ("name", "using")
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name = check_name(name, "pool")
-        self.using = using
+        self.name: str = check_name(name, "pool")
+        self.using: str | None = using
         member_name(name, "1", "pool")  # once quoted, it may be too long
 
     def __repr__(self) -> str:

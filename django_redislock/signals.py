@@ -11,11 +11,11 @@ from .log import log_event
 
 # template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
 # that makes names, where that is. There are few of them, so that metrics can be labelled with it
-lock_acquired = Signal()  # name, template, fence, waited (seconds)
-lock_not_acquired = Signal()  # name, template, outcome ("busy", "timeout" or "full"), waited (seconds)
-lock_released = Signal()  # name, template, fence, held (seconds)
-lock_lost = Signal()  # name, template, fence, reason
-lock_force_released = Signal()  # name, by
+lock_acquired: Signal = Signal()  # name, template, fence, waited (seconds)
+lock_not_acquired: Signal = Signal()  # name, template, outcome ("busy", "timeout" or "full"), waited (seconds)
+lock_released: Signal = Signal()  # name, template, fence, held (seconds)
+lock_lost: Signal = Signal()  # name, template, fence, reason
+lock_force_released: Signal = Signal()  # name, by
 
 _sender: type | None = None
 
@@ -44,8 +44,8 @@ class Send:
     __slots__ = ("facts", "signal")
 
     def __init__(self, signal: Signal, **facts: Any) -> None:
-        self.signal = signal
-        self.facts = facts
+        self.signal: Signal = signal
+        self.facts: dict[str, Any] = facts
 
     def run(self) -> None:
         send(self.signal, **self.facts)

@@ -37,7 +37,7 @@ class Pause:
     __slots__ = ("seconds",)
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+        self.seconds: float = seconds
 
     def run(self) -> None:
         time.sleep(self.seconds)
@@ -67,9 +67,9 @@ class Call:
     __slots__ = ("args", "function", "kwargs")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
+        self.function: Callable[..., Any] = function
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = kwargs
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
@@ -84,7 +84,7 @@ class Evaluate:
     __slots__ = ("function",)
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+        self.function: Callable[[], Any] = function
 
     def run(self) -> Any:
         return self.function()
@@ -106,7 +106,7 @@ class CallOut:
     __slots__ = ("function",)
 
     def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+        self.function: Callable[[], Any] = function
 
     def run(self) -> Any:
         result = self.function()

@@ -38,8 +38,8 @@ class Deadline:
     __slots__ = ("at", "waits")
 
     def __init__(self, at: float, *, waits: bool = True) -> None:
-        self.at = at
-        self.waits = waits
+        self.at: float = at
+        self.waits: bool = waits
 
     @classmethod
     def after(cls, timeout: float | None) -> Deadline:

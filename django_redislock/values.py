@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Coroutine
 from functools import partialmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .display import shown
 from .exceptions import LockError, LockUnavailable
@@ -20,6 +21,9 @@ from .times import Seconds, seconds
 T = TypeVar("T")
 
 Value = int | float | str
+
+_Verb = partialmethod[bool]
+_AVerb = partialmethod[Coroutine[Any, Any, bool]]
 
 EXACT = 2**53  # the largest integer up to which a double, in which Redis compares, misses none
 LARGEST = 2**63 - 1  # that a counter of Redis can hold
@@ -43,8 +47,8 @@ class _Stored:
     _kind: str
 
     def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name = check_name(name, self._kind)
-        self.using = using
+        self.name: str = check_name(name, self._kind)
+        self.using: str | None = using
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -121,7 +125,7 @@ class ConditionalValue(_Stored):
             raise TypeError(f"eps must be an int or a float, not {shown(eps)}.")
         if not 0 <= eps < math.inf:
             raise ValueError(f"eps must be 0 or more and finite, not {shown(eps)}.")
-        self.eps = float(eps)
+        self.eps: float = float(eps)
 
     def get(self) -> Value | None:
         """What is stored; None when nothing is."""
@@ -154,18 +158,30 @@ class ConditionalValue(_Stored):
         """See delete_if()."""
         return await arun(self._delete_if(op, value))
 
-    setgt, asetgt = partialmethod(set_if, ">"), partialmethod(aset_if, ">")
-    setlt, asetlt = partialmethod(set_if, "<"), partialmethod(aset_if, "<")
-    setge, asetge = partialmethod(set_if, ">="), partialmethod(aset_if, ">=")
-    setle, asetle = partialmethod(set_if, "<="), partialmethod(aset_if, "<=")
-    seteq, aseteq = partialmethod(set_if, "=="), partialmethod(aset_if, "==")
-    setne, asetne = partialmethod(set_if, "!="), partialmethod(aset_if, "!=")
-    delgt, adelgt = partialmethod(delete_if, ">"), partialmethod(adelete_if, ">")
-    dellt, adellt = partialmethod(delete_if, "<"), partialmethod(adelete_if, "<")
-    delge, adelge = partialmethod(delete_if, ">="), partialmethod(adelete_if, ">=")
-    delle, adelle = partialmethod(delete_if, "<="), partialmethod(adelete_if, "<=")
-    deleq, adeleq = partialmethod(delete_if, "=="), partialmethod(adelete_if, "==")
-    delne, adelne = partialmethod(delete_if, "!="), partialmethod(adelete_if, "!=")
+    setgt: _Verb = partialmethod(set_if, ">")
+    asetgt: _AVerb = partialmethod(aset_if, ">")
+    setlt: _Verb = partialmethod(set_if, "<")
+    asetlt: _AVerb = partialmethod(aset_if, "<")
+    setge: _Verb = partialmethod(set_if, ">=")
+    asetge: _AVerb = partialmethod(aset_if, ">=")
+    setle: _Verb = partialmethod(set_if, "<=")
+    asetle: _AVerb = partialmethod(aset_if, "<=")
+    seteq: _Verb = partialmethod(set_if, "==")
+    aseteq: _AVerb = partialmethod(aset_if, "==")
+    setne: _Verb = partialmethod(set_if, "!=")
+    asetne: _AVerb = partialmethod(aset_if, "!=")
+    delgt: _Verb = partialmethod(delete_if, ">")
+    adelgt: _AVerb = partialmethod(adelete_if, ">")
+    dellt: _Verb = partialmethod(delete_if, "<")
+    adellt: _AVerb = partialmethod(adelete_if, "<")
+    delge: _Verb = partialmethod(delete_if, ">=")
+    adelge: _AVerb = partialmethod(adelete_if, ">=")
+    delle: _Verb = partialmethod(delete_if, "<=")
+    adelle: _AVerb = partialmethod(adelete_if, "<=")
+    deleq: _Verb = partialmethod(delete_if, "==")
+    adeleq: _AVerb = partialmethod(adelete_if, "==")
+    delne: _Verb = partialmethod(delete_if, "!=")
+    adelne: _AVerb = partialmethod(adelete_if, "!=")
 
     def _get(self) -> Steps[Value | None]:
         raw = yield from self._get_raw()

@@ -20,8 +20,8 @@ from ..store.backend import get_backends
 class AliasFilter(SimpleListFilter):
     """The locks of one cache alias."""
 
-    title = _("cache alias")
-    parameter_name = "using"
+    title: Any = _("cache alias")
+    parameter_name: str = "using"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
         return [(backend.alias, backend.alias) for backend in get_backends()]
@@ -45,7 +45,7 @@ class LockChangeList(ChangeList):
     """Sorted, searched and cut by :func:`read_page`. A page that no longer exists shows the last one."""
 
     model_admin: Any  # a LockAdmin
-    unknown = False  # how many locks there are, while Redis cannot be reached
+    unknown: bool = False  # how many locks there are, while Redis cannot be reached
 
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:

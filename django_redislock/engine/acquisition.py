@@ -75,13 +75,13 @@ class Acquisition:
         token: str | None = None,
         purpose: str = "",
     ) -> None:
-        self.owner = owner
+        self.owner: Owner = owner
         self._through = through
         self.through: object = None  # once it is got
-        self.name = name
-        self.options = options
-        self.token = token
-        self.purpose = purpose
+        self.name: str = name
+        self.options: Options = options
+        self.token: str | None = token
+        self.purpose: str = purpose
         self.backend: Backend = get_backend(options.using)
         self._runtime = runtime()
         self.lease: Lease | None = None

@@ -84,26 +84,28 @@ class Attempt:
         attempts: int | None = None,
         slow_wait: float | None = None,
     ) -> None:
-        self.wanted = wanted
-        self.listener = listener
-        self.deadline = deadline
-        self.at_work = at_work  # whether an acquisition of this process, by its id, is in use or may come to be
-        self.polls = polls  # by choice: nothing is subscribed to
-        self.backoff = backoff or POLLING
-        self.attempts = attempts  # at most so many tries; None: only time counts
+        self.wanted: Wanted = wanted
+        self.listener: Listener = listener
+        self.deadline: Deadline = deadline
+        # whether an acquisition of this process, by its id, is in use or may come to be
+        self.at_work: Callable[[str], bool] = at_work
+        self.polls: bool = polls  # by choice: nothing is subscribed to
+        self.backoff: AbstractBackoff = backoff or POLLING
+        self.attempts: int | None = attempts  # at most so many tries; None: only time counts
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
-        self.busy_for = 0.0  # seconds
+        self.busy_for: float = 0.0  # seconds
         self.holder: Holder | None = None  # who had the lock when Redis was asked last
-        self.full = False  # as many wait as may
-        self.begun = monotonic()
-        self.slow_at = math.inf if slow_wait is None else self.begun + slow_wait  # when to say whom it waits for
-        self.tries = 0
+        self.full: bool = False  # as many wait as may
+        self.begun: float = monotonic()
+        # when to say whom it waits for
+        self.slow_at: float = math.inf if slow_wait is None else self.begun + slow_wait
+        self.tries: int = 0
         self.seized: bytes | None = None  # value of the lock when somebody else held it
-        self.asked = False  # anything at all
-        self.asking = False  # a request is on its way
-        self.unknown = False  # a request may still arrive whose answer we never saw
-        self.over = False  # nothing of it is left in Redis, but for what it was granted
+        self.asked: bool = False  # anything at all
+        self.asking: bool = False  # a request is on its way
+        self.unknown: bool = False  # a request may still arrive whose answer we never saw
+        self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
 
     def obtain(self) -> Steps[Granted | None]:
         """Get the lock, or None in the end."""

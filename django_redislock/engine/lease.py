@@ -64,29 +64,29 @@ class Lease:
     )
 
     def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
-        self.wanted = wanted
-        self.fence = fence
-        self.ends = ends
-        self.handed = handed  # by a release script, with a short lease until it is confirmed
-        self.unknown = unknown  # an acquire of this attempt may still arrive
-        self.since = monotonic()
-        self.pid = os.getpid()
-        self.renewing = True
+        self.wanted: Wanted = wanted
+        self.fence: int = fence
+        self.ends: float = ends
+        self.handed: bool = handed  # by a release script, with a short lease until it is confirmed
+        self.unknown: bool = unknown  # an acquire of this attempt may still arrive
+        self.since: float = monotonic()
+        self.pid: int = os.getpid()
+        self.renewing: bool = True
         self.max_hold: float | None = None  # seconds
-        self.template = wanted.name  # the name as it was written
+        self.template: str = wanted.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
         self.owner: weakref.ref[Lives] | None = None  # whoever acquired it; None: see keeper
         self.keeper: weakref.ref[Any] | None = None  # where something else than its owner keeps it
         self.shares: dict[object, None] = {}  # the acquisitions that use it: several, when it is reentrant
-        self.lost_reason = ""
-        self.closed = False  # released or detached
-        self.tried_release = False
-        self.detaching = False  # that was tried: where it was interrupted, nobody has been told the token
-        self.watched = False
-        self.due = 0.0  # when the watchdog looks next
-        self.urgent = False  # ask Redis now, whatever the clock says
-        self.seen = False  # by the watchdog: it is no short section
+        self.lost_reason: str = ""
+        self.closed: bool = False  # released or detached
+        self.tried_release: bool = False
+        self.detaching: bool = False  # that was tried: where it was interrupted, nobody has been told the token
+        self.watched: bool = False
+        self.due: float = 0.0  # when the watchdog looks next
+        self.urgent: bool = False  # ask Redis now, whatever the clock says
+        self.seen: bool = False  # by the watchdog: it is no short section
 
     matters = True  # whether a failure to renew it is worth a warning
 

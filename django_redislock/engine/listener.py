@@ -52,11 +52,11 @@ class Listener:
         self, backend: Backend, notifier: Notifier, on_stray: Stray, on_connected: Callable[[Backend], None]
     ) -> None:
         self.backend = backend
-        self.ready = False
-        self.polled = False
-        self.generation = 0
-        self.heard = 0  # messages
-        self.waiters = Waiters(HOT_FOR)
+        self.ready: bool = False
+        self.polled: bool = False
+        self.generation: int = 0
+        self.heard: int = 0  # messages
+        self.waiters: Waiters = Waiters(HOT_FOR)
         self.connection: Connection | None = None
         self.reader: Reader | None = None
         self._notifier = notifier

@@ -14,9 +14,10 @@ class Outage:
     __slots__ = ("_says_at", "delay", "said", "since")
 
     def __init__(self) -> None:
-        self.since = self._says_at = monotonic()
-        self.delay = 0.0  # seconds until the next try
-        self.said = False
+        self.since: float = monotonic()
+        self._says_at = self.since
+        self.delay: float = 0.0  # seconds until the next try
+        self.said: bool = False
 
     @property
     def lasted(self) -> float:

@@ -16,8 +16,8 @@ class Runtime:
     """One for each process: a forked child holds nothing, listens to nothing and renews nothing of its parent's."""
 
     def __init__(self) -> None:
-        self.notifier = Notifier()
-        self.watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
+        self.notifier: Notifier = Notifier()
+        self.watchdog: Watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
         self._listeners: dict[Backend, Listener] = {}
         self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
 

@@ -33,13 +33,13 @@ class Waiter:
     __slots__ = ("due", "grant", "group", "id", "look", "registered", "told")
 
     def __init__(self, id: str, name: str, loop: Loop | None) -> None:
-        self.id = id
-        self.group = Group(name, loop)  # until it is registered
-        self.registered = False
+        self.id: str = id
+        self.group: Group = Group(name, loop)  # until it is registered
+        self.registered: bool = False
         self.grant: Grant | None = None
-        self.look = False  # for itself
-        self.due = 0.0  # when it looks untold, where messages do not come
-        self.told = False  # anything, since it parked
+        self.look: bool = False  # for itself
+        self.due: float = 0.0  # when it looks untold, where messages do not come
+        self.told: bool = False  # anything, since it parked
 
     def tell(self, grant: Grant | None = None) -> None:
         """The lock was handed over, or there may be something to look for."""
@@ -64,7 +64,7 @@ class ThreadWaiter(Waiter):
         self._gate.acquire()
 
     def wake(self) -> None:
-        self.told = True
+        self.told: bool = True
         try:
             self._gate.release()
         except RuntimeError:
@@ -91,12 +91,12 @@ class TaskWaiter(Waiter):
 
     def __init__(self, id: str, name: str, loop: Loop, on_dead_loop: Callable[[Loop], None]) -> None:
         super().__init__(id, name, loop)
-        self.loop = loop
+        self.loop: Loop = loop
         self._on_dead_loop = on_dead_loop
         self._parked: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        self.told = True
+        self.told: bool = True
         try:
             self.loop.call_soon_threadsafe(self._unpark)
         except RuntimeError:  # the loop has ended, and whoever waited in it
@@ -134,8 +134,8 @@ class Park:
     __slots__ = ("seconds", "waiter")
 
     def __init__(self, waiter: Waiter, seconds: float | None) -> None:
-        self.waiter = waiter
-        self.seconds = seconds
+        self.waiter: Waiter = waiter
+        self.seconds: float | None = seconds
 
     def run(self) -> None:
         assert isinstance(self.waiter, ThreadWaiter)
@@ -155,13 +155,13 @@ class Group:
     __slots__ = ("doubts_from", "due", "loop", "name", "oldest", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
-        self.name = name
-        self.loop = loop
+        self.name: str = name
+        self.loop: Loop | None = loop
         # a dict would find its first slowly when many before it have left
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
-        self.due = math.inf  # until one of them has looked
-        self.doubts_from = 0.0  # monotonic; see Listener.doubt()
+        self.due: float = math.inf  # until one of them has looked
+        self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
 
 
 class Waiters:

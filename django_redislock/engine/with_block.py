@@ -22,7 +22,7 @@ class WithBlock:
     __slots__ = ("__weakref__", "_exit", "context", "lock", "section")
 
     def __init__(self, lock: object) -> None:
-        self.lock = lock
+        self.lock: object = lock
         self.section: Section | None = None  # once it is entered
         self.context: Any = None  # or whatever else has to be left at its end
         self._exit: Callable[[], object] = _nothing

@@ -78,7 +78,7 @@ class Maker:
             )
         self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
         # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
-        self.timeout = origin.timeout
+        self.timeout: float = origin.timeout
         self._keywords["socket_timeout"] = None
         if not self._keywords.get("socket_connect_timeout"):
             self._keywords["socket_connect_timeout"] = self.timeout
@@ -159,7 +159,7 @@ class LoopConnections:
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
         self._end: AsyncGenerator[None, None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # an event loop alone keeps none alive
-        self.closed = False  # commands still work, each with a connection of its own
+        self.closed: bool = False  # commands still work, each with a connection of its own
 
     async def open(self, forget: Callable[[], object]) -> None:
         """Tie our end to that of the running loop, which closes the asynchronous generators that it has begun.

@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from ..conf import conf
 from ..per_process import PerProcess
 from .aio import LoopConnections, Maker
-from .aliases import find_origin, lock_aliases
+from .aliases import Origin, find_origin, lock_aliases
 from .memory import check_allowed, forget_servers
 from .pool import ConnectionPool
 from .wire import Command
@@ -33,16 +33,19 @@ class Backend:
 
     def __init__(self, alias: str, key_prefix: str) -> None:
         self.alias = alias
-        self.origin = find_origin(alias)
-        self.memory = self.origin.memory
-        self.timeout = self.origin.timeout
+        self.origin: Origin = find_origin(alias)
+        self.memory: bool = self.origin.memory
+        self.timeout: float = self.origin.timeout
         own = f"{self.origin.key_prefix}:" if self.origin.key_prefix else ""
-        self.prefix = f"{own}{key_prefix}{{0}}:"
-        self.place = (self.origin.database, self.prefix)  # locks in the same place exclude each other
-        self.channel = f"{self.prefix}wake:{secrets.token_urlsafe(12)}"
+        self.prefix: str = f"{own}{key_prefix}{{0}}:"
+        self.place: tuple[tuple[object, ...], str] = (
+            self.origin.database,
+            self.prefix,
+        )  # locks in the same place exclude each other
+        self.channel: str = f"{self.prefix}wake:{secrets.token_urlsafe(12)}"
         self.known = 0
         self.anchor: tuple[int, float] | None = None
-        self.closed = False
+        self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self._bound = min(self.origin.pool.max_connections, MAX_CONNECTIONS)

@@ -31,10 +31,10 @@ class Execute:
     __slots__ = ("backend", "by", "command", "urgency")
 
     def __init__(self, backend: Backend, command: Command, by: float | None = None, urgency: int = ENTERING) -> None:
-        self.backend = backend
-        self.command = command
-        self.by = by
-        self.urgency = urgency
+        self.backend: Backend = backend
+        self.command: Command = command
+        self.by: float | None = by
+        self.urgency: int = urgency
 
     @property
     def commands(self) -> Sequence[Command]:
@@ -53,8 +53,8 @@ class ExecuteMany:
     __slots__ = ("backend", "commands")
 
     def __init__(self, backend: Backend, commands: Sequence[Command]) -> None:
-        self.backend = backend
-        self.commands = commands
+        self.backend: Backend = backend
+        self.commands: Sequence[Command] = commands
 
     def run(self) -> list[Any]:
         return self.backend.execute_many(self.commands)

@@ -34,12 +34,15 @@ class Script:
 
     def __init__(self, name: str, stored: str = "key") -> None:
         self.name = name
+        self.keys: tuple[str, ...]
+        self.args: tuple[str, ...]
+        self.source: str
         self.keys, self.args, self.source = assemble(name, stored)
         self.register()
 
     def register(self) -> None:
         """Known from now on by the hash of its text, by which Redis knows it."""
-        self.sha = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        self.sha: str = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         _by_sha[self.sha] = self
 
     def command(self, keys: Sequence[str], args: Sequence[Any]) -> Command:

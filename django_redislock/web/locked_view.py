@@ -204,7 +204,7 @@ class OpenedHere:
     """
 
     def __init__(self, excluded: Iterable[str]) -> None:
-        self.excluded = frozenset(excluded)
+        self.excluded: frozenset[str] = frozenset(excluded)
 
     def __contains__(self, alias: object) -> bool:
         return True

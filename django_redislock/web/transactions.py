@@ -91,7 +91,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         self._entered.contexts = [*self._entered.__dict__.get("contexts", ()), context]
         return lock
 
-    __exit__ = ExitMethod(lambda block, *error: _leave(block, *error))
+    __exit__: ExitMethod = ExitMethod(lambda block, *error: _leave(block, *error))
 
     def entered(self) -> AbstractContextManager[Lock]:
         """The latest block that ExitStack has entered in this thread."""
