@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from ..display import duration, printable
-from ..inspection import LockInfo, SuspensionInfo, WaiterInfo
+from ..inspection import LockInfo, PoolSummary, SuspensionInfo, WaiterInfo
 from ..pool import PoolInfo
 
 GAP = "  "
@@ -94,6 +94,15 @@ def portrait(lock: LockInfo) -> str:
 def _planned(suspension: SuspensionInfo) -> str:
     text = f"as soon as nobody holds it, for another {duration(suspension.left)}, by {printable(suspension.owner)}"
     return f"{text}: {printable(suspension.note)}" if suspension.note else text
+
+
+def pools_table(pools: Sequence[PoolSummary], *, aliases: bool = False) -> str:
+    """``aliases``: with a column of the cache aliases."""
+    rows: list[tuple[str, ...]] = [("POOL", *["ALIAS"] * aliases, "MEMBERS", "HELD", "WAITERS")]
+    for pool in pools:
+        numbers = str(pool.members), str(pool.held), str(pool.waiters)
+        rows.append((printable(pool.name), *[printable(pool.alias)] * aliases, *numbers))
+    return columns(rows)
 
 
 def pool_portrait(pool: PoolInfo) -> str:

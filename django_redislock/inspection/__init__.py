@@ -5,16 +5,20 @@ from __future__ import annotations
 from .force import aforce_release, force_release
 from .info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, aget_lock, get_lock
 from .listing import alist_locks, list_locks
+from .pools import PoolSummary, alist_pools, list_pools
 
 __all__ = [
     "LockInfo",
     "LockStatus",
+    "PoolSummary",
     "SuspensionInfo",
     "WaiterInfo",
     "aforce_release",
     "aget_lock",
     "alist_locks",
+    "alist_pools",
     "force_release",
     "get_lock",
     "list_locks",
+    "list_pools",
 ]

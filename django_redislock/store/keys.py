@@ -8,7 +8,7 @@ from ..names import split_member
 
 # what Redis calls the type of a key, by the word behind the prefix; all others are strings
 _TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
-    ("queue", "index", "members", "fresh", "free", "busy", "wanted"), "zset"
+    ("queue", "index", "members", "fresh", "free", "busy", "wanted", "pools"), "zset"
 )
 
 
@@ -60,6 +60,11 @@ def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
         f"{prefix}queue:{pool}",
         f"{prefix}waiters:{pool}",
     )
+
+
+def pools_key(prefix: str) -> str:
+    """Of a sorted set: the pools that have members, as names have them."""
+    return f"{prefix}pools"
 
 
 def redis_type(key: str, prefix: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..steps import Steps
 from .backend import Backend
 from .idempotency import call_once
-from .keys import Keys
+from .keys import Keys, pools_key
 from .retry import call
 from .scripts import Script
 
@@ -38,7 +38,8 @@ def replace_members(backend: Backend, keys: Keys, pool: str, members: Sequence[s
 
 def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
     """One step, and what may still be handed out after it."""
-    declared = (*keys.all, f"{backend.prefix}next_members:{staged}", f"{backend.prefix}next_fresh:{staged}")
+    into = (f"{backend.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
+    declared = (*keys.all, *into, pools_key(backend.prefix))
 
     def run(how: str, *words: str) -> Steps[list[int]]:
         args = (pool, how, backend.channel, str(backend.known), *words)

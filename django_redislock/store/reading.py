@@ -81,13 +81,19 @@ def _checked(backend: Backend, commands: Sequence[Command], answers: Iterator[An
     return found
 
 
+def read_all(backend: Backend, reads: Sequence[Command]) -> Steps[tuple[int, list[Any]]]:
+    """The server's time (microseconds), and the answers to these commands; one round trip."""
+    commands: list[Command] = [("TIME",), *reads]
+    answers = iter((yield from call_many(backend, commands)))
+    clock, *checked = yield from _checked(backend, commands, answers)
+    return int(clock[0]) * 1_000_000 + int(clock[1]), checked
+
+
 def read_index(backend: Backend) -> Steps[tuple[int, list[tuple[str, float]]]]:
     """The server's time, and the held locks with the ends of their leases, both in microseconds; one round trip."""
-    commands: list[Command] = [("TIME",), ("ZRANGE", f"{backend.prefix}index", "0", "-1", "WITHSCORES")]
-    answers = iter((yield from call_many(backend, commands)))
-    clock, index = yield from _checked(backend, commands, answers)
+    us, (index,) = yield from read_all(backend, [("ZRANGE", f"{backend.prefix}index", "0", "-1", "WITHSCORES")])
     names = (name.decode(errors="replace") for name in index[::2])
-    return int(clock[0]) * 1_000_000 + int(clock[1]), list(zip(names, map(float, index[1::2]), strict=True))
+    return us, list(zip(names, map(float, index[1::2]), strict=True))
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -11,7 +11,7 @@ import redis
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
 
-from django_redislock import Lock
+from django_redislock import Lock, LockPool
 from tests.cli.conftest import hold, redislocks
 
 pytestmark = pytest.mark.usefixtures("two_aliases")
@@ -51,12 +51,25 @@ def test_using_is_a_filter() -> None:
 @pytest.mark.usefixtures("_both")
 def test_show_finds_a_lock_on_any_alias_and_asks_which_where_there_are_two() -> None:
     assert redislocks("show", "order:2").startswith("NAME        order:2\n")
-    with pytest.raises(CommandError, match=r"in several cache aliases \(locks, default\): give --using") as raised:
+    with pytest.raises(CommandError, match=r"several cache aliases \(locks, default\): give --using") as raised:
         redislocks("show", "x")
     assert raised.value.returncode == 2
     assert redislocks("show", "x", "--using=default").startswith("NAME        x\n")
     with pytest.raises(CommandError, match=r"^Not held: y$"):
         redislocks("show", "y")
+
+
+def test_pools_of_all_aliases_are_listed_and_found() -> None:
+    for pool, alias in (("a", "locks"), ("b", "default"), ("a", "default")):
+        LockPool(pool, using=alias).extend(["x"])
+    head, *rows = [line.split() for line in redislocks("pool").splitlines()]
+    assert head[:2] == ["POOL", "ALIAS"]
+    assert [row[:2] for row in rows] == [["a", "locks"], ["a", "default"], ["b", "default"]]
+    assert redislocks("pool", "b").startswith("POOL     b\n")
+    assert redislocks("pool", "a", "--using=default").startswith("POOL     a\n")
+    with pytest.raises(CommandError, match=r"several cache aliases \(locks, default\): give --using") as raised:
+        redislocks("pool", "a")
+    assert raised.value.returncode == 2
 
 
 @pytest.mark.usefixtures("_both")

@@ -58,6 +58,25 @@ def test_a_pool_without_members_fails() -> None:
     assert caught.value.returncode == 1
 
 
+def test_without_a_name_it_lists_all_pools(pool: LockPool, other: Callable[[], Other], eventually: Eventually) -> None:
+    assert redislocks("pool") == "There are no pools.\n"
+    LockPool("accounts").extend(map(str, range(12)))
+    pool.extend(["a"])
+    with pool.acquire():
+        waiting = other().start(lambda: pool.acquire(blocking_timeout=GENEROUS).release())
+        eventually(lambda: pool.info().waiters == 1)
+        text = redislocks("pool")
+        found = json.loads(redislocks("pool", "--format=json"))
+    waiting.result(GENEROUS)
+    assert [line.split() for line in text.splitlines()] == [
+        ["POOL", "MEMBERS", "HELD", "WAITERS"],
+        ["accounts", "12", "0", "0"],
+        ["proxies", "1", "1", "1"],
+    ]
+    accounts = {"name": "accounts", "alias": "default", "members": 12, "held": 0, "waiters": 0}
+    assert found == [accounts, {**accounts, "name": "proxies", "members": 1, "held": 1, "waiters": 1}]
+
+
 def test_a_name_that_cannot_be_one_is_refused() -> None:
     with pytest.raises(CommandError, match="has 607 bytes"):
         redislocks("pool", " " * 200)

@@ -130,7 +130,7 @@ def leftovers(client: redis.Redis) -> list[str]:
     return [
         key
         for key in all_leftovers(client)
-        if not key.startswith(("members:", "fresh:", "free:")) and not _ends(client, key)
+        if not key.startswith(("members:", "fresh:", "free:", "pools")) and not _ends(client, key)
     ]
 
 

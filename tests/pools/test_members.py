@@ -13,7 +13,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, LockPool, force_release, get_lock
 from django_redislock.inspection import LockStatus
-from django_redislock.store.keys import make_keys
+from django_redislock.store.keys import make_keys, pools_key
 from django_redislock.store.scripts import Script
 from tests.helpers.pools import ANY, POOL, lock_of
 from tests.helpers.processes import Worker
@@ -132,7 +132,7 @@ def test_members_that_do_not_all_arrive_change_nothing(accounts: LockPool, clien
     for key in sent:
         client.zadd(key, {"carol": 0})
     members = Script("members", "member")
-    keys = (f"{PREFIX}slot:x", *make_keys(PREFIX, ANY).all, *sent)
+    keys = (f"{PREFIX}slot:x", *make_keys(PREFIX, ANY).all, *sent, pools_key(PREFIX))
     with pytest.raises(redis.ResponseError, match="not all members have arrived"):
         client.eval(members.source, len(keys), *keys, 1, ANY, "switch", "channel", 0, 2)
     assert accounts.keys() == ["alice", "bob"]

@@ -7,17 +7,18 @@ import os
 import signal
 import sys
 from argparse import SUPPRESS, Action
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import asdict
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, TypeVar
 
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from django_redislock import Lock, LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks
+from django_redislock import Lock, LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks, list_pools
 from django_redislock.cli.arguments import (
     SubcommandParser,
     exit_status,
@@ -28,7 +29,7 @@ from django_redislock.cli.arguments import (
 )
 from django_redislock.cli.operator import operator, system_user
 from django_redislock.cli.run import run
-from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, portrait, table, with_queue
+from django_redislock.cli.text import as_json, pool_as_json, pool_portrait, pools_table, portrait, table, with_queue
 from django_redislock.cli.watch import watch
 from django_redislock.display import duration, printable
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
@@ -36,16 +37,19 @@ from django_redislock.log import unprinted
 from django_redislock.store.backend import Backend, get_backend, get_backends
 from django_redislock.store.keys import make_keys
 
+T = TypeVar("T")
+
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {
     "list": "List the held locks: who holds them, for how long, how much lease is left, and how many wait.",
     "show": "Show one lock: its holder, and its queue in order. Exits 1 if nobody holds it.",
-    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members.",
+    "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
+    "Without a name: all pools.",
     "clear": "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
     "run": "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
 }
 # those that cover every alias that has locks, unless --using names one
-EVERYWHERE = ("list", "show", "clear")
+EVERYWHERE = ("list", "show", "pool", "clear")
 STATUSES = (
     f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
     f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
@@ -140,24 +144,29 @@ class Command(BaseCommand):
         locks = find_held([name], backends)
         if not locks:
             raise CommandError("\n".join(not_held([name], backends)))
-        if len(locks) > 1:
-            aliases = ", ".join(lock.alias for lock in locks)
-            raise CommandError(f"Held in several cache aliases ({aliases}): give --using.", returncode=2)
-        (lock,) = locks
+        lock = the_only({lock.alias: lock for lock in locks})
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
     # -- pool -------------------------------------------------------------------------------------------------------
 
     def add_pool_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", metavar="NAME", type=name_of_pool, help="The pool to show.")
+        parser.add_argument(
+            "name", metavar="NAME", nargs="?", type=name_of_pool, help="The pool to show; without it, all are listed."
+        )
         parser.add_argument(
             "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
         )
 
-    def handle_pool(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
-        pool = LockPool(name, using=using).info()
-        if not pool.members and not pool.waiters:
+    def handle_pool(self, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
+        backends = get_backends(using)
+        if name is None:
+            self.say(all_pools(format, backends))
+            return
+        found = {backend.alias: LockPool(name, using=backend.alias).info() for backend in backends}
+        pools = {alias: pool for alias, pool in found.items() if pool.members or pool.waiters}
+        if not pools:
             raise CommandError(f"No members: {printable(name)}")
+        pool = the_only(pools)
         self.say(json.dumps(pool_as_json(pool), indent=2) if format == "json" else pool_portrait(pool))
 
     # -- clear ------------------------------------------------------------------------------------------------------
@@ -349,6 +358,13 @@ def find_held(names: Iterable[str], backends: Sequence[Backend]) -> list[LockInf
     return [lock for lock in found if lock is not None]
 
 
+def the_only(found: Mapping[str, T]) -> T:
+    """What there is under one alias; CommandError if there are several."""
+    if len(found) > 1:
+        raise CommandError(f"In several cache aliases ({', '.join(found)}): give --using.", returncode=2)
+    return next(iter(found.values()))
+
+
 def matching(pattern: str, backends: Sequence[Backend]) -> list[LockInfo]:
     """The held locks whose names match, wherever they are, by name."""
     found = [lock for backend in backends for lock in list_locks(pattern, using=backend.alias)]
@@ -375,6 +391,15 @@ def not_held(names: Sequence[str], backends: Sequence[Backend]) -> list[str]:
         f"name."
         for name, key in foreign.items()
     ]
+
+
+def all_pools(format: str, backends: Sequence[Backend]) -> str:
+    """The pools of these aliases, as text."""
+    found = [pool for backend in backends for pool in list_pools(using=backend.alias)]
+    pools = sorted(found, key=lambda pool: pool.name)
+    if format == "json":
+        return json.dumps([asdict(pool) for pool in pools], indent=2)
+    return pools_table(pools, aliases=len(backends) > 1) if pools else "There are no pools."
 
 
 def listing(pattern: str, format: str, using: str | None, *, indent: int | None = None, room: int | None = None) -> str:

@@ -1,6 +1,6 @@
 -- members: one step of a change of a pool's members. Each handles as many as are given, in bounded time.
--- KEYS     slot @pool index fence next_members next_fresh
---            the last two: a set of members that is not in use yet
+-- KEYS     slot @pool index fence next_members next_fresh pools
+--            next: a set of members that is not in use yet; pools: those that have members
 -- ARGV     number name how channel known member...
 --            number: of the call in its slot
 --            how: add, remove; stage = into the set that is not in use yet; switch = put that in the place of the old
@@ -44,6 +44,11 @@ return once(function()
     redis.call('PEXPIRE', KEYS.next_members, 60000)
     redis.call('PEXPIRE', KEYS.next_fresh, 60000)
     return changed .. ' 0'
+  end
+  if redis.call('EXISTS', KEYS.members) == 1 then
+    redis.call('ZADD', KEYS.pools, 0, ARGV.name)
+  else
+    redis.call('ZREM', KEYS.pools, ARGV.name)
   end
   sweep()
   return changed .. ' ' .. (serve() == 'more' and 1 or 0)

@@ -1,0 +1,59 @@
+"""The pools there are, in numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import translate
+
+from ..names import known_as
+from ..steps import Steps, arun, run_blocking
+from ..store.backend import Backend, get_backend
+from ..store.keys import pool_keys, pools_key
+from ..store.reading import read_all
+from ..store.wire import Command
+
+
+@dataclass(frozen=True)
+class PoolSummary:
+    """A pool in numbers. ``held`` members are locked or suspended; one that was taken out of the pool still counts
+    there until its holder releases it. ``waiters`` wait for any member.
+    """
+
+    name: str
+    alias: str
+    members: int
+    held: int
+    waiters: int
+
+
+def list_pools(pattern: str = "*", *, using: str | None = None) -> list[PoolSummary]:
+    """The pools with members whose names match the shell-style ``pattern``, by name; two round trips.
+
+    Raises LockUnavailable when Redis cannot be reached.
+    """
+    return run_blocking(_list(pattern, using), "Await alist_pools() instead")
+
+
+async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[PoolSummary]:
+    """See list_pools()."""
+    return await arun(_list(pattern, using))
+
+
+def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
+    backend = get_backend(using)
+    matches = re.compile(translate(pattern)).match
+    us, (found,) = yield from read_all(backend, [("ZRANGE", pools_key(backend.prefix), "0", "-1")])
+    pools = {known_as(raw.decode(errors="replace")): raw.decode(errors="replace") for raw in found}
+    wanted = {name: pool for (noun, name), pool in pools.items() if noun == "pool" and matches(name)}
+    _, counts = yield from read_all(backend, [one for pool in wanted.values() for one in _counts(backend, pool, us)])
+    rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
+    summaries = [PoolSummary(name, backend.alias, *row) for name, row in zip(wanted, rows, strict=True)]
+    return sorted((one for one in summaries if one.members), key=lambda one: one.name)
+
+
+def _counts(backend: Backend, pool: str, us: int) -> list[Command]:
+    """Members, those that are held, and those who wait."""
+    keys = pool_keys(backend.prefix, pool)
+    return [("ZCARD", keys[0]), ("ZCOUNT", keys[4], f"({us}", "+inf"), ("ZCARD", keys[7])]
