@@ -338,8 +338,9 @@ class Watchdog:
                 else:
                     self._pending.discard(task)
         if any(parcel.task.matters for parcel in parcels) and outage.says():
-            facts = {"alias": backend.alias, "tasks": len(parcels), "outage": outage.lasted, "error": error}
-            self._notifier.log(WARNING, "renewal-failed", **facts)
+            self._notifier.log(
+                WARNING, "renewal-failed", alias=backend.alias, tasks=len(parcels), outage=outage.lasted, error=error
+            )
 
     def _note(self, lease: Lease, due: float, answer: Renewed) -> None:
         if answer.state == HELD:

@@ -149,8 +149,8 @@ def calls() -> Iterator[tuple[str, str, set[str]]]:
                 case [level, event] if called == "log_event" or called.endswith("notifier.log"):
                     if level.isupper() and event.startswith("'"):  # not what passes on what it was given
                         yield level, ast.literal_eval(event), keys
-                case [event, "error"] if called.endswith("._log_trouble"):
-                    yield "WARNING", ast.literal_eval(event), {"alias", "error"}
+                case [event] if called == "self._log":  # the listener's
+                    yield "WARNING", ast.literal_eval(event), {"alias", *keys}
 
 
 def test_the_readme_lists_every_event_with_its_level_and_keys() -> None:

@@ -107,6 +107,7 @@ def test_the_narrow_user_can_do_all_is_refused_nothing_and_needs_every_right(
     all_of_them(crowd, eventually)
     use_what_is_around_them(root)
     call_command("redislocks", "pool", "seats", verbosity=0)
+    call_command("redislocks", "pool", verbosity=0)
     assert refused(root) == set()
     keys: Any = root.keys("*")
     assert all(key.startswith(b"redislock{0}:") for key in keys)

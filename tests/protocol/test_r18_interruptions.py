@@ -29,7 +29,7 @@ from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
 from tests.protocol.scene import LONG, Eventually, Start
 
 OURS = str(Path(django_redislock.__file__).parent)
-MEMBERS = ["free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:"]
+MEMBERS = ["free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"]
 
 
 def enter() -> None:
