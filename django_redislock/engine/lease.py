@@ -21,6 +21,7 @@ FORCED = "it was force-released"
 RELEASED = "the bearer of its token has released it elsewhere"
 ADOPTED = "the bearer of its token has adopted it elsewhere"
 ENDED = "its lease ended before it could be renewed"
+OVER = "its lease ended, and it was not to be renewed"
 
 
 class Lives(Protocol):
@@ -167,8 +168,13 @@ class Lease:
             lease_left=left,
         )
 
+    @property
+    def end_reason(self) -> str:
+        """Why it is lost where only its time is over."""
+        return ENDED if self.renewing else OVER
+
     def lost_error(self) -> LockLost:
-        reason = self.lost_reason or ENDED
+        reason = self.lost_reason or self.end_reason
         return LockLost(
             f"The lock {self.name!r} was lost while it was held here: {reason}.",
             self.name,

@@ -6,6 +6,7 @@ themselves.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import threading
@@ -30,8 +31,9 @@ LOOK_EVERY = 5.0  # seconds between looks of a process at one name
 RECONNECTING = 1.0  # the same while there is no subscription
 WATCHING = 0.1  # the same at a lock that is free, and left for somebody who polls
 JITTER = 0.05
-OUTAGE = 10.0  # seconds without a connection after which waiters try for themselves, and fail
+SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
+STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
 DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
 MESSAGE_WITHIN = 1.0  # seconds that a message may take from its begin to its end
 
@@ -186,9 +188,10 @@ class Listener:
     def _listen(self) -> None:
         """Subscribe, read, and again when the connection is lost, until closed."""
         outage: Outage | None = None
-        refused = RECONNECTING
+        refusal, refused = "", RECONNECTING
         while not self._closed.is_set():
             self.connection = connection = self.backend.origin.listening(MESSAGE_WITHIN)
+            stands_from = math.inf
             try:
                 connection.connect()
                 connection.send_command("SUBSCRIBE", self.backend.channel)
@@ -196,12 +199,17 @@ class Listener:
                 reader = Reader(connection, self._dispatch, self._threads_may_read)
                 self._subscribed(polled=not self._messages_count())
                 self.reader = reader  # not before all were told: nobody can wake one who reads
-                if outage is not None and outage.said:
+                if outage is not None and outage.logged:
+                    outage.logged = False
                     self._log("listener-reconnected", outage=outage.lasted)
-                outage, refused = None, RECONNECTING
+                refusal, refused = "", RECONNECTING
+                stands_from = monotonic() + STANDS
                 reader.serve(self._closed, polls=self.backend.memory)
+                outage = None
             except ResponseError as error:
-                self._log("not-subscribed", error=error)
+                if str(error) != refusal:
+                    refusal = str(error)
+                    self._log("not-subscribed", error=error)
                 self._subscribed(polled=True)
                 # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
                 self._closed.wait(refused)
@@ -209,10 +217,11 @@ class Listener:
             except Exception as error:
                 self.ready = False
                 if not self._closed.is_set():
-                    outage = outage or Outage()
-                    if outage.says():
+                    if outage is None or monotonic() > stands_from:
+                        outage = Outage()
+                    if outage.log_is_due():
                         self._log("listener-disconnected", outage=outage.lasted, error=error)
-                    if outage.lasted > OUTAGE:
+                    if outage.lasted > SIT_OUT:
                         self.tell_all()
                     self._closed.wait(outage.fail() * random.uniform(0.5, 1))
             finally:

@@ -1,23 +1,28 @@
-"""A time in which Redis cannot be reached in the background: when to try again, and when to say that it goes on."""
+"""A time in which Redis cannot be reached in the background: when to try again, and when to log that it goes on."""
 
 from __future__ import annotations
 
+import math
 from time import monotonic
 
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between two tries: each is twice the one before
-LAST_SAYING = 60.0  # seconds between two lines in the log, at most
+LOG_EVERY = 60.0  # seconds between two lines in the log, at most
 
 
 class Outage:
-    """It is said at once, then each time it has become twice as long; later, every minute."""
+    """Logged at once, then whenever it has doubled in length, and at least once a minute.
 
-    __slots__ = ("_says_at", "delay", "said", "since")
+    Where nothing needs Redis any more, nobody tries again, and nobody learns when the outage ends.
+    """
+
+    __slots__ = ("_log_at", "delay", "logged", "retry_at", "since")
 
     def __init__(self) -> None:
         self.since: float = monotonic()
-        self._says_at = self.since
         self.delay: float = 0.0  # seconds until the next try
-        self.said: bool = False
+        self.retry_at: float = math.inf  # monotonic
+        self.logged: bool = False
+        self._log_at = self.since
 
     @property
     def lasted(self) -> float:
@@ -25,15 +30,20 @@ class Outage:
         return monotonic() - self.since
 
     def fail(self) -> float:
-        """One more try has failed; answers the seconds to wait until the next."""
+        """One more try has failed; returns the seconds to wait until the next."""
         self.delay = min(self.delay * 2 or FIRST_RETRY, LAST_RETRY)
+        self.retry_at = monotonic() + self.delay
         return self.delay
 
-    def says(self) -> bool:
-        """Whether it is time to say so."""
+    def is_stale(self, timeout: float) -> bool:
+        """Whether nobody has tried when it was time to, and has failed within ``timeout`` seconds."""
+        return monotonic() > self.retry_at + timeout + LAST_RETRY
+
+    def log_is_due(self) -> bool:
+        """Whether to log it now."""
         now = monotonic()
-        if now < self._says_at:
+        if now < self._log_at:
             return False
-        self._says_at = now + min(max(now - self.since, LAST_RETRY), LAST_SAYING)
-        self.said = True
+        self._log_at = now + min(max(now - self.since, LAST_RETRY), LOG_EVERY)
+        self.logged = True
         return True

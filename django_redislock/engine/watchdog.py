@@ -25,7 +25,7 @@ from ..store.calls import HELD, HOLDER, WITHDRAWAL, Renewed, Wanted, left_to_rel
 from ..store.keys import make_keys
 from ..store.wire import Command
 from .agenda import Agenda, PendingRelease, Task
-from .lease import ENDED, Lease, Section
+from .lease import Lease, Section
 from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
 from .outage import LAST_RETRY, Outage
@@ -262,7 +262,7 @@ class Watchdog:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if now >= lease.ends:
-            self.lose(lease, ENDED)
+            self.lose(lease, lease.end_reason)
             return None
         released = not lease.may_be_released()
         if not lease.watched:
@@ -319,13 +319,15 @@ class Watchdog:
                 self.release_later(rest, unknown=False, how=WITHDRAWAL)
         over = None if refused else self._outages.pop(backend, None)
         if over is not None:
-            if over.said:
+            if over.logged and not over.is_stale(backend.timeout):
                 self._notifier.log(WARNING, "renewal-recovered", alias=backend.alias, outage=over.lasted)
             self.renew_all(backend)
 
     def _failed(self, backend: Backend, parcels: list[Parcel], error: Exception) -> None:
         """Plan another try."""
-        outage = self._outages.setdefault(backend, Outage())
+        outage = self._outages.get(backend)
+        if outage is None or outage.is_stale(backend.timeout):
+            outage = self._outages[backend] = Outage()
         delay = outage.fail()
         with self._mutex:
             now = monotonic()
@@ -337,7 +339,7 @@ class Watchdog:
                     self._plan(now + delay, task)
                 else:
                     self._pending.discard(task)
-        if any(parcel.task.matters for parcel in parcels) and outage.says():
+        if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
             self._notifier.log(
                 WARNING, "renewal-failed", alias=backend.alias, tasks=len(parcels), outage=outage.lasted, error=error
             )

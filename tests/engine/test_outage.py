@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -34,21 +35,77 @@ def test_tries_follow_each_other_in_growing_intervals_to_a_second() -> None:
     assert [one.fail() for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-def test_it_is_said_less_and_less_often(at: Callable[[float], None]) -> None:
+def test_it_is_logged_less_and_less_often(at: Callable[[float], None]) -> None:
     one, said = Outage(), []
     for second in range(601):
         at(second)
-        if one.says():
+        if one.log_is_due():
             said.append(second)
     assert said == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364, 424, 484, 544]
 
 
-def test_one_that_was_not_said_to_begin_is_not_said_to_end() -> None:
+def test_one_that_was_not_logged_to_begin_is_not_logged_to_end() -> None:
     one = Outage()
     one.fail()
-    assert not one.said
-    one.says()
-    assert one.said
+    assert not one.logged
+    one.log_is_due()
+    assert one.logged
+
+
+def test_one_that_nobody_has_looked_at_for_long_is_over(at: Callable[[float], None]) -> None:
+    one = Outage()
+    assert not one.is_stale(5)
+    one.fail()
+    at(6)
+    assert not one.is_stale(5)
+    at(7)
+    assert one.is_stale(5)
+
+
+def test_the_next_outage_does_not_begin_where_one_ended_that_nobody_saw_the_end_of(
+    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock("seat", ttl=1.5)
+    lock.acquire()
+    own.stop()
+    eventually(lambda: lock.lost)
+    assert "event=renewal-failed" in caplog.text
+    own.start()
+    later = monotonic() + 3600
+    monkeypatch.setattr(outage, "monotonic", lambda: later)
+    other = Lock("row", ttl=1.5)
+    other.acquire()
+    fence, ends = other.fence, monotonic() + other.remaining()
+    eventually(lambda: monotonic() + other.remaining() > ends + 0.1)
+    assert (other.fence, other.lost) == (fence, False)
+    assert "event=renewal-recovered" not in caplog.text
+
+
+def test_subscriptions_that_do_not_last_are_one_outage(
+    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = runtime().listener(get_backend())
+    listener.start()
+    with own.client() as client:
+        for _ in range(6):
+            eventually(lambda: listener.ready)
+            before = listener.generation
+            client.client_kill_filter(_type="pubsub", skipme=True)
+            eventually(lambda before=before: listener.generation > before)
+    assert 1 <= caplog.text.count("event=listener-disconnected") <= 3
+    assert 1 <= caplog.text.count("event=listener-reconnected") <= 3
+
+
+def test_that_messages_are_refused_is_logged_once(
+    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.listener.RECONNECTING", 0.01)
+    with own.client() as client:
+        client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
+        listener = runtime().listener(get_backend())
+        listener.start()
+        eventually(lambda: listener.generation > 4)
+    assert caplog.text.count("event=not-subscribed") == 1
 
 
 @pytest.mark.parametrize(

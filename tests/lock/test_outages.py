@@ -79,8 +79,8 @@ def test_a_waiter_gives_up_after_a_long_outage(
     crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, retry_for: RetryFor
 ) -> None:
     retry_for(0.1)
-    monkeypatch.setattr("django_redislock.engine.attempt.OUTAGE", 0.3)
-    monkeypatch.setattr("django_redislock.engine.listener.OUTAGE", 0.3)
+    monkeypatch.setattr("django_redislock.engine.attempt.SIT_OUT", 0.3)
+    monkeypatch.setattr("django_redislock.engine.listener.SIT_OUT", 0.3)
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")
