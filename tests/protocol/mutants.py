@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.protocol.machine import Change
 
-PASS_ON, ENQUEUE, SUSPECTS, HANDOFF, IS_FULL = (
-    f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff", "is_full")
+PASS_ON, ENQUEUE, SUSPECTS, HANDOFF, IS_FULL, IS_DEAD = (
+    f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff", "is_full", "is_dead")
 )
 
 # what is wrong: the file, what it says, what it says instead
@@ -35,13 +35,12 @@ MUTANTS: dict[str, Change] = {
     # queues
     "who was dropped is not told so": (ENQUEUE, "then state = REQUEUED end", "then end"),
     "a queue is never forgotten": (ENQUEUE, "redis.call('PEXPIRE', queue, 60000)", ""),
-    "one who polls is never dropped": (PASS_ON, "channel == '-' and us < alive_until then", "channel == '-' then"),
+    "one who polls is never dropped": (IS_DEAD, "return us >= alive_until", "return false"),
     "one who polls is watched by nobody": (PASS_ON, "if reserved > 0 and not me then", "if false then"),
     "the dead are handed the lock": ("pieces/channel.lua", "redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0", "false"),
     "a lock that nobody wants stays listed": ("pieces/hand_on_key.lua", "if handed == 0 then", "if false then"),
     "who waits already is refused": (IS_FULL, "or redis.call('ZSCORE', queue, ARGV.id)", ""),
-    "the dead keep a queue full": (IS_FULL, "if not channel or absent[channel] then", "if false then"),
-    "who polled and is gone keeps a queue full": (IS_FULL, "if us >= alive_until then", "if false then"),
+    "the dead keep a queue full": (IS_FULL, "if is_dead(channel, alive_until, absent) then", "if false then"),
     "a queue is never full": ("acquire.lua", "if ARGV.most ~= '' and", "if false and"),
     # handoffs
     "a handoff is not told": (HANDOFF, "tell(channel, 'g '", "tostring('g '"),

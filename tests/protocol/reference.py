@@ -167,7 +167,7 @@ class Reference:
         state, value = BUSY, self.lock.text() if held and self.lock else None
         if wait == NOT_AT_ALL:
             ticket = ticket or 0
-        elif attempt.most is not None and self._is_full(attempt.id, attempt.most):
+        elif attempt.most is not None and ticket is None and self._is_full(attempt.id, attempt.most):
             state, ticket = FULL, 0
         else:
             state = BUSY if ticket is None or attempt.id in self.queue else REQUEUED

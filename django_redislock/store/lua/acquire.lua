@@ -105,7 +105,8 @@ end
 
 local state = BUSY
 if ARGV.wait ~= '0' then
-  if ARGV.most ~= '' and is_full(KEYS.queue, KEYS.waiters) then
+  -- who comes back with a ticket has been let in before
+  if ARGV.most ~= '' and ARGV.ticket == '' and is_full(KEYS.queue, KEYS.waiters) then
     return {FULL, us, 0, lease_left(), value or false, unheard, namesake}
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)

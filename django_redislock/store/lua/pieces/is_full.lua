@@ -1,7 +1,6 @@
 -- (piece) whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they are
 -- dropped here, as nobody else may do so for as long as the lock is held.
---#include channel
---#include waiter
+--#include is_dead
 local function is_full(queue, waiters)
   local most = tonumber(ARGV.most)
   if redis.call('ZCARD', queue) < most or redis.call('ZSCORE', queue, ARGV.id) then return false end
@@ -9,12 +8,7 @@ local function is_full(queue, waiters)
   if #ids == 0 then return true end
   for i, entry in ipairs(redis.call('HMGET', waiters, unpack(ids))) do
     local channel, _, alive_until = parse_waiter(entry)
-    if channel == '-' then
-      if us >= alive_until then dead[#dead + 1] = ids[i] end
-    else
-      if channel and absent[channel] == nil then absent[channel] = nobody_listens(channel) end
-      if not channel or absent[channel] then dead[#dead + 1] = ids[i] end
-    end
+    if is_dead(channel, alive_until, absent) then dead[#dead + 1] = ids[i] end
   end
   if #dead == 0 then return true end
   redis.call('ZREM', queue, unpack(dead))

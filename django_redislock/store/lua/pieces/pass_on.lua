@@ -9,9 +9,7 @@
 --   'passed'                 none is left
 --   'more'                   so many dead waiters were dropped that this must go on in another call
 -- and how many it has handed over.
---#include time
---#include channel
---#include waiter
+--#include is_dead
 --#include suspects
 local MOST_DROPPED = 500 -- in one call: a script keeps all others waiting
 local dropped = 0
@@ -61,14 +59,11 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
         break
       end
       local channel, ttl, alive_until, token, owner = parse_waiter(entries[i + 2])
-      if channel == '-' and us < alive_until then
+      -- asked before the grant: a message that counts 0 here may still be heard, by one who listens to a replica
+      if is_dead(channel, alive_until, absent) or is_suspect(suspects, channel) then
+        dead[#dead + 1] = id
+      elseif channel == '-' then
         reserved = reserved + 1
-      elseif not channel or channel == '-' or absent[channel] or is_suspect(suspects, channel) then
-        dead[#dead + 1] = id
-      elseif nobody_listens(channel) then
-        -- asked before the grant: a message that counts 0 here may still be heard, by one who listens to a replica
-        absent[channel] = true
-        dead[#dead + 1] = id
       else
         redis.call('ZREM', queue, id)
         hand_over(id, channel, tonumber(ttl), token, owner)

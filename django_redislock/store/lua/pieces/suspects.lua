@@ -6,9 +6,9 @@
 local MOST_SUSPECTS = 16
 local unheard = 0 -- 1: a handoff to the process that asks ran out, though it lives
 
--- whoever asks lives
+-- whoever asks lives; nothing is handed to one who polls
 local function is_suspect(suspects, channel)
-  return channel ~= ARGV.channel and string.find(suspects, channel, 1, true)
+  return channel ~= ARGV.channel and channel ~= '-' and string.find(suspects, channel, 1, true)
 end
 
 -- returns the longer list
