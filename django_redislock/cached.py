@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from logging import WARNING
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -225,7 +226,7 @@ class _Wanted:
             return (yield from self._keep(self.default))
         name = fit_name(f"get_or_set:{quote(self.alias)}:{self.cache.make_key(self.key, version=self.version)}")
         patience = conf().BLOCKING_TIMEOUT if self.blocking_timeout is None else self.blocking_timeout
-        deadline = Deadline.after(patience)
+        begun, deadline = monotonic(), Deadline.after(patience)
         options = Options(auto_renew=True, using=self.lock_alias)
         frame = Frame()
         # a default that asks for its own value does not wait for itself: the lock raises the error
@@ -236,7 +237,8 @@ class _Wanted:
                 break
             ended = yield from self._wait_for(computation, deadline)
             if not ended and deadline.passed:
-                raise self._not_in_time(name)
+                outcome = "timeout" if deadline.waits else "busy"
+                raise LockNotAcquired(self._not_in_time, name, outcome=outcome, waited=monotonic() - begun)
             value = yield self._look()
             if value is not MISSING:
                 return value
@@ -252,8 +254,9 @@ class _Wanted:
             computation.section = section
         trouble = None
         try:
-            if (yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())) is not None:
-                raise self._not_in_time(name)
+            refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
+            if refusal is not None:
+                raise refusal.in_words(self._not_in_time)
             value = yield self._look()
             if value is MISSING:
                 value = yield from self._compute()
@@ -309,10 +312,9 @@ class _Wanted:
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
-    def _not_in_time(self, name: str) -> LockNotAcquired:
-        return LockNotAcquired(
-            f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere.", name
-        )
+    @property
+    def _not_in_time(self) -> str:
+        return f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere."
 
 
 def _may_be_needed_by(leader: Owner) -> bool:

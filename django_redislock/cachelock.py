@@ -143,7 +143,8 @@ class CacheLock:
             blocking = self.blocking
         if blocking_timeout is None:
             blocking_timeout = self.blocking_timeout
-        return self._acquire(bool(blocking), blocking_timeout, given, None if given is None else _make(given))
+        ours = None if given is None else _make(given)
+        return self._acquire(bool(blocking), blocking_timeout, given, ours) is None
 
     def release(self) -> None:
         """Release the lock to the next waiter. LockError: not locked here. LockNotOwnedError: it has expired."""
@@ -189,8 +190,9 @@ class CacheLock:
         return _run(find_held(get_backend(self.using), self.name, partial(_bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
-        if not self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self)):
-            raise LockNotAcquired("Unable to acquire lock within the time specified", self.name)
+        refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
+        if refusal is not None:
+            raise refusal.in_words("Unable to acquire lock within the time specified")
         return self
 
     __exit__: ExitMethod = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
@@ -209,14 +211,15 @@ class CacheLock:
         given: SecretBytes | None,
         ours: str | None,
         block: WithBlock | None = None,
-    ) -> bool:
-        """``given``: the token as the caller knows it; ``ours``: as Redis does."""
+    ) -> LockNotAcquired | None:
+        """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
         section = Acquisition(current_owner(), lambda lease: lease, self.name, self._options(), token=ours)
         try:
             if block is not None:
                 block.enter(section)
-            if _run(section.obtain(blocking, _patience(timeout))) is not None:
-                return False
+            refusal = _run(section.obtain(blocking, _patience(timeout)))
+            if refusal is not None:
+                return refusal
             if not self.thread_local:
                 section.held.follow(self)
             if not self.thread_local or self.timeout:
@@ -224,7 +227,7 @@ class CacheLock:
                 section.disown()
             self.local.held = section
             self.local.token = section.held.token.encode() if given is None else bytes(given)
-            return True
+            return None
         except BaseException:
             section.undo()
             raise

@@ -44,6 +44,11 @@ class LockNotAcquired(LockError):
         self.waited = waited
         self.busy_for = busy_for
 
+    def in_words(self, message: str) -> LockNotAcquired:
+        """The same facts with another message."""
+        facts = ("outcome", "attempts", "waited", "busy_for", "holder")
+        return LockNotAcquired(message, self.name, **{fact: getattr(self, fact) for fact in facts})
+
 
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
     """This thread or task never held the lock that it tried to release, extend or detach."""

@@ -242,7 +242,7 @@ class Acquisition:
         if attempt.seized is not None:
             by = lease.wanted.owner.partition("\n")[0]
             old = parse_holder(attempt.seized)
-            was = "?" if old is None else old.owner
+            was = "?" if old is None else old.described
             log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
             yield Send(lock_force_released, name=lease.name, by=by)
         if lock_acquired.receivers:

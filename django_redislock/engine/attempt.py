@@ -21,7 +21,7 @@ from ..store.calls import Taken, Wanted
 from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
 from ..times import Deadline
-from .listener import OUTAGE, Listener
+from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter
 
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
@@ -139,7 +139,8 @@ class Attempt:
             if granted is not None or last or taken.state in (calls.GIVEN_UP, calls.FULL):
                 return granted
             self.ticket = taken.number or self.ticket
-            self._tell_if_slow()
+            if monotonic() >= self.slow_at:
+                yield from self._tell_that_it_waits()
             yield Pause(min(delay, self.deadline.left()))
 
     def _await_wakes(self) -> Steps[Granted | None]:
@@ -205,7 +206,7 @@ class Attempt:
     def _look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
         """Ask Redis; again where a grant came after its own end, which is none.
 
-        One who already waits sits out an outage of OUTAGE seconds.
+        One who already waits sits out an outage of SIT_OUT seconds.
         """
         failing_since, late, wanted = 0.0, 0, self.wanted
         self.tries += 1
@@ -224,7 +225,7 @@ class Attempt:
                 self.asking, self.unknown = False, True
                 now = monotonic()
                 failing_since = failing_since or now
-                patience = min(failing_since + OUTAGE, self.deadline.at)
+                patience = min(failing_since + SIT_OUT, self.deadline.at)
                 if self.ticket is None or now >= patience:
                     raise
                 yield Pause(min(0.5, patience - now))
@@ -235,8 +236,7 @@ class Attempt:
                 self.ticket = taken.number or self.ticket
                 continue
             if taken.state not in (calls.GRANTED, calls.ALREADY):
-                self.busy_for = max(0.0, taken.left)
-                self.holder = parse_holder(taken.holder)
+                self._held_by(taken.holder, taken.left)
                 self.full = taken.state == calls.FULL
                 return taken, None
             ends = calls.lease_end(taken.sent, taken.left)
@@ -279,16 +279,29 @@ class Attempt:
             now = monotonic()
             if now >= due:
                 return None, now < due + LOOK_LATE
-            self._tell_if_slow()
+            if now >= self.slow_at:
+                yield from self._tell_that_it_waits()
+                continue
             due = min(due, self.slow_at)
             yield Park(waiter, None if due == math.inf else due - now)
 
-    def _tell_if_slow(self) -> None:
-        """Log once for whom this waits, where it waits for long: it may be a lock that somebody forgot."""
-        if monotonic() >= self.slow_at:
-            self.slow_at = math.inf
-            held = {} if self.holder is None else {"owner": self.holder.owner, "fence": self.holder.fence}
-            log_event(WARNING, "still-waiting", **named(self.wanted.name), **held, waited=monotonic() - self.begun)
+    def _tell_that_it_waits(self) -> Steps[None]:
+        """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
+        self.slow_at = math.inf
+        wanted = self.wanted
+        if not wanted.keys.any:
+            try:  # another may have it by now
+                value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0)
+                self._held_by(value, left / 1000)
+            except LockUnavailable:
+                pass  # for whom it waited when Redis was asked last
+        held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
+        log_event(WARNING, "still-waiting", **named(wanted.name), **held, waited=monotonic() - self.begun)
+
+    def _held_by(self, value: bytes | None, left: float) -> None:
+        """What Redis has said of the lock. ``left``: seconds of the lease."""
+        self.holder = parse_holder(value)
+        self.busy_for = max(0.0, left)
 
     def _got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
@@ -300,13 +313,18 @@ class Attempt:
         """Leave the queue. A grant that came in this very moment is passed on."""
         if self.ticket is not None or self.unknown:
             by = monotonic() + GRACE
-            yield from calls.release(self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by)
+            left = yield from calls.release(
+                self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
+            )
+            if left.holder is not None:
+                self._held_by(left.holder, left.left)
         self.over = True
 
     def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
         """The error for a lock that was not acquired."""
         noun, name = known_as(self.wanted.name)
-        waited, owner = monotonic() - self.begun, "" if self.holder is None else self.holder.owner
+        waited, holder = monotonic() - self.begun, self.holder
+        owner = "" if holder is None else holder.described
         within = f"within {waited:.3g} s ({self.tries} attempt{'s'[: self.tries > 1]})"
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
@@ -315,11 +333,15 @@ class Attempt:
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:
-            text = f"Could not acquire the lock {name!r} {within}: held {f'by {owner}' if owner else 'elsewhere'}."
+            if holder is None:
+                state = "held elsewhere"
+            else:
+                state = f"{'suspended' if holder.suspension else 'held'} by {holder.owner}"
+            text = f"Could not acquire the lock {name!r} {within}: {state}."
         return LockNotAcquired(
             text,
             name,
-            outcome="full" if self.full else "timeout" if self.deadline.waits else "busy",
+            outcome="full" if self.full else "timeout" if self.deadline.waits and not adopting else "busy",
             attempts=self.tries,
             waited=waited,
             busy_for=self.busy_for,

@@ -127,10 +127,19 @@ def acquire(
             return Taken(state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same)
 
 
+class Released(NamedTuple):
+    """What became of a release, or of a withdrawal."""
+
+    state: int  # NOT_HELD, RELEASED or DETACHED
+    twice: bool  # whether it was sent twice
+    holder: bytes | None = None  # the value of the lock, where somebody else holds it
+    left: float = 0.0  # seconds of that lease
+
+
 def release(
     wanted: Wanted, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
-) -> Steps[tuple[int, bool]]:
-    """Give the lock back, or leave its queue. Returns NOT_HELD, RELEASED or DETACHED, and whether it was sent twice.
+) -> Steps[Released]:
+    """Give the lock back, or leave its queue.
 
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
     HOLDER, BEARER (by right of the token, whoever has acquired) or WITHDRAWAL. ``until``, ``by``: see call().
@@ -142,13 +151,14 @@ def release(
         state, twice = state or answer[0], twice or repeated
         rest = left_to_release(wanted, answer)
         if rest is None:
-            return state, twice
+            value, left = answer[3:] if len(answer) > 3 else (None, 0)
+            return Released(state, twice, value, left / 1000)
         wanted, unknown = rest, False
 
 
 def left_to_release(wanted: Wanted, answer: Sequence[Any]) -> Wanted | None:
     """What a release that was answered so has left for another one: more dead waiters, or those of one member."""
-    _, more, *member = answer
+    _, more, *member = answer[:3]
     if member and member[0]:
         name = f"{wanted.name}{check_member(wanted.backend, wanted.name, member[0])}"
         return wanted._replace(name=name, keys=make_keys(wanted.backend.prefix, name))

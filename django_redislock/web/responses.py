@@ -12,7 +12,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, ngettext
 
 from ..conf import conf, import_function
-from ..exceptions import LockNotAcquired
+from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
 from ..steps import CallOut, Evaluate, Steps
@@ -31,7 +31,11 @@ def conflict(
     settings = conf()
     respond = on_conflict or (import_function("VIEW_ON_CONFLICT") if settings.VIEW_ON_CONFLICT else None)
     if respond is not None:
-        holder = yield from inspect(backend, name)
+        holder: LockInfo | None = None
+        try:
+            holder = yield from inspect(backend, name)
+        except LockUnavailable:
+            pass  # that it is busy is known
         return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
     wait = max(1, ceil(refusal.busy_for))
     text = ngettext(

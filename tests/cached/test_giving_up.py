@@ -33,6 +33,8 @@ def test_who_has_no_patience_left_gets_an_error(
             crowd()(Value("never", blocking_timeout=patience), "get")
         assert monotonic() - begun >= patience
         assert raised.value.name == NAME
+        assert raised.value.outcome == ("timeout" if patience else "busy")
+        assert raised.value.waited >= patience
 
     if elsewhere:
         crowd()(Lock(NAME), "acquire")

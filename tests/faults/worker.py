@@ -73,10 +73,10 @@ class NotedAttempt(Attempt):
         super().leave()
 
 
-def noted_release(*args: Any, **kwargs: Any) -> Steps[tuple[int, bool]]:
+def noted_release(*args: Any, **kwargs: Any) -> Steps[calls.Released]:
     """Leaves to the thread or task that releases whether that was only presumed, from a call that was repeated."""
     answer = yield from _release(*args, **kwargs)
-    _presumed.set(answer == (calls.NOT_HELD, True))
+    _presumed.set((answer.state, answer.twice) == (calls.NOT_HELD, True))
     return answer
 
 

@@ -110,12 +110,12 @@ def meet_the_dead(name: str) -> None:
         assert acquire("c") == calls.BUSY
         for how in ("keep", "confirm", "add", "set", "detach"):
             assert run(calls.renew(wanted("a"), how, 30)).state == calls.HELD
-        assert run(calls.release(wanted("a"), unknown=False)) == (calls.DETACHED, False)
-        assert run(calls.release(wanted("a"), unknown=False, how=calls.BEARER))[0] == calls.RELEASED
+        assert run(calls.release(wanted("a"), unknown=False)).state == calls.DETACHED
+        assert run(calls.release(wanted("a"), unknown=False, how=calls.BEARER)).state == calls.RELEASED
         assert acquire("b", calls.polled(50), listens=False) == calls.GRANTED  # it was left for it
         assert run(calls.force(backend, keys, name))
         assert run(calls.renew(wanted("b"), "keep", 30)).state == calls.LOST
-        assert run(calls.release(wanted("d"), unknown=True))[0] == calls.NOT_HELD
+        assert run(calls.release(wanted("d"), unknown=True)).state == calls.NOT_HELD
         assert acquire("d") == calls.GIVEN_UP
     finally:
         backend.channel = backend_channel

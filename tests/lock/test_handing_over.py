@@ -411,7 +411,7 @@ def test_a_release_by_token_that_finds_the_lock_gone_says_so(monkeypatch: pytest
 
     def too_late(*args: Any, **options: Any) -> Any:
         yield from ()
-        return calls.NOT_HELD, False
+        return calls.Released(calls.NOT_HELD, False)
 
     holder = Lock(NAME)
     holder.acquire()

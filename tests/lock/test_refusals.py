@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
+from django_redislock.cachelock import CacheLock
+from django_redislock.engine.runtime import runtime
 from django_redislock.log import in_form
+from django_redislock.store.backend import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.state import NAME, count, leftovers, queued
+from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
@@ -84,6 +88,21 @@ def test_who_waits_already_goes_on_waiting_when_the_queue_is_full(
     eventually(lambda: count(client, "evalsha") > before + 10)
     holder(held, "release")
     assert waiting.result(GENEROUS) is True
+
+
+def test_who_comes_back_with_a_ticket_is_let_in_though_the_queue_is_full(
+    crowd: Crowd, eventually: Eventually, client: redis.Redis, ghost: Callable[..., Ghost]
+) -> None:
+    holder, held = crowd(), Lock(NAME)
+    holder(held, "acquire")
+    waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
+    eventually(lambda: queued(client))
+    client.delete(QUEUE, WAITERS)  # as a restarted Redis does
+    ghost().queue("a-newcomer", name=NAME)
+    runtime().listener(get_backend()).tell_all()
+    eventually(lambda: queued(client) == 2)
+    holder(held, "release")
+    assert waiting.result(GENEROUS) is True  # it came first
 
 
 def test_the_dead_do_not_count(
@@ -162,6 +181,56 @@ def test_who_is_refused_is_told_by_whom_it_is_held(
     assert (sent["name"], sent["template"], sent["outcome"]) == (NAME, "order:{pk}", outcome)
     assert sent["waited"] == error.waited
     assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
+
+
+@pytest.mark.parametrize("says", ["error", "log"])
+def test_whom_it_has_waited_for_in_the_end_is_named(
+    says: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another than had the lock when it began to wait."""
+    first, second, last = crowd(), crowd(), crowd()
+    held = Lock(NAME, ttl=600)
+    first(held, "acquire")
+    next_one = second.start(Lock(NAME, ttl=40), "acquire")
+    eventually(lambda: queued(client) == 1)
+    with override_settings(REDISLOCK={"SLOW_WAIT": 1 if says == "log" else None}):
+        waiting = last.start(Lock(NAME, blocking_timeout=2), "enter")
+        eventually(lambda: queued(client) == 2)
+        first(held, "release")
+        assert next_one.result(GENEROUS)
+        fence = get_lock(NAME).fence  # type: ignore[union-attr]
+        with pytest.raises(LockNotAcquired) as caught:
+            waiting.result(GENEROUS)
+    assert caught.value.outcome == "timeout"
+    assert 0 < caught.value.busy_for < 50
+    if says == "log":
+        assert f"event=still-waiting name={NAME} " in caplog.text
+        assert f" fence={fence} waited=" in caplog.text
+
+
+def test_a_suspended_lock_is_held_by_nobody(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "suspend", 60)
+    error = refused(you, Lock(NAME, blocking_timeout=0))
+    assert re.search(r": suspended by .+\.$", str(error))
+    assert error.holder.startswith("nobody (suspended by ")
+
+
+def test_one_that_only_adopts_asks_once(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    lock = Lock(NAME)
+    me(lock, "acquire")
+    token = me.read(lambda: lock.token)
+    assert refused(you, Lock(NAME, token=token, adopt=True)).outcome == "busy"
+
+
+def test_redis_pys_interface_tells_it_as_well(crowd: Crowd) -> None:
+    crowd()(Lock(NAME), "acquire")
+    with pytest.raises(LockNotAcquired) as caught:
+        CacheLock(NAME, blocking_timeout=0.05).__enter__()
+    error = caught.value
+    assert (error.outcome, error.attempts > 0, error.waited > 0, error.busy_for > 0) == ("timeout", True, True, True)
+    assert error.holder
 
 
 def test_it_costs_no_round_trip_more(crowd: Crowd, client: redis.Redis) -> None:

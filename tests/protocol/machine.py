@@ -394,8 +394,8 @@ class Machine(RuleBasedStateMachine):
             wanted = self._wanted(one, process, listens=one.listens or process != one.process)
             expected = self.reference.release(_caller(wanted), one.id, unknown=unknown, how=how)
             answer = run(calls.release(wanted, unknown=unknown, how=how))
-            note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer[0]}; should be {expected}")
-            assert answer == (expected, False)
+            note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
+            assert answer[:2] == (expected, False)
             return False
 
         self._do(act)

@@ -89,6 +89,7 @@ def request_fails() -> None:
     view(RequestFactory().get("/"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "section", [enter, take, take_member, fail, enter_cache_lock, compute, request_fails], ids=lambda it: it.__name__
 )
@@ -174,6 +175,7 @@ hear()
 """
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", ["with", "acquire", "wait"])
 def test_a_time_limit_that_strikes_anywhere_leaves_nothing_behind(
     how: str, start: Start, client: redis.Redis, eventually: Eventually

@@ -110,6 +110,7 @@ def test_an_answer_that_comes_after_the_end_of_its_lease_grants_nothing(
     assert (granted[0], int(granted[3])) == me.read(lambda: (lock.token, lock.fence))
 
 
+@pytest.mark.usefixtures("nobody_looks")
 @pytest.mark.parametrize("at_work", [True, False], ids=["others wait", "alone"])
 def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     at_work: bool, network: Proxy, line: Line, client: redis.Redis, eventually: Eventually

@@ -183,6 +183,21 @@ def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Callable[
         assert calls == ["begun"]
 
 
+def test_who_responds_to_a_conflict_need_not_know_the_holder(
+    busy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis goes away before it can be asked for it."""
+
+    def inspect(*args: Any) -> Any:
+        raise LockUnavailable("it is away")
+        yield
+
+    monkeypatch.setattr("django_redislock.web.responses.inspect", inspect)
+    respond: Any = lambda request, info: HttpResponse(repr(info), status=409)  # noqa: E731
+    response = busy(on_conflict=respond)
+    assert (response.status_code, response.content) == (409, b"None")
+
+
 def test_a_response_to_conflicts_that_cannot_be_imported_is_an_error_that_names_it(
     busy: Callable[..., Any], settings: Settings
 ) -> None:

@@ -5,7 +5,8 @@
 -- ARGV     name id channel known how
 --            how: holder = what this process holds: a detached lock goes on without it; bearer = whoever has the token
 --            may; withdraw = an attempt that was given up: what it has adopted is left to the next bearer
--- returns  {1 = it was held, 0 = not, 2 = it is detached; 1 = dead waiters remain: call again}
+-- returns  {1 = it was held, 0 = not, 2 = it is detached; 1 = dead waiters remain: call again; where somebody else
+--            holds it: false, the value of the lock, lease left in ms}
 --#include @lock
 local value = read_lock()
 local mine = ARGV.id .. ' '
@@ -38,6 +39,6 @@ else
   redis.call('ZREM', KEYS.queue, ARGV.id)
   redis.call('HDEL', KEYS.waiters, ARGV.id)
   note_leave()
-  if value then return {0, 0} end
+  if value then return {0, 0, false, value, lease_left()} end
 end
 return {held and 1 or 0, hand_on()}
