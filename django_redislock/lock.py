@@ -82,8 +82,8 @@ class Lock:
     ``max_hold``
         Seconds after which renewal stops, whatever happens: the lock ends at most a TTL later. None: from the settings.
     ``max_waiters``
-        How many others may wait for the lock already; one who comes when so many do is refused at once, in the same
-        round trip. Nobody counts who has died meanwhile. None: from the settings (by default any number).
+        How many others may wait for the lock already; a newcomer that finds that many waiting is refused at once, in
+        the same round trip. Dead waiters do not count. None: from the settings (by default any number).
     ``token``
         22 to 128 of ``A-Za-z0-9_-``. The token of an acquisition that was made elsewhere, to adopt or release it; see
         :meth:`detach`. Or one of a job's own: if its process dies, the same job, started again with the same token,
@@ -131,7 +131,7 @@ class Lock:
         self.name: str = check_name(name)
         if "{" in name and has_fields(name):
             _warn_of_fields(name, sys._getframe(1).f_code.co_filename)
-        self._options = read_options(options, "Lock()")
+        self._options = read_options(options, "Lock()", beside=["token"])
         self._token = None if token is None else check_token(token)
         self._latest: Lease | None = None  # acquired by any thread or task
 
@@ -338,7 +338,7 @@ class Lock:
     # -- asking Redis -----------------------------------------------------------------------------------------------
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock, here or elsewhere; asks Redis."""
+        """Whether anybody holds the lock, here or elsewhere, or it is suspended; asks Redis."""
         return run_blocking(self._locked(), "Await alocked() instead")
 
     async def alocked(self) -> bool:
@@ -364,7 +364,7 @@ class Lock:
         return await arun(self._status(caller.owner()))
 
     def info(self) -> LockInfo | None:
-        """What Redis says now: holder, since, lease, fence, waiters in order. None when nobody holds the lock."""
+        """What Redis says now: holder, since, lease, fence, waiters in order. None when it is free."""
         return run_blocking(inspect(self._backend(), self.name), "Await ainfo() instead")
 
     async def ainfo(self) -> LockInfo | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
@@ -46,66 +47,50 @@ class LockOptions(AcquireOptions, total=False):
     using: str | None
 
 
+@dataclass(slots=True, kw_only=True)
 class Options:
     """The same, checked: durations in seconds; None takes the setting."""
 
-    __slots__ = (
-        "adopt",
-        "attempts",
-        "auto_renew",
-        "backoff",
-        "blocking",
-        "blocking_timeout",
-        "max_hold",
-        "max_waiters",
-        "note",
-        "on_lost",
-        "poll",
-        "purpose",
-        "reentrant",
-        "template",
-        "ttl",
-        "using",
-    )
+    ttl: float | None = None
+    blocking: bool = True
+    blocking_timeout: float | None = None
+    auto_renew: bool | None = None
+    max_hold: float | None = None
+    reentrant: bool = False
+    adopt: bool = False
+    max_waiters: int | None = None
+    on_lost: Any = None
+    using: str | None = None
+    poll: bool | None = None
+    backoff: AbstractBackoff | None = None
+    attempts: int | None = None
+    note: str = ""
+    purpose: str = ""
+    template: str = ""
 
-    def __init__(
-        self,
-        *,
-        ttl: Seconds | None = None,
-        blocking: bool = True,
-        blocking_timeout: Seconds | None = None,
-        auto_renew: bool | None = None,
-        max_hold: Seconds | None = None,
-        reentrant: bool = False,
-        adopt: bool = False,
-        max_waiters: int | None = None,
-        on_lost: OnLost | Literal["cancel"] | None = None,
-        using: str | None = None,
-        poll: bool | None = None,
-        backoff: AbstractBackoff | None = None,
-        attempts: int | None = None,
-        note: str = "",
-        purpose: str = "",
-        template: str = "",
-    ) -> None:
-        self.ttl: float | None = None if ttl is None else seconds(ttl, "ttl")
-        self.blocking: bool = blocking
-        self.blocking_timeout: float | None = check_timeout(blocking_timeout)
-        self.auto_renew: bool | None = auto_renew
-        self.max_hold: float | None = None if max_hold is None else seconds(max_hold, "max_hold")
-        self.reentrant: bool = reentrant
-        self.adopt: bool = adopt
-        self.max_waiters: int | None = None if max_waiters is None else check_count(max_waiters, "max_waiters")
-        self.on_lost: Any | None = None if on_lost is None else _check_on_lost(on_lost)
-        self.using: str | None = using
-        self.poll: bool | None = poll
-        self.backoff: AbstractBackoff | None = backoff
-        self.attempts: int | None = attempts
-        self.note: str = note if note == "" else check_note(note)
-        self.purpose: str = purpose if purpose == "" else _check_text(purpose, "purpose")
-        self.template: str = template if template == "" else _check_text(template, "template")
-        if poll is not None or backoff is not None or attempts is not None:
-            _check_polling(poll, backoff, attempts)
+    def __post_init__(self) -> None:
+        _check_flag(self.blocking, "blocking")
+        _check_flag(self.reentrant, "reentrant")
+        _check_flag(self.adopt, "adopt")
+        _check_flag(self.auto_renew, "auto_renew", None)
+        if self.ttl is not None:
+            self.ttl = seconds(self.ttl, "ttl")
+        if self.blocking_timeout is not None:
+            self.blocking_timeout = check_timeout(self.blocking_timeout)
+        if self.max_hold is not None:
+            self.max_hold = seconds(self.max_hold, "max_hold")
+        if self.max_waiters is not None:
+            check_count(self.max_waiters, "max_waiters")
+        if self.on_lost is not None:
+            _check_on_lost(self.on_lost)
+        if self.note != "":
+            check_note(self.note)
+        if self.purpose != "":
+            _check_text(self.purpose, "purpose")
+        if self.template != "":
+            _check_text(self.template, "template")
+        if self.poll is not None or self.backoff is not None or self.attempts is not None:
+            _check_polling(self.poll, self.backoff, self.attempts)
 
     def with_note(self, note: str) -> Options:
         """The same with this note, cut if too long."""
@@ -132,11 +117,13 @@ def cut_note(text: str) -> str:
     return text.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")
 
 
-def read_options(keywords: Mapping[str, Any], what: str, known: type = LockOptions) -> Options:
-    """``keywords`` as options; an unknown one is a TypeError that names the choices."""
+def read_options(
+    keywords: Mapping[str, Any], what: str, known: type = LockOptions, *, beside: Sequence[str] = ()
+) -> Options:
+    """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too."""
     if not keywords.keys() <= _names(known):
         unknown = keywords.keys() - _names(known)
-        choices = ", ".join(sorted(_names(known)))
+        choices = ", ".join(sorted({*_names(known), *beside}))
         raise TypeError(f"{what} takes no option {min(unknown)!r}. The options are: {choices}.")
     return Options(**keywords)
 
@@ -150,16 +137,20 @@ def check_timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
 
 
-def _check_on_lost(value: Any) -> Any:
+def _check_flag(value: object, what: str, *others: None) -> None:
+    if not isinstance(value, bool) and value not in others:
+        choices = "True, False or None" if others else "True or False"
+        raise TypeError(f"{what} must be {choices}, not {shown(value)}.")
+
+
+def _check_on_lost(value: Any) -> None:
     if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
         raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {shown(value)}.")
-    return value
 
 
 def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
     """Check that all three fit together: only a waiter that polls has a pace and counts its tries."""
-    if poll is not None and not isinstance(poll, bool):
-        raise TypeError(f"poll must be True, False or None, not {shown(poll)}.")
+    _check_flag(poll, "poll", None)
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "

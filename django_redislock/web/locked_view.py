@@ -74,7 +74,7 @@ def locked_view(
     given = given_name(first, name, "locked_view")
     options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
-    checked = read_options(options, "locked_view()")
+    checked = read_options(options, "locked_view()", beside=["methods", "name", "on_conflict", "token"])
     texts = CallTexts(given, checked.note, token)
     locking = _methods(methods)
     if on_conflict is not None and not callable(on_conflict):

@@ -71,7 +71,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
         options.setdefault("template", template_of(self._name))
-        self._checked = read_options(options, "locked_atomic()")
+        self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"])
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread
 

@@ -45,11 +45,20 @@ def silent(client: redis.Redis) -> Callable[[], bool]:
 # -- which there are ------------------------------------------------------------------------------------------------
 
 
+# what they take beside the options of a lock
+OWN = {
+    "Lock()": ["token"],
+    "locked()": ["name", "token"],
+    "locked_view()": ["methods", "name", "on_conflict", "token"],
+    "locked_atomic()": ["db", "name", "token"],
+}
+
+
 @each_maker
 def test_an_unknown_option_is_told_with_those_that_there_are(what: str, silent: Callable[[], bool]) -> None:
     with pytest.raises(TypeError) as caught:
         MAKERS[what](fair=True, timeout=3)
-    known = sorted(AcquireOptions.__annotations__) if what.startswith("LockPool") else EVERY
+    known = sorted(AcquireOptions.__annotations__) if what.startswith("LockPool") else sorted([*EVERY, *OWN[what]])
     assert str(caught.value) == f"{what} takes no option 'fair'. The options are: {', '.join(known)}."
     assert silent()
 
@@ -136,6 +145,20 @@ def test_what_cannot_be_called_when_a_lock_is_lost_is_refused(what: str, on_lost
 @pytest.mark.parametrize("on_lost", [None, "cancel", print])
 def test_a_function_cancel_or_nothing_may_be_given(on_lost: Any) -> None:
     assert read_options({"on_lost": on_lost}, "x").on_lost is on_lost
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "choices"),
+    [
+        ("auto_renew", "no", "True, False or None, not 'no'"),
+        ("reentrant", 1, "True or False, not 1"),
+        ("blocking", None, "True or False, not None"),
+        ("adopt", "yes", "True or False, not 'yes'"),
+    ],
+)
+def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any, choices: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be {choices}"):
+        Lock("a", **{name: value})
 
 
 # -- polling --------------------------------------------------------------------------------------------------------
