@@ -16,7 +16,7 @@ from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
 from tests.helpers.state import holder, put
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.complete]
 
 
 def test_the_index_leads_to_the_list(visit: Visit, client: redis.Redis, picture: Picture) -> None:

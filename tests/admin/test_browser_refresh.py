@@ -14,7 +14,7 @@ from redisserver import RedisServer
 from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
 from tests.helpers.state import holder, put
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("often")]
+pytestmark = [pytest.mark.complete, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("often")]
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def needs(package: str, distribution: str) -> None:
     require(find)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("package", "code", "name", "asked"),
     [

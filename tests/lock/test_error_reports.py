@@ -168,6 +168,7 @@ ACQUIRING: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.complete
 @pytest.mark.django_db
 @pytest.mark.parametrize("acquire", ACQUIRING.values(), ids=ACQUIRING.keys())
 def test_the_report_of_a_lock_that_could_not_be_acquired_shows_no_token(

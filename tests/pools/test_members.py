@@ -139,6 +139,7 @@ def test_members_that_do_not_all_arrive_change_nothing(accounts: LockPool, clien
     assert accounts.acquire(blocking_timeout=0).key == "alice"
 
 
+@pytest.mark.complete
 def test_a_process_that_dies_while_it_assigns_changes_nothing_and_what_it_has_sent_goes_by_itself(
     accounts: LockPool, client: redis.Redis, start: Start, eventually: Eventually
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_says_which_sa
     assert output.rstrip().endswith("and Lock kept the order.")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("options", "processes", "other"), REDIS)
 def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leaves_no_key_for_good(
     manage: Manage,
@@ -157,6 +158,7 @@ def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leav
     assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("options", [[], ["--asgi"]])
 def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
     manage: Manage, options: list[str]
@@ -186,6 +188,7 @@ def look(connection: HTTPConnection) -> tuple[str, dict[str, str]]:
     return page, {"Cookie": f"csrftoken={token}", "X-CSRFToken": token, "Accept": "text/html"}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("options", [[], ["--asgi"]])
 def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, options: list[str]) -> None:
     process = manage("demo", *options, "--seats", "4", "--buyers", "2", "--serve")
@@ -211,6 +214,7 @@ def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, 
     assert output == "Closed.\n"
 
 
+@pytest.mark.complete
 def test_async_buyers_that_hang_up_leave_no_lock_behind_and_sell_no_seat_twice(
     manage: Manage, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
@@ -240,6 +244,7 @@ def test_async_buyers_that_hang_up_leave_no_lock_behind_and_sell_no_seat_twice(
     assert run(process) == (0, "Closed.\n", "")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("options", [[], ["--asgi"]])
 def test_an_interrupted_demo_cleans_up(manage: Manage, options: list[str]) -> None:
     process = manage("demo", *options, "--seats", "1000")

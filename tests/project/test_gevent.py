@@ -70,6 +70,7 @@ def hold(name):
 """
 
 
+@pytest.mark.complete
 def test_a_lock_is_renewed_while_its_greenlet_or_thread_waits_for_something_else(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -137,6 +138,7 @@ say("got", max(waiter.get() for waiter in waiters) - released)
     assert not is_held(client)
 
 
+@pytest.mark.complete
 def test_1000_greenlets_get_the_lock_in_the_order_of_the_queue_over_a_bounded_number_of_connections(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -220,6 +222,7 @@ say("fences", mine, follower.get())
     assert int(first) < int(second)
 
 
+@pytest.mark.complete
 def test_greenlets_that_are_killed_or_timed_out_while_they_wait_leave_no_place_in_the_queue(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -255,6 +258,7 @@ hear()
     assert queued(client) == 0
 
 
+@pytest.mark.complete
 def test_a_greenlet_killed_in_a_with_block_releases_the_lock(start_patched: StartPatched, client: Any) -> None:
     code = """
 def hold():
@@ -276,6 +280,7 @@ hear()
     assert not is_held(client)
 
 
+@pytest.mark.complete
 def test_the_lock_of_a_greenlet_that_ended_or_was_killed_is_not_renewed_and_ends(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -328,6 +333,7 @@ run(hold)
     assert float(when) - forced < 0.25  # the next renewal would be 10 s later
 
 
+@pytest.mark.complete
 def test_other_greenlets_run_on_while_greenlets_wait(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -359,6 +365,7 @@ say("through")
     worker.expect("through")
 
 
+@pytest.mark.complete
 def test_a_greenlet_that_reads_for_the_others_waits_on_when_its_connection_is_cut(
     start_patched: StartPatched, client: Any
 ) -> None:

@@ -144,18 +144,21 @@ def left(client: redis.Redis) -> list[bytes]:
     return [key for key in client.scan_iter() if b"redislock" in key and client.ttl(key) == -1]
 
 
+@pytest.mark.complete
 def test_workers_of_pytest_do_not_meet(project: Path, client: redis.Redis) -> None:
     said = run(project, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "-p", "no:valkey")
     assert "9 passed" in said
     assert left(client) == []
 
 
+@pytest.mark.complete
 def test_without_the_plugin_they_would(project: Path) -> None:
     (project / "conftest.py").unlink()
     with pytest.raises(AssertionError, match="failed"):
         run(project, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-p", "no:valkey")
 
 
+@pytest.mark.complete
 def test_processes_of_djangos_runner_do_not_meet(project: Path, client: redis.Redis) -> None:
     said = run(project, "manage.py", "test", "--parallel", "2")
     assert "Ran 8 tests" in said
