@@ -121,7 +121,7 @@ def check_count(value: object, what: str, least: int = 0) -> int:
     return value
 
 
-_Reader = Callable[[Any, str], Any]  # checks the value of a setting, by its name, and answers what Conf keeps
+_Reader = Callable[[Any, str], Any]  # checks the value of a setting, by its name, and returns what Conf keeps
 
 
 def _or_none(read: _Reader) -> _Reader:

@@ -65,7 +65,7 @@ class Template:
         """The name of the value that the field shows."""
         value, *attributes = re.sub(r"\[[^]]*\]", "", field).split(".")
         if not _FIELD.fullmatch(field):
-            trouble = f"without a name: write {{pk}}, {{user.pk}} or {{items[0]}}, not {{{field}}}"
+            trouble = f"that is no plain name: write {{pk}}, {{user.pk}} or {{items[0]}}, not {{{field}}}"
         elif private := next((name for name in attributes if name.startswith("_")), None):
             trouble = f"with the private attribute {private!r}: {{{field}}}"
         elif "{" in spec:
@@ -84,7 +84,7 @@ class Template:
             return self._plain
         try:
             return self._formatter.vformat(self.template, (), values)
-        except (KeyError, AttributeError, IndexError, TypeError) as error:
+        except (KeyError, AttributeError, IndexError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Cannot fill the {self.noun} {self.template!r}: {type(error).__name__}: {error}. "
                 f"Available values: {', '.join(sorted(values)) or 'none'}."

@@ -35,6 +35,7 @@ from .store.backend import Backend, get_backend, made_backends
 from .store.calls import Wanted
 from .store.keys import make_keys
 from .store.retry import call
+from .store.wire import CONNECTION_ERRORS
 from .times import Seconds, seconds
 
 __all__ = [
@@ -73,8 +74,10 @@ def own_locks() -> Iterator[None]:
         finally:
             try:
                 reset()
-            except LockUnavailable:
-                pass  # the test has stopped it; nobody uses the prefix again
+            except LockUnavailable as error:
+                if not isinstance(error.__cause__, CONNECTION_ERRORS):
+                    raise
+                # the test has stopped it; nobody uses the prefix again
             finally:
                 _prefixes.pop()
                 for backend in made_backends():
@@ -99,9 +102,9 @@ def reset() -> None:
             watchdog.end(lease)
     for backend in made_backends():
         run(_delete_keys(backend))
-        ears = runtime().listener(backend)
-        ears.tell_all()
-        ears.reconnect()  # a waiting thread that reads messages is told by nothing else
+        listener = runtime().listener(backend)
+        listener.tell_all()
+        listener.reconnect()  # a waiting thread that reads messages is told by nothing else
 
 
 def _delete_keys(backend: Backend) -> Steps[None]:
@@ -201,7 +204,7 @@ def redis_away(using: str | None = None) -> Iterator[None]:
 
 
 def _away() -> ConnectionError:
-    return ConnectionError("it is away, by django_redislock.testing.redis_away()")
+    return ConnectionError("out of reach inside django_redislock.testing.redis_away()")
 
 
 class _Nowhere(Connection):
@@ -227,4 +230,5 @@ def assert_not_locked(name: str, *, using: str | None = None) -> None:
     """Assert that nobody holds the lock ``name``."""
     info = run(inspect(get_backend(using), check_name(name), waiters=0))
     if info is not None:
-        raise AssertionError(f"The lock {name!r} is held by {info.owner} for {info.lease_left:.3g} s more.")
+        state = f"held by {info.owner}" if info.held else "suspended"
+        raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3g} s more.")

@@ -126,7 +126,8 @@ class LockAdmin(ModelAdmin):
             return [(None, {"fields": ("shown_name", "state")})]
         state = ("state",) if obj.info.status is LockStatus.ERROR or obj.info.suspension else ()
         note = ("note",) if obj.info.note else ()
-        known = ("shown_owner", *note, "held_since", "expires", "fence", "token_hint") if obj.fence else ()
+        token = ("token_hint",) if obj.info.token_hint else ()
+        known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ()
         sections: list[tuple[Any, Any]] = [
             (None, {"fields": ("shown_name", *state, *known)}),
             (_("Queue"), {"fields": ("waiters", "queue")}),
@@ -281,7 +282,7 @@ class LockAdmin(ModelAdmin):
         self.message_user(request, text, messages.ERROR, extra_tags="redislock-down")
 
     def tell_too_many_words(self, request: HttpRequest, most: int) -> None:
-        text = gettext("Nothing was searched: at most %(most)d words can be given.") % {"most": most}
+        text = gettext("Nothing was searched: give at most %(most)d words.") % {"most": most}
         self.message_user(request, text, messages.ERROR)
 
     # -- force-release -----------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
 
 def with_queue(lock: LockInfo) -> dict[str, Any]:
     """The same with those who wait, the next one first."""
-    return {**as_json(lock), "queue": _queue_as_json(lock.queue)}
+    return {**as_json(lock), "queue": [asdict(waiter) for waiter in lock.queue]}
 
 
 def pool_as_json(pool: PoolInfo) -> dict[str, Any]:
@@ -49,12 +49,8 @@ def pool_as_json(pool: PoolInfo) -> dict[str, Any]:
         "free": pool.free,
         "waiters": pool.waiters,
         "locks": [as_json(lock) for lock in pool.locks],
-        "queue": _queue_as_json(pool.queue),
+        "queue": [asdict(waiter) for waiter in pool.queue],
     }
-
-
-def _queue_as_json(queue: Sequence[WaiterInfo]) -> list[dict[str, Any]]:
-    return [{"owner": waiter.owner, "waited": waiter.waited, "note": waiter.note} for waiter in queue]
 
 
 def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None = None) -> str:
@@ -83,7 +79,7 @@ def portrait(lock: LockInfo) -> str:
         ("HELD FOR", duration(lock.held_for)),
         ("LEASE LEFT", duration(lock.lease_left)),
         ("FENCE", str(lock.fence)),
-        ("TOKEN", printable(lock.token_hint)),
+        *([("TOKEN", printable(lock.token_hint))] if lock.token_hint else []),
         ("WAITERS", str(lock.waiters)),
         *([("NOTE", printable(lock.note))] if lock.note else []),
         *([("SUSPENDED", _planned(lock.suspension))] if lock.held and lock.suspension else []),

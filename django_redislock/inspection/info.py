@@ -144,7 +144,7 @@ def make_info(
         held_for=max(0.0, (us - holder.since) / 1e6),
         lease_left=lease_left,
         waiters=own.waiters,
-        token_hint=f"{holder.token[:4]}…",
+        token_hint="" if holder.suspension else f"{holder.token[:4]}…",
         queue=own.first,
         note=holder.note,
         pool_waiters=pool.waiters,
@@ -216,7 +216,7 @@ def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
 
 
 def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
-    """What Redis says about the lock ``name`` now, with its queue; None when nobody holds it.
+    """What Redis says about the lock ``name`` now, with its queue; None when nobody holds it and it is not suspended.
 
     Raises LockUnavailable when Redis cannot be reached.
     """

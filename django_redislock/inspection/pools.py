@@ -10,7 +10,7 @@ from fnmatch import translate
 from ..names import known_as
 from ..steps import Steps, arun, run_blocking
 from ..store.backend import Backend, get_backend
-from ..store.keys import pool_keys, pools_key
+from ..store.keys import make_keys, pools_key
 from ..store.reading import read_all
 from ..store.wire import Command
 
@@ -55,5 +55,5 @@ def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
 
 def _counts(backend: Backend, pool: str, us: int) -> list[Command]:
     """Members, those that are held, and those who wait."""
-    keys = pool_keys(backend.prefix, pool)
-    return [("ZCARD", keys[0]), ("ZCOUNT", keys[4], f"({us}", "+inf"), ("ZCARD", keys[7])]
+    keys = make_keys(backend.prefix, pool)
+    return [("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)]

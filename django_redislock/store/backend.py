@@ -38,10 +38,8 @@ class Backend:
         self.timeout: float = self.origin.timeout
         own = f"{self.origin.key_prefix}:" if self.origin.key_prefix else ""
         self.prefix: str = f"{own}{key_prefix}{{0}}:"
-        self.place: tuple[tuple[object, ...], str] = (
-            self.origin.database,
-            self.prefix,
-        )  # locks in the same place exclude each other
+        # locks in the same place exclude each other
+        self.place: tuple[tuple[object, ...], str] = (self.origin.database, self.prefix)
         self.channel: str = f"{self.prefix}wake:{secrets.token_urlsafe(12)}"
         self.known = 0
         self.anchor: tuple[int, float] | None = None

@@ -19,7 +19,8 @@ class Keys(NamedTuple):
     lock: str  # key of the lock; of a pool's member, of the hash in which it is a field
     queue: str = ""  # of those who wait for this very lock
     member: str | None = None  # the field, quoted
-    busy: str = ""  # of a member: where the ends of leases stand
+    members: str = ""  # those of the pool
+    busy: str = ""  # of a pool or its member: where the ends of leases stand
     line: str = ""  # of a pool or its member: the queue of those who want any
     any: bool = False  # this is what is wanted
 
@@ -37,14 +38,14 @@ def make_keys(prefix: str, name: str) -> Keys:
     shared = (f"{prefix}index", f"{prefix}fence")
     if name.endswith(":") and split_member(f"{name}any"):
         pool = pool_keys(prefix, name)
-        return Keys((*pool, *shared), pool[3], line=pool[7], any=True)
+        return Keys((*pool, *shared), pool[3], members=pool[0], busy=pool[4], line=pool[7], any=True)
     own = (f"{prefix}queue:{name}", f"{prefix}waiters:{name}")
     split = split_member(name)
     if split is None:
         lock = f"{prefix}lock:{name}"
         return Keys((lock, *own, *shared), lock, own[0])
     pool = pool_keys(prefix, split[0])
-    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[4], pool[7])
+    return Keys((*pool, *own, *shared), pool[3], own[0], split[1], pool[0], pool[4], pool[7])
 
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:

@@ -54,15 +54,15 @@ def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged
 
 def read_members(backend: Backend, keys: Keys, pool: str) -> Steps[list[bytes]]:
     """All members, by name."""
-    return (yield from _read(backend, pool, "ZRANGE", keys.all[0], "0", "-1"))  # type: ignore[no-any-return]
+    return (yield from _read(backend, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
 
 
 def count_members(backend: Backend, keys: Keys, pool: str) -> Steps[int]:
-    return (yield from _read(backend, pool, "ZCARD", keys.all[0]))  # type: ignore[no-any-return]
+    return (yield from _read(backend, pool, "ZCARD", keys.members))  # type: ignore[no-any-return]
 
 
 def has_member(backend: Backend, keys: Keys, pool: str, member: str) -> Steps[bool]:
-    return (yield from _read(backend, pool, "ZSCORE", keys.all[0], member)) is not None
+    return (yield from _read(backend, pool, "ZSCORE", keys.members, member)) is not None
 
 
 def _read(backend: Backend, pool: str, *command: str) -> Steps[Any]:

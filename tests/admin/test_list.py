@@ -146,7 +146,7 @@ def test_a_search_for_too_many_words_is_refused(
     put(client, "order:2")
     query = urlencode({"q": " ".join(words)})
     found = admin.get(f"{LIST}?{query}", follow=True)
-    assert (told(found) == ["Nothing was searched: at most 20 words can be given."]) is refused
+    assert (told(found) == ["Nothing was searched: give at most 20 words."]) is refused
     assert names(found) == (["order:1", "order:2"] if refused else ["order:1"])
     select(admin, "order:1", path=f"{LIST}?{query}", select_across="1", index="0", post="yes")
     assert [get_lock(name) is None for name in ("order:1", "order:2")] == [not refused, False]

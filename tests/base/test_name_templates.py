@@ -100,6 +100,10 @@ def test_other_texts_are_filled_as_they_are_written() -> None:
     assert template.fill({"pk": "a:b %", "user": "é"}) == "a:b % of 'é'"
     with pytest.raises(ValueError, match=r"Cannot fill the note '{pk} of {user!r}': KeyError: 'user'"):
         template.fill({"pk": 1})
+    with pytest.raises(
+        ValueError, match=r"^Cannot fill the note '{year:d}': ValueError: Unknown format code 'd'.*: year"
+    ):
+        Template("{year:d}", "note").fill({"year": "2024"})
 
 
 @pytest.mark.parametrize("template", [None, 42, b"order"])

@@ -183,7 +183,7 @@ def test_while_redis_is_away_whoever_asks_gets_an_error(crowd: Crowd) -> None:
     me = crowd()
     me(Lock("before"), "acquire")
     with redis_away():
-        with pytest.raises(LockUnavailable, match=r"it is away, by django_redislock\.testing\.redis_away\(\)$"):
+        with pytest.raises(LockUnavailable, match=r"out of reach inside django_redislock\.testing\.redis_away\(\)$"):
             me(Lock(NAME), "acquire")
         with pytest.raises(LockUnavailable):
             request_pay()

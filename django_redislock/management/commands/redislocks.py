@@ -42,7 +42,7 @@ T = TypeVar("T")
 # name and help; what it takes stands in add_<name>_arguments, what it does in handle_<name>
 SUBCOMMANDS = {
     "list": "List the held locks: who holds them, for how long, how much lease is left, and how many wait.",
-    "show": "Show one lock: its holder, and its queue in order. Exits 1 if nobody holds it.",
+    "show": "Show one lock: its holder, and its queue in order. Exits 1 if it is free.",
     "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
     "Without a name: all pools.",
     "clear": "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
@@ -93,15 +93,18 @@ class Command(BaseCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
+    def add_format(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+        )
+
     # -- list -------------------------------------------------------------------------------------------------------
 
     def add_list_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "pattern", metavar="PATTERN", nargs="?", default="*", help="Shell-style pattern of names, e.g. 'order:*'."
         )
-        parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
-        )
+        self.add_format(parser)
         parser.add_argument(
             "--watch",
             metavar="SECONDS",
@@ -135,9 +138,7 @@ class Command(BaseCommand):
 
     def add_show_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to show.")
-        parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
-        )
+        self.add_format(parser)
 
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
         backends = get_backends(using)
@@ -153,9 +154,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "name", metavar="NAME", nargs="?", type=name_of_pool, help="The pool to show; without it, all are listed."
         )
-        parser.add_argument(
-            "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
-        )
+        self.add_format(parser)
 
     def handle_pool(self, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
         backends = get_backends(using)
