@@ -14,7 +14,7 @@ import redis
 
 from django_redislock import Lock, LockLost, force_release
 from django_redislock.engine import Frame
-from django_redislock.engine.lease import ENDED, FORCED, RELEASED, TAKEN, VANISHED, Lease
+from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import Watchdog
@@ -96,7 +96,7 @@ def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(crowd: Crowd, far: 
     assert me.read(lambda: lock.lost)
     with pytest.raises(LockLost):
         me(lock, "release")
-    assert [loss.reason for loss in losses] == [ENDED]
+    assert [loss.reason for loss in losses] == [OVER]
 
 
 def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(

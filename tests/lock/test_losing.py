@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, force_release, get_lock
-from django_redislock.engine.lease import ENDED, FORCED, TAKEN, VANISHED
+from django_redislock.engine.lease import ENDED, FORCED, OVER, TAKEN, VANISHED
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.state import NAME, holder, lease_of, put
@@ -39,7 +39,7 @@ def test_without_renewal_the_lease_ends_and_on_lost_is_called_once(
     with pytest.raises(LockLost):
         me(lock, "release")
     ((loss),) = losses
-    assert (type(loss), loss.name, loss.fence, loss.reason) == (LockLost, NAME, fence, ENDED)
+    assert (type(loss), loss.name, loss.fence, loss.reason) == (LockLost, NAME, fence, OVER)
 
 
 def test_a_flush_is_noticed_at_the_next_renewal(
