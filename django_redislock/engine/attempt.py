@@ -291,7 +291,8 @@ class Attempt:
         wanted = self.wanted
         if not wanted.keys.any:
             try:  # another may have it by now
-                value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0)
+                until, by = self.deadline.at, give_up_at(self.deadline)
+                value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
                 self._held_by(value, left / 1000)
             except LockUnavailable:
                 pass  # for whom it waited when Redis was asked last

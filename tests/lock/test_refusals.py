@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from django_redislock.cachelock import CacheLock
 from django_redislock.engine.runtime import runtime
 from django_redislock.log import in_form
 from django_redislock.store.backend import get_backend
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
+from tests.helpers.ways import stopped
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
@@ -311,6 +314,20 @@ def test_who_waits_long_says_once_for_whom(
         holder(held, "release")
         assert waiting.result(GENEROUS)
     assert caplog.text.count("still-waiting") == 1
+
+
+def test_its_deadline_holds_though_redis_hangs_when_it_is_asked_who_that_is(
+    crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd()(Lock(NAME, ttl=600), "acquire")
+    with override_settings(REDISLOCK={"SLOW_WAIT": 0.5}), own.client() as client:
+        waiting = crowd().start(Lock(NAME, blocking_timeout=1), "acquire")
+        eventually(lambda: queued(client) == 1)
+        begun = monotonic()
+        with stopped(own):
+            assert waiting.result(GENEROUS) is False
+        assert monotonic() - begun < 3  # the timeout of the alias is 5 s
+    assert "event=still-waiting" in caplog.text
 
 
 def test_who_waits_long_for_a_member_says_so(

@@ -12,10 +12,12 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_redislock import ConditionalValue, Counter, Lock, LockPool, get_lock, list_locks, lock_lost
+from django_redislock import ConditionalValue, Counter, Lock, LockPool, LockUnavailable, get_lock, list_locks, lock_lost
 from django_redislock.conf import conf
 from django_redislock.store.backend import get_backend, made_backends
 from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
+from redisserver import RedisServer
+from tests.checks import BACKEND
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, count, leases, waiting
 
@@ -223,3 +225,11 @@ def test_threads_of_a_test_have_its_locks() -> None:
         thread.start()
         thread.join(GENEROUS)
         assert prefixes == [conf().KEY_PREFIX]
+
+
+def test_a_redis_user_who_may_not_find_what_is_left_is_told_so(own: RedisServer, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": BACKEND, "LOCATION": own.url}}  # in memory mode, there are no users
+    with own.client() as client:
+        client.acl_setuser("default", enabled=True, commands=["-scan"])
+    with pytest.raises(LockUnavailable, match="scan"), own_locks():
+        Lock(NAME).acquire()
