@@ -116,8 +116,11 @@ def test_without_a_token_nothing_is_sent(crowd: Crowd, nowhere: None) -> None:
         crowd()(Lock(NAME, adopt=True), "acquire")
 
 
-def test_an_answer_that_is_lost_passes_for_no_adoption(crowd: Crowd, network: Proxy, client: redis.Redis) -> None:
+def test_an_answer_that_is_lost_passes_for_no_adoption(
+    crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
+) -> None:
     """Asked twice, as the first answer was lost: it is still gone, and nothing was taken meanwhile."""
+    retry_for(20)
     me, you = crowd(), crowd()
     token = left(me)
     me(Lock(NAME, token=token), "release")

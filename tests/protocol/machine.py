@@ -107,6 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.people: dict[str, Someone] = {}  # all attempts that there have ever been, by their ids
         self.granted = 0  # the highest fence
         self.sound = False  # the last step has done what it should
+        self.suspends = False  # locks are suspended in this run
         self.last: Callable[[], bool] = lambda: False
         self.ear.reset()
         self._subscribe("machine")  # which nobody publishes to: it can be asked even when all are dead
@@ -117,8 +118,9 @@ class Machine(RuleBasedStateMachine):
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
-    @initialize(first=st.none() | st.fixed_dictionaries(FIRST))
-    def begin(self, first: dict[str, Any] | None) -> None:
+    @initialize(first=st.none() | st.fixed_dictionaries(FIRST), suspends=st.sampled_from([False, False, False, True]))
+    def begin(self, first: dict[str, Any] | None, suspends: bool) -> None:
+        self.suspends = suspends
         if first:
             self.hand_over(**first)
 
@@ -130,6 +132,7 @@ class Machine(RuleBasedStateMachine):
         adopts=st.booleans(),
         listens=st.booleans(),
         most=st.sampled_from([None, None, None, 0, 1, 2, 3]),
+        repeats=st.sampled_from([False, False, True]),
     )
     def come(
         self,
@@ -140,10 +143,13 @@ class Machine(RuleBasedStateMachine):
         adopts: bool = False,
         listens: bool = True,
         most: int | None = None,
+        repeats: bool = False,
     ) -> None:
-        """A new attempt."""
+        """A new attempt. ``repeats``: its first answer is lost, and it asks once more."""
         held = self.reference.lock
-        self._ask(self._make(process, token, ttl, held.id if adopts and held else "", listens, most), wait)
+        one = self._make(process, token, ttl, held.id if adopts and held else "", listens, most)
+        for _ in range(1 + repeats):
+            self._ask(one, wait)
 
     @rule(who=WHO, wait=WAITS, repeats=RARELY)
     def look(self, who: str, wait: str, repeats: bool) -> None:
@@ -162,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         if one := self._pick(who):
             self._renew(one, (one.process + further) % 3, ttl, how, ms)
 
-    @precondition(lambda self: self.reference.lock is not None)
+    @precondition(lambda self: self._is_held())
     @rule(how=RIGHTS)
     def release_held(self, how: str = "") -> None:
         """What the holder does, oftener than chance would have it; by the right that it has, if none is given."""
@@ -170,13 +176,13 @@ class Machine(RuleBasedStateMachine):
         right = calls.BEARER if self._held().flag == "d" else calls.HOLDER
         self._release(one, one.process, unknown=False, how=how or right)
 
-    @precondition(lambda self: self.reference.lock is not None)
+    @precondition(lambda self: self._is_held())
     @rule(ttl=TTLS, how=HOWS, ms=TTLS)
     def renew_held(self, ttl: int, how: str, ms: int) -> None:
         one = self._holder()
         self._renew(one, one.process, ttl, how, ms)
 
-    @precondition(lambda self: self.reference.lock is not None)
+    @precondition(lambda self: self._is_held())
     @rule()
     def lapse(self) -> None:
         """The holder's lease ends, and those who wait are not forgotten yet."""
@@ -184,7 +190,7 @@ class Machine(RuleBasedStateMachine):
             self.renew_held(21_000, "set", 21_000)
         self.advance(self.reference.left())
 
-    @precondition(lambda self: self.reference.lock is not None)
+    @precondition(lambda self: self._is_held())
     @rule(
         state=st.sampled_from(["in use", "detached", "dead"]),
         further=st.integers(0, 2),
@@ -213,17 +219,38 @@ class Machine(RuleBasedStateMachine):
     def force(self, process: int, below: int | None) -> None:
         """Any holder; or only if no later acquisition than that of the holder, or of the one before, holds it."""
         held = self.reference.lock
-        highest = None if below is None or held is None else held.fence - below
-        backend = self.backends[process]
+        self._force(process, None if below is None or held is None else held.fence - below)
+
+    @precondition(lambda self: self.suspends)
+    @rule(process=PROCESSES, ms=st.sampled_from([5_000, 50_000, 180_000]))
+    def suspend(self, process: int, ms: int) -> None:
+        backend, owner = self.backends[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.force(Process(backend.channel, backend.known), highest)
-            value = run(calls.force(backend, KEYS, NAME, highest))
-            note(f"  # process {process} force-releases up to {highest}: {value!r}; should be {expected}")
-            assert (value.decode() if value else None) == expected
+            expected = self.reference.suspend(Process(backend.channel, backend.known), ms, owner)
+            begun = run(calls.suspend(backend, KEYS, NAME, ms / 1000, owner))
+            note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
+            assert begun is expected
             return False
 
         self._do(act)
+
+    @precondition(lambda self: self.suspends and self._is_held())
+    @rule(process=PROCESSES, end=ENDS, askers=CROWDS, asks=ASKS)
+    def suspend_next(self, process: int, end: str, askers: list[int], asks: str) -> None:
+        """The holder goes while a suspension waits for that."""
+        self.suspend(process, 180_000)
+        self._end(end, askers, asks)
+
+    @precondition(lambda self: self.suspends)
+    @rule(process=PROCESSES)
+    def resume(self, process: int) -> None:
+        self._force(process, None, calls.SUSPENSION)
+
+    @precondition(lambda self: self.reference.lock is not None and not self._is_held())
+    @rule()
+    def end_suspension(self) -> None:
+        self.advance(self.reference.left())
 
     @rule(homes=CROWDS, waits=WAITS_OF_CROWDS, tokens=TOKENS_OF_CROWDS, ttl=TTLS, anew=st.booleans())
     def crowd(
@@ -347,7 +374,11 @@ class Machine(RuleBasedStateMachine):
         held = self.reference.lock
         waiting = [id for id, _ in self.reference.in_order()]
         over = [id for id in self.people if id not in waiting and not (held and id == held.id)]
-        among = {"holder": [held.id] if held else [], "former": over[-1:], "older": over[: len(over) // 2 + 1]}
+        among = {
+            "holder": [held.id] if held and self._is_held() else [],
+            "former": over[-1:],
+            "older": over[: len(over) // 2 + 1],
+        }
         among |= {"first": waiting[:1], "second": waiting[:2], "last": waiting}
         ids = among[who] or waiting or list(self.people)
         return self.people[ids[-1]] if ids else None
@@ -359,6 +390,10 @@ class Machine(RuleBasedStateMachine):
 
     def _holder(self) -> Someone:
         return self.people[self._held().id]
+
+    def _is_held(self) -> bool:
+        """By somebody; it may be suspended else."""
+        return self.reference.lock is not None and self.reference.lock.flag != "s"
 
     def _is_handed_over(self) -> bool:
         return self.reference.lock is not None and self.reference.lock.flag == "h"
@@ -412,9 +447,23 @@ class Machine(RuleBasedStateMachine):
 
         self._do(act)
 
+    def _force(self, process: int, highest: int | None, what: str = calls.WHATEVER) -> None:
+        backend = self.backends[process]
+
+        def act() -> bool:
+            expected = self.reference.force(Process(backend.channel, backend.known), highest, what)
+            value = run(calls.force(backend, KEYS, NAME, highest, what))
+            note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
+            assert (value.decode() if value else None) == expected
+            return False
+
+        self._do(act)
+
     def _end(self, how: str, askers: list[int], asks: str) -> None:
         """The holder goes; where that leaves the lock free, they ask until somebody has it."""
-        if self.reference.lock:
+        if self.reference.lock and not self._is_held():
+            self.resume(askers[0])
+        elif self.reference.lock:
             if how == "released":
                 self.release_held()
             elif how == "lapsed":
@@ -463,7 +512,7 @@ class Machine(RuleBasedStateMachine):
         if held is None:
             known = [self.reference.waiters.get(id) for id, _ in first]
             assert out_of_turn or all(waiter is None or waiter.channel == "-" for waiter in known)
-        elif before is None or before.fence != held.fence:
+        elif self._is_held() and (before is None or before.fence != held.fence):
             assert held.fence > self.granted
             self.granted = held.fence
             assert out_of_turn or all(tickets.get(held.id, math.inf) <= ticket for _, ticket in first)
@@ -485,6 +534,8 @@ class Machine(RuleBasedStateMachine):
         value, queue, waiters, index, fence, keys, *lefts = pipe.execute()
         assert (value.decode() if value else None) == (reference.lock.text() if reference.lock else None)
         assert [(id.decode(), int(ticket)) for id, ticket in queue] == reference.in_order()
+        planned = reference.planned
+        assert waiters.pop(b"~", b"").decode() == (f"{planned.ends} {planned.text()}" if planned else "")
         assert waiters.pop(b"!", b"").decode() == reference.handed_to
         assert set(waiters.pop(b"?", b"").decode().split()) == reference.suspects
         assert {id.decode(): entry.decode() for id, entry in waiters.items()} == {
@@ -524,6 +575,7 @@ class Machine(RuleBasedStateMachine):
             return
         for id in list(self.reference.queue):
             self._release(self.people[id], 0, unknown=False)
+        self._force(0, None, calls.SUSPENSION)
         while self.reference.lock:
             self._release(self._holder(), 0, unknown=False, how=calls.BEARER)
         self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the list as it is after a lease that has ended by itself
@@ -562,7 +614,7 @@ def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scripts, "_text", text)
             patch.setattr(scripts, "_by_sha", {})
-            for name in ("acquire", "release", "renew", "force"):
+            for name in ("acquire", "release", "renew", "force", "suspend"):
                 patch.setitem(getattr(calls, f"_{name.upper()}"), "key", scripts.Script(name))
             for name, value in (("client", client), ("backends", backends), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)

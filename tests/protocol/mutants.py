@@ -42,6 +42,15 @@ MUTANTS: dict[str, Change] = {
     "who waits already is refused": (IS_FULL, "or redis.call('ZSCORE', queue, ARGV.id)", ""),
     "the dead keep a queue full": (IS_FULL, "if is_dead(channel, alive_until, absent) then", "if false then"),
     "a queue is never full": ("acquire.lua", "if ARGV.most ~= '' and", "if false and"),
+    # suspensions
+    "who comes first has a lock whose suspension begins": ("acquire.lua", "value = begin_suspension()", "value = nil"),
+    "a release begins no suspension": ("pieces/suspends.lua", "if not begin_suspension() then", "if true then"),
+    "a suspension that begins is told to nobody": ("pieces/suspends.lua", "  tell_of_suspension()\n  re", "  re"),
+    "a suspension has no end in the list": ("suspend.lua", "redis.call('ZADD', KEYS.index, us", "tostring(us"),
+    "a planned suspension is forgotten before it begins": ("pieces/suspension_key.lua", "keep(KEYS.waiters, ms)", ""),
+    "a seizure leaves a suspension": ("acquire.lua", "    cancel_suspension()\n", ""),
+    "who resumes a lock takes it from its holder": ("force.lua", "if ARGV.what == 's' and", "if false and"),
+    "a suspension takes the lock from its holder": ("suspend.lua", "if value and flag ~= 's' then", "if false then"),
     # handoffs
     "a handoff is not told": (HANDOFF, "tell(channel, 'g '", "tostring('g '"),
     "a handoff has the whole lease": (HANDOFF, "math.min(ttl, math.max(3000, math.floor(ttl / 3)))", "ttl"),

@@ -24,6 +24,8 @@ from django_redislock.store.calls import (
     RELEASED,
     REQUEUED,
     SEIZING,
+    SUSPENSION,
+    WHATEVER,
     WITHDRAWAL,
 )
 
@@ -52,7 +54,7 @@ class Held(NamedTuple):
 
     id: str
     channel: str
-    flag: str  # c(onfirmed), h(anded over and not confirmed), d(etached)
+    flag: str  # c(onfirmed), h(anded over and not confirmed), a(dopted), d(etached); s(uspended): nobody holds it
     fence: int
     since: int
     token: str
@@ -96,6 +98,7 @@ class Reference:
         self.waiters_end = 0
         self.handed_to = ""  # the channel to which a handoff is under way
         self.suspects: set[str] = set()  # channels that have let one run out
+        self.planned: Held | None = None  # the suspension that begins when the lock is free
         self.index: int | None = None  # the end of the lease, as the list of all locks has it
         self.fence = 0
         self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when that is known
@@ -123,7 +126,7 @@ class Reference:
             ends[f"lock:{self.name}"] = self.lock.ends
         if self.queue:
             ends[f"queue:{self.name}"] = self.queue_ends
-        if self.waiters or self.handed_to or self.suspects:
+        if self._knows_waiters():
             ends[f"waiters:{self.name}"] = self.waiters_end
         return ends
 
@@ -161,9 +164,12 @@ class Reference:
             return Answer(GIVEN_UP, 0, unheard=self._unheard)
         if wait == SEIZING:
             return self._seize(caller, attempt, held)
-        if not held and self._pass_on(caller, attempt.id):
-            self._leave(attempt.id)
-            return Answer(GRANTED, self._enter(caller, attempt), unheard=self._unheard)
+        if not held:
+            if self._begin_suspension():
+                held = self.lock
+            elif self._pass_on(caller, attempt.id):
+                self._leave(attempt.id)
+                return Answer(GRANTED, self._enter(caller, attempt), unheard=self._unheard)
         state, value = BUSY, self.lock.text() if held and self.lock else None
         if wait == NOT_AT_ALL:
             ticket = ticket or 0
@@ -216,16 +222,36 @@ class Reference:
         self._hold(held._replace(flag=flag, ends=wanted.get(how, self.now + ms * MS)))
         return HELD, self.left()
 
-    def force(self, caller: Process, highest: int | None) -> str | None:
-        """Returns the value that the lock had. ``highest``: of the fences that may be released."""
-        held, self.lock = self.lock, None
+    def force(self, caller: Process, highest: int | None, what: str = WHATEVER) -> str | None:
+        """Returns the value that the lock had, or the planned suspension that is cancelled with it.
+
+        ``highest``: of the fences that may be released; ``what``: see calls.force().
+        """
+        held = self.lock
         if held and highest is not None and held.fence > highest:
-            self.lock = held
             return None
+        planned, self.planned = self.planned, None
+        value = planned.text() if planned and planned.ends > self.now else None
+        if what == SUSPENSION and held and held.flag != "s":
+            return value
+        self.lock = None
         if held:
             self._publish(held.channel, f"f {held.id} {self.name}")
         self._free(caller, given_back=held is not None)
-        return held.text() if held else None
+        return held.text() if held else value
+
+    def suspend(self, caller: Process, ms: int, owner: str) -> bool:
+        """Returns whether it has begun: else, somebody holds the lock."""
+        fence = self._next_fence(caller)
+        suspension = Held("-", "-", "s", fence, self.now, "-", owner, self.now + ms * MS)
+        self.planned = None
+        if self.lock and self.lock.flag != "s":
+            known_until = self.waiters_end if self._knows_waiters() else 0
+            self.planned, self.waiters_end = suspension, max(known_until, suspension.ends)
+            return False
+        self._hold(suspension)
+        self._tell_to_look(0)
+        return True
 
     # -- who may have the lock ----------------------------------------------------------------------------------------
 
@@ -276,7 +302,7 @@ class Reference:
             if waiter and waiter.channel == "-" and self.now < waiter.until:
                 # it comes by itself; and if it does not, somebody must notice
                 if not me:
-                    self._set_watch()
+                    self._tell_to_look(1)
                 return False
             self._leave(id)
             if waiter and self._lives(waiter.channel, caller):
@@ -295,9 +321,9 @@ class Reference:
     def _lives(self, channel: str, caller: Process) -> bool:
         return channel in self.subscribed and (channel == caller.channel or channel not in self.suspects)
 
-    def _set_watch(self) -> None:
-        """Behind a head that polls: the first who can be told looks after it."""
-        for id, _ in self.in_order()[1:]:
+    def _tell_to_look(self, first: int) -> None:
+        """The first who can be told, from this place on: it looks after a head that polls, or a suspension."""
+        for id, _ in self.in_order()[first:]:
             waiter = self.waiters.get(id)
             if waiter and waiter.channel in self.subscribed:
                 self._publish(waiter.channel, f"w {id} {self.name}")
@@ -305,9 +331,24 @@ class Reference:
 
     def _free(self, caller: Process, *, given_back: bool = False) -> None:
         """Nobody holds the lock, and nobody asks for it in this step."""
+        if self._begin_suspension():
+            if given_back:
+                self.handed_to = ""
+            self._tell_to_look(0)
+            return
         self._pass_on(caller, given_back=given_back)
         if not self.lock:
             self.index = None
+
+    def _begin_suspension(self) -> bool:
+        """The lock is free: whether it is suspended from now on."""
+        planned = self.planned
+        if planned is None or planned.ends <= self.now:
+            return False
+        left = -(-(planned.ends - self.now) // MS)  # Redis counts in milliseconds
+        self.planned = None
+        self._hold(planned._replace(ends=self.now + left * MS))
+        return True
 
     # -- how it changes hands -----------------------------------------------------------------------------------------
 
@@ -338,6 +379,7 @@ class Reference:
 
     def _seize(self, caller: Process, attempt: Attempt, held: Held | None) -> Answer:
         """Whoever holds it, and whoever waits: they go on waiting."""
+        self.planned = None
         if held and held.flag == "h":
             self.handed_to = ""
         self._leave(attempt.id)
@@ -357,7 +399,7 @@ class Reference:
         if caller.channel in self.suspects:
             self.suspects.remove(caller.channel)
             self._unheard = True
-        known_until = self.waiters_end if self.waiters or self.handed_to or self.suspects else 0
+        known_until = self.waiters_end if self._knows_waiters() else 0
         self.waiters[attempt.id] = Waiter(channel, attempt.ttl, until, attempt.token, attempt.owner)
         self.queue_ends = self.now + MINUTE * MS
         self.waiters_end = max(known_until, self.queue_ends)
@@ -381,7 +423,11 @@ class Reference:
         self.queue.pop(id, None)
         self.waiters.pop(id, None)
 
+    def _knows_waiters(self) -> bool:
+        return bool(self.waiters or self.handed_to or self.suspects or self.planned)
+
     def _forget_waiters(self) -> None:
+        self.planned = None
         self.waiters.clear()
         self.handed_to = ""
         self.suspects.clear()
