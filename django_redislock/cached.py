@@ -256,7 +256,7 @@ class _Wanted:
         try:
             refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
             if refusal is not None:
-                raise refusal.in_words(self._not_in_time)
+                raise refusal.in_words(self._not_in_time, waited=monotonic() - begun)
             value = yield self._look()
             if value is MISSING:
                 value = yield from self._compute()

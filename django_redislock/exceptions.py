@@ -44,10 +44,17 @@ class LockNotAcquired(LockError):
         self.waited = waited
         self.busy_for = busy_for
 
-    def in_words(self, message: str) -> LockNotAcquired:
-        """The same facts with another message."""
-        facts = ("outcome", "attempts", "waited", "busy_for", "holder")
-        return LockNotAcquired(message, self.name, **{fact: getattr(self, fact) for fact in facts})
+    def in_words(self, message: str, waited: float | None = None) -> LockNotAcquired:
+        """The same facts with another message; ``waited``: seconds, where they have begun before."""
+        return LockNotAcquired(
+            message,
+            self.name,
+            outcome=self.outcome,
+            attempts=self.attempts,
+            waited=self.waited if waited is None else waited,
+            busy_for=self.busy_for,
+            holder=self.holder,
+        )
 
 
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
