@@ -58,6 +58,12 @@ def test_threads_that_need_a_listener_together_share_one(backend: Backend, event
     assert first is second is third is runtime().listener(backend)
 
 
+def test_one_that_never_listened_leaves_a_parent_nothing(ears: Listener, eventually: Eventually) -> None:
+    ears.leave_parent()
+    ears.start()
+    eventually(lambda: ears.ready)
+
+
 @pytest.mark.usefixtures("fresh")
 def test_threads_that_need_a_backend_together_share_one(eventually: Eventually) -> None:
     def get_backend() -> Backend:

@@ -17,7 +17,7 @@ CHROMIUM = "Chromium (apt-get install chromium, or name an executable in CHROMIU
 
 def run(**variables: str) -> tuple[int, list[str]]:
     """The exit code of such a run, and its lines."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", NEEDS_A_BROWSER]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--complete", NEEDS_A_BROWSER]
     ours = {key: value for key, value in environment().items() if key != "CI" and not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env={**ours, **variables}, capture_output=True, text=True, timeout=120)
     return done.returncode, (done.stdout + done.stderr).strip().splitlines()
