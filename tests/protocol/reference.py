@@ -277,7 +277,7 @@ class Reference:
 
     @staticmethod
     def _bears(attempt: Attempt, held: Held) -> bool:
-        return attempt.token == (held.id if held.token == "-" else held.token)
+        return attempt.token != "-" and attempt.token == (held.id if held.token == "-" else held.token)
 
     def _is_full(self, id: str, most: int) -> bool:
         """Whether as many others wait as may; of those who are dead, the first hundred are dropped."""
