@@ -77,9 +77,11 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{what} must be True or False, not {shown(value)}.")
+def check_flag(value: Any, what: str, *others: None) -> Any:
+    """``value`` if it is True or False, or one of ``others``: None."""
+    if not isinstance(value, bool) and value not in others:
+        choices = "True, False or None" if others else "True or False"
+        raise TypeError(f"{what} must be {choices}, not {shown(value)}.")
     return value
 
 
@@ -141,12 +143,12 @@ def _by_pattern(read: _Reader, values: str) -> _Reader:
 
 _READ: dict[str, _Reader] = {
     "CACHE": _text,
-    "REQUIRE_REDIS": _flag,
+    "REQUIRE_REDIS": check_flag,
     "TTL": seconds,
     "TTLS": _by_pattern(seconds, "seconds"),
     "BLOCKING_TIMEOUT": _or_none(_seconds_or_0),
-    "POLL": _flag,
-    "AUTO_RENEW": _flag,
+    "POLL": check_flag,
+    "AUTO_RENEW": check_flag,
     "MAX_HOLD": _or_none(seconds),
     "MAX_WAITERS": _by_pattern(check_count, "numbers of waiters"),
     "SLOW_WAIT": _or_none(seconds),

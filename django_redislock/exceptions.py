@@ -45,7 +45,7 @@ class LockNotAcquired(LockError):
         self.busy_for = busy_for
 
     def in_words(self, message: str, waited: float | None = None) -> LockNotAcquired:
-        """The same facts with another message; ``waited``: seconds, where they have begun before."""
+        """The same facts with another message; ``waited``: seconds, where the wait began before this attempt."""
         return LockNotAcquired(
             message,
             self.name,

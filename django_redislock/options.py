@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from asgiref.sync import iscoroutinefunction
 from redis.backoff import AbstractBackoff
 
-from .conf import check_count, conf
+from .conf import check_count, check_flag, conf
 from .display import shown
 from .exceptions import LockLost
 from .times import Seconds, seconds
@@ -69,14 +69,13 @@ class Options:
     template: str = ""
 
     def __post_init__(self) -> None:
-        _check_flag(self.blocking, "blocking")
-        _check_flag(self.reentrant, "reentrant")
-        _check_flag(self.adopt, "adopt")
-        _check_flag(self.auto_renew, "auto_renew", None)
+        check_flag(self.blocking, "blocking")
+        check_flag(self.reentrant, "reentrant")
+        check_flag(self.adopt, "adopt")
+        check_flag(self.auto_renew, "auto_renew", None)
         if self.ttl is not None:
             self.ttl = seconds(self.ttl, "ttl")
-        if self.blocking_timeout is not None:
-            self.blocking_timeout = check_timeout(self.blocking_timeout)
+        self.blocking_timeout = check_timeout(self.blocking_timeout)
         if self.max_hold is not None:
             self.max_hold = seconds(self.max_hold, "max_hold")
         if self.max_waiters is not None:
@@ -137,12 +136,6 @@ def check_timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
 
 
-def _check_flag(value: object, what: str, *others: None) -> None:
-    if not isinstance(value, bool) and value not in others:
-        choices = "True, False or None" if others else "True or False"
-        raise TypeError(f"{what} must be {choices}, not {shown(value)}.")
-
-
 def _check_on_lost(value: Any) -> None:
     if value != "cancel" and (not callable(value) or iscoroutinefunction(value)):
         raise TypeError(f"on_lost must be a plain function, 'cancel' or None, not {shown(value)}.")
@@ -150,7 +143,7 @@ def _check_on_lost(value: Any) -> None:
 
 def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts: int | None) -> None:
     """Check that all three fit together: only a waiter that polls has a pace and counts its tries."""
-    _check_flag(poll, "poll", None)
+    check_flag(poll, "poll", None)
     if backoff is not None and not isinstance(backoff, AbstractBackoff):
         raise TypeError(
             f"backoff must be an instance of one of redis-py's classes in redis.backoff, such as "

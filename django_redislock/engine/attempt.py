@@ -140,7 +140,7 @@ class Attempt:
                 return granted
             self.ticket = taken.number or self.ticket
             if monotonic() >= self.slow_at:
-                yield from self._tell_that_it_waits()
+                self._tell_that_it_waits()
             yield Pause(min(delay, self.deadline.left()))
 
     def _await_wakes(self) -> Steps[Granted | None]:
@@ -280,24 +280,27 @@ class Attempt:
             if now >= due:
                 return None, now < due + LOOK_LATE
             if now >= self.slow_at:
-                yield from self._tell_that_it_waits()
+                yield from self._ask_who_holds_it()  # another may have it since the last look
+                self._tell_that_it_waits()
                 continue
             due = min(due, self.slow_at)
             yield Park(waiter, None if due == math.inf else due - now)
 
-    def _tell_that_it_waits(self) -> Steps[None]:
+    def _ask_who_holds_it(self) -> Steps[None]:
+        wanted, until, by = self.wanted, self.deadline.at, give_up_at(self.deadline)
+        if wanted.keys.any:
+            return
+        try:
+            value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
+        except LockUnavailable:
+            return  # what Redis has said last still stands
+        self._held_by(value, left / 1000)
+
+    def _tell_that_it_waits(self) -> None:
         """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
         self.slow_at = math.inf
-        wanted = self.wanted
-        if not wanted.keys.any:
-            try:  # another may have it by now
-                until, by = self.deadline.at, give_up_at(self.deadline)
-                value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
-                self._held_by(value, left / 1000)
-            except LockUnavailable:
-                pass  # for whom it waited when Redis was asked last
         held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
-        log_event(WARNING, "still-waiting", **named(wanted.name), **held, waited=monotonic() - self.begun)
+        log_event(WARNING, "still-waiting", **named(self.wanted.name), **held, waited=monotonic() - self.begun)
 
     def _held_by(self, value: bytes | None, left: float) -> None:
         """What Redis has said of the lock. ``left``: seconds of the lease."""
@@ -314,11 +317,11 @@ class Attempt:
         """Leave the queue. A grant that came in this very moment is passed on."""
         if self.ticket is not None or self.unknown:
             by = monotonic() + GRACE
-            left = yield from calls.release(
+            answer = yield from calls.release(
                 self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
             )
-            if left.holder is not None:
-                self._held_by(left.holder, left.left)
+            if answer.holder is not None:
+                self._held_by(answer.holder, answer.left)
         self.over = True
 
     def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
@@ -334,11 +337,9 @@ class Attempt:
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:
-            if holder is None:
-                state = "held elsewhere"
-            else:
-                state = f"{'suspended' if holder.suspension else 'held'} by {holder.owner}"
-            text = f"Could not acquire the lock {name!r} {within}: {state}."
+            state = "suspended" if holder is not None and holder.suspension else "held"
+            by = "elsewhere" if holder is None else f"by {holder.owner}"
+            text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
         return LockNotAcquired(
             text,
             name,

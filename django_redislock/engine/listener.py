@@ -188,7 +188,7 @@ class Listener:
     def _listen(self) -> None:
         """Subscribe, read, and again when the connection is lost, until closed."""
         outage: Outage | None = None
-        refusal, refused = "", RECONNECTING
+        last_refusal, pause = "", RECONNECTING
         while not self._closed.is_set():
             self.connection = connection = self.backend.origin.listening(MESSAGE_WITHIN)
             stands_from = math.inf
@@ -199,21 +199,20 @@ class Listener:
                 reader = Reader(connection, self._dispatch, self._threads_may_read)
                 self._subscribed(polled=not self._messages_count())
                 self.reader = reader  # not before all were told: nobody can wake one who reads
-                if outage is not None and outage.logged:
-                    outage.logged = False
+                if outage is not None and outage.end_is_due():
                     self._log("listener-reconnected", outage=outage.lasted)
-                refusal, refused = "", RECONNECTING
+                last_refusal, pause = "", RECONNECTING
                 stands_from = monotonic() + STANDS
                 reader.serve(self._closed, polls=self.backend.memory)
                 outage = None
             except ResponseError as error:
-                if str(error) != refusal:
-                    refusal = str(error)
+                if str(error) != last_refusal:
+                    last_refusal = str(error)
                     self._log("not-subscribed", error=error)
                 self._subscribed(polled=True)
                 # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
-                self._closed.wait(refused)
-                refused = min(refused * 2, RESUBSCRIBE_EVERY)
+                self._closed.wait(pause)
+                pause = min(pause * 2, RESUBSCRIBE_EVERY)
             except Exception as error:
                 self.ready = False
                 if not self._closed.is_set():

@@ -15,13 +15,13 @@ class Outage:
     Where nothing needs Redis any more, nobody tries again, and nobody learns when the outage ends.
     """
 
-    __slots__ = ("_log_at", "delay", "logged", "retry_at", "since")
+    __slots__ = ("_log_at", "_logged", "delay", "retry_at", "since")
 
     def __init__(self) -> None:
         self.since: float = monotonic()
         self.delay: float = 0.0  # seconds until the next try
         self.retry_at: float = math.inf  # monotonic
-        self.logged: bool = False
+        self._logged = False
         self._log_at = self.since
 
     @property
@@ -36,8 +36,13 @@ class Outage:
         return self.delay
 
     def is_stale(self, timeout: float) -> bool:
-        """Whether nobody has tried when it was time to, and has failed within ``timeout`` seconds."""
+        """Whether nobody goes on trying: the next try is overdue, even if it takes ``timeout`` seconds to fail."""
         return monotonic() > self.retry_at + timeout + LAST_RETRY
+
+    def end_is_due(self) -> bool:
+        """Whether to log that it is over: only once, and only where it was logged that it had begun."""
+        due, self._logged = self._logged, False
+        return due
 
     def log_is_due(self) -> bool:
         """Whether to log it now."""
@@ -45,5 +50,5 @@ class Outage:
         if now < self._log_at:
             return False
         self._log_at = now + min(max(now - self.since, LAST_RETRY), LOG_EVERY)
-        self.logged = True
+        self._logged = True
         return True

@@ -26,11 +26,11 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
     try:
         watchdog.unwatch(lease)
         how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
-        sent = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
+        answer = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
         # a repeated release that finds nothing, within the lease, did its work the first time; and a closed one was
         # released in the background meanwhile, as its block was interrupted
-        repeated = sent.twice or lease.tried_release
-        done = sent.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
+        repeated = answer.twice or lease.tried_release
+        done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
         watchdog.end(lease)
         section.leave()
     except LockUnavailable as error:
@@ -79,8 +79,8 @@ def release_by_token(backend: Backend, name: str, bears: Callable[[str], bool]) 
     held = yield from calls.find_held(backend, name, bears)
     if held is None:
         return False
-    sent = yield from calls.release(held, unknown=False, how=calls.BEARER)
-    released = sent.state == calls.RELEASED or sent.twice
+    answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
+    released = answer.state == calls.RELEASED or answer.twice
     if released:
         runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells other processes alone
     return released

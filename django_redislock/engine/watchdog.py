@@ -319,7 +319,7 @@ class Watchdog:
                 self.release_later(rest, unknown=False, how=WITHDRAWAL)
         over = None if refused else self._outages.pop(backend, None)
         if over is not None:
-            if over.logged and not over.is_stale(backend.timeout):
+            if over.end_is_due() and not over.is_stale(backend.timeout):
                 self._notifier.log(WARNING, "renewal-recovered", alias=backend.alias, outage=over.lasted)
             self.renew_all(backend)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import translate
+from fnmatch import fnmatchcase
 
 from ..names import known_as
 from ..steps import Steps, arun, run_blocking
@@ -43,10 +42,10 @@ async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[P
 
 def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
     backend = get_backend(using)
-    matches = re.compile(translate(pattern)).match
     us, (found,) = yield from read_all(backend, [("ZRANGE", pools_key(backend.prefix), "0", "-1")])
-    pools = {known_as(raw.decode(errors="replace")): raw.decode(errors="replace") for raw in found}
-    wanted = {name: pool for (noun, name), pool in pools.items() if noun == "pool" and matches(name)}
+    pools = [raw.decode(errors="replace") for raw in found]
+    known = [(*known_as(pool), pool) for pool in pools]
+    wanted = {name: pool for noun, name, pool in known if noun == "pool" and fnmatchcase(name, pattern)}
     _, counts = yield from read_all(backend, [one for pool in wanted.values() for one in _counts(backend, pool, us)])
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
     summaries = [PoolSummary(name, backend.alias, *row) for name, row in zip(wanted, rows, strict=True)]

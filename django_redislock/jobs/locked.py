@@ -47,9 +47,8 @@ def locked(
         return locked()(first)
     given = given_name(first, name, "locked")
     options.setdefault("template", template_of(given))
-    checked = read_options(
-        options, "locked()", beside=["name", "token"]
-    )  # a wrong option is an error here, not at the first call
+    # a wrong option is an error here, not at the first call
+    checked = read_options(options, "locked()", beside=["name", "token"])
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

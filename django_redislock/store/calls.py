@@ -151,8 +151,10 @@ def release(
         state, twice = state or answer[0], twice or repeated
         rest = left_to_release(wanted, answer)
         if rest is None:
-            value, left = answer[3:] if len(answer) > 3 else (None, 0)
-            return Released(state, twice, value, left / 1000)
+            if len(answer) <= 3:
+                return Released(state, twice)
+            value, left = answer[3:]
+            return Released(state, twice, SecretBytes(value), left / 1000)
         wanted, unknown = rest, False
 
 

@@ -47,9 +47,9 @@ def test_it_is_logged_less_and_less_often(at: Callable[[float], None]) -> None:
 def test_one_that_was_not_logged_to_begin_is_not_logged_to_end() -> None:
     one = Outage()
     one.fail()
-    assert not one.logged
+    assert not one.end_is_due()
     one.log_is_due()
-    assert one.logged
+    assert one.end_is_due()
 
 
 def test_one_that_nobody_has_looked_at_for_long_is_over(at: Callable[[float], None]) -> None:
