@@ -29,7 +29,7 @@ from .names import fit_name, quote
 from .options import Options, check_timeout
 from .per_process import PerProcess
 from .steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
-from .store.backend import get_backend
+from .store.places import get_backend
 from .times import Deadline, Seconds
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ class _Wanted:
         frame = Frame()
         # a default that asks for its own value does not wait for itself: the lock raises the error
         computation: Computation | None = None
-        while owner.lease_on(get_backend(self.lock_alias), name) is None:
+        while owner.lease_on(get_backend(self.lock_alias, name), name) is None:
             computation, leads = _computations.get().join((self.lock_alias, name), owner, frame)
             if leads:
                 break

@@ -30,8 +30,8 @@ from .names import check_name
 from .open_transactions import warn_of_release
 from .options import Options
 from .steps import Steps, run
-from .store.backend import get_backend
 from .store.calls import find_held, read_holder
+from .store.places import get_backend, get_place
 from .times import seconds
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class CacheLock:
         # wrong arguments are an error here, not at the first acquire
         check_name(name)
         self._options()
-        get_backend(using)
+        get_place(using)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -155,7 +155,7 @@ class CacheLock:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
                 _run(self._give_back(held))
-            elif not _run(release_by_token(get_backend(self.using), self.name, partial(_bears, token))):
+            elif not _run(release_by_token(get_backend(self.using, self.name), self.name, partial(_bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
@@ -178,7 +178,7 @@ class CacheLock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        held, _ = _run(read_holder(get_backend(self.using), self.name))
+        held, _ = _run(read_holder(get_backend(self.using, self.name), self.name))
         return held
 
     def owned(self) -> bool:
@@ -187,7 +187,7 @@ class CacheLock:
             token = self._token("own")
         except LockError:
             return False
-        return _run(find_held(get_backend(self.using), self.name, partial(_bears, token))) is not None
+        return _run(find_held(get_backend(self.using, self.name), self.name, partial(_bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
@@ -240,7 +240,7 @@ class CacheLock:
         held = self._held(token)
         if held is not None:
             _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(get_backend(self.using), self.name, partial(_bears, token), how, left)):
+        elif not _run(renew_by_token(get_backend(self.using, self.name), self.name, partial(_bears, token), how, left)):
             raise self._not_owned(verb)  # acquired by another process, which gave us the token
         return True
 

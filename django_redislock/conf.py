@@ -25,6 +25,8 @@ class Conf:
     """``settings.REDISLOCK``, checked and typed."""
 
     CACHE: str = "default"
+    CLUSTER: bool | tuple[str, ...] = False
+    MAX_CONNECTIONS: int = 16
     REQUIRE_REDIS: bool = False
     TTL: float = 30.0
     TTLS: Mapping[str, float] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class Conf:
     AUTO_RENEW: bool = True
     MAX_HOLD: float | None = None
     MAX_WAITERS: Mapping[str, int] = field(default_factory=dict)
+    REPLICAS: int = 0
     SLOW_WAIT: float | None = 10.0
     RETRY_FOR: float = 1.0
     KEY_PREFIX: str = "redislock"
@@ -50,6 +53,10 @@ class Conf:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
         ttl: float = _first_match(self._ttls, name, self.TTL)  # type: ignore[attr-defined]
         return ttl
+
+    def is_cluster(self, alias: str) -> bool:
+        """Whether the cache alias names nodes of a Redis Cluster."""
+        return self.CLUSTER and alias == self.CACHE if isinstance(self.CLUSTER, bool) else alias in self.CLUSTER
 
     def max_waiters_of(self, name: str) -> int | None:
         """How many may wait for a lock of this name: the first matching pattern of MAX_WAITERS, else any number."""
@@ -141,8 +148,18 @@ def _by_pattern(read: _Reader, values: str) -> _Reader:
     return check
 
 
+def _cluster(value: object, what: str) -> bool | tuple[str, ...]:
+    if isinstance(value, (list, tuple)) and all(isinstance(alias, str) for alias in value):
+        return tuple(value)
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True, False or a list of cache aliases, not {shown(value)}.")
+    return value
+
+
 _READ: dict[str, _Reader] = {
     "CACHE": _text,
+    "CLUSTER": _cluster,
+    "MAX_CONNECTIONS": lambda value, what: check_count(value, what, 2),
     "REQUIRE_REDIS": check_flag,
     "TTL": seconds,
     "TTLS": _by_pattern(seconds, "seconds"),
@@ -151,6 +168,7 @@ _READ: dict[str, _Reader] = {
     "AUTO_RENEW": check_flag,
     "MAX_HOLD": _or_none(seconds),
     "MAX_WAITERS": _by_pattern(check_count, "numbers of waiters"),
+    "REPLICAS": check_count,
     "SLOW_WAIT": _or_none(seconds),
     "RETRY_FOR": _patience,
     "KEY_PREFIX": _prefix,

@@ -19,8 +19,9 @@ from .names import check_name, check_token
 from .open_transactions import HERE, warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .steps import Steps, arun, run_blocking
-from .store.backend import Backend, get_backend
 from .store.calls import read_holder
+from .store.place import Backend
+from .store.places import get_backend
 from .times import Seconds, seconds
 
 if TYPE_CHECKING:
@@ -107,6 +108,10 @@ class Lock:
         With ``poll=True``: an instance of one of the classes in :mod:`redis.backoff`, for the delays between tries
         (at most 15 s each; by default ``EqualJitterBackoff(cap=0.5, base=0.02)``), and the most tries. There is no
         delay after the last try, and none beyond ``blocking_timeout``.
+    ``replicas``
+        How many replicas of the Redis server must have acknowledged the grant before it counts; with fewer within half
+        a second, acquiring raises LockUnavailable. A failover then loses a grant less often, not never. A contended
+        acquisition takes one round trip more. None: from the settings (by default 0).
     ``note``
         A text for people, at most 1000 bytes, kept with the lock and with the place in the queue. ``info().note``, the
         command and the admin show it.
@@ -475,7 +480,7 @@ class Lock:
         return lease if lease is not None and lease.here else None
 
     def _backend(self) -> Backend:
-        return get_backend(self._options.using)
+        return get_backend(self._options.using, self.name)
 
 
 FairLock = Lock

@@ -155,6 +155,14 @@ def split_member(name: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
+def slot_text(name: str) -> str:
+    """What of ``name`` tells where it is kept on a cluster: a pool and its members are kept together."""
+    if not name.startswith(_POOL):
+        return name
+    found = _ANY_MEMBER.match(name)
+    return name if found is None else found[0]
+
+
 def known_as(name: str) -> tuple[str, str]:
     """``name`` in messages: ("lock", itself), or ("pool", the pool's name) where any member is asked for."""
     if _ANY_MEMBER.fullmatch(name):

@@ -32,6 +32,7 @@ class AcquireOptions(TypedDict, total=False):
     poll: bool | None
     backoff: AbstractBackoff | None
     attempts: int | None
+    replicas: int | None
     note: str
     purpose: str
     template: str
@@ -64,6 +65,7 @@ class Options:
     poll: bool | None = None
     backoff: AbstractBackoff | None = None
     attempts: int | None = None
+    replicas: int | None = None
     note: str = ""
     purpose: str = ""
     template: str = ""
@@ -80,6 +82,8 @@ class Options:
             self.max_hold = seconds(self.max_hold, "max_hold")
         if self.max_waiters is not None:
             check_count(self.max_waiters, "max_waiters")
+        if self.replicas is not None:
+            check_count(self.replicas, "replicas")
         if self.on_lost is not None:
             _check_on_lost(self.on_lost)
         if self.note != "":

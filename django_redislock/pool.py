@@ -17,9 +17,10 @@ from .lock import Lock
 from .names import check_name, member_name, pool_name, quote, unquoted
 from .options import AcquireOptions, LockOptions, read_options
 from .steps import Steps, arun, run_blocking
-from .store.backend import Backend, get_backend
 from .store.calls import check_member
 from .store.keys import Keys, make_keys
+from .store.place import Backend
+from .store.places import get_backend
 from .store.pool_calls import change_members, count_members, has_member, read_members, replace_members
 from .times import Seconds
 
@@ -286,7 +287,8 @@ class LockPool:
         return quote(key)
 
     def _place(self) -> tuple[Backend, Keys, str]:
-        backend, pool = get_backend(self.using), pool_name(self.name)
+        pool = pool_name(self.name)
+        backend = get_backend(self.using, pool)
         return backend, make_keys(backend.prefix, pool), pool
 
     def _keys(self) -> Steps[list[str]]:
@@ -306,11 +308,13 @@ class LockPool:
         self._quote(key)
         if not (yield from self._contains(key)):
             raise ValueError(f"Could not suspend {shown(key)}: it is no member of the pool {self.name!r}.")
-        yield from suspend(get_backend(self.using), member_name(self.name, key), seconds, note)
+        name = member_name(self.name, key)
+        yield from suspend(get_backend(self.using, name), name, seconds, note)
 
     def _resume(self, key: str) -> Steps[bool]:
         self._quote(key)
-        return (yield from resume(get_backend(self.using), member_name(self.name, key)))
+        name = member_name(self.name, key)
+        return (yield from resume(get_backend(self.using, name), name))
 
     def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
         backend, _, _ = self._place()
@@ -327,7 +331,7 @@ class LockPool:
         backend, _, pool = self._place()
         items = yield from self._items(current_owner())
         _, free = _count([status for _, status in items])
-        locks = yield from read_matching(backend, lambda name: name.rpartition(":")[0] == pool[:-1])
+        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1])
         queue = yield from read_queue(backend, pool)
         return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
 

@@ -12,7 +12,7 @@ import re
 import secrets
 import unittest
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
@@ -31,9 +31,10 @@ from .lock import Lock
 from .names import check_name
 from .steps import Steps, run
 from .store import calls
-from .store.backend import Backend, get_backend, made_backends
 from .store.calls import Wanted
 from .store.keys import make_keys
+from .store.place import Backend
+from .store.places import get_backend, get_place, made_places
 from .store.retry import call
 from .store.wire import CONNECTION_ERRORS
 from .times import Seconds, seconds
@@ -80,8 +81,8 @@ def own_locks() -> Iterator[None]:
                 # the test has stopped it; nobody uses the prefix again
             finally:
                 _prefixes.pop()
-                for backend in made_backends():
-                    backend.close()
+                for place in made_places():
+                    place.close()
 
 
 def reset() -> None:
@@ -98,9 +99,9 @@ def reset() -> None:
         )
     watchdog = runtime().watchdog
     for lease in watchdog.leases():
-        if lease.backend.prefix.endswith(f"{_prefixes[-1]}{{0}}:"):
+        if lease.backend.place.prefix.endswith(_prefixes[-1]):
             watchdog.end(lease)
-    for backend in made_backends():
+    for backend in [backend for place in made_places() for backend in place.backends.values()]:
         run(_delete_keys(backend))
         listener = runtime().listener(backend)
         listener.tell_all()
@@ -111,7 +112,8 @@ def _delete_keys(backend: Backend) -> Steps[None]:
     pattern = re.sub(r"([*?\[\]^\\])", r"\\\1", backend.prefix) + "*"
     cursor = "0"
     while True:
-        (following, keys), _, _ = yield from call(backend, ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000"))
+        reply = yield from call(backend, ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000"))
+        following, keys = reply.answer
         if keys:
             yield from call(backend, ("UNLINK", *(key.decode() for key in keys)))
         cursor = following.decode()
@@ -148,8 +150,8 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
     lock or waits for it, and LockUnavailable.
     """
-    backend = get_backend(using)
-    keys, id = make_keys(backend.prefix, check_name(name)), secrets.token_urlsafe(16)
+    backend = get_backend(using, check_name(name))
+    keys, id = make_keys(backend.prefix, name), secrets.token_urlsafe(16)
     wanted = Wanted(backend, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
     taken = run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
     if taken.state != calls.GRANTED:
@@ -168,7 +170,7 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     process holds it, and LockUnavailable.
     """
     name, using = (lock, using) if isinstance(lock, str) else (lock.name, lock.using)
-    backend, watchdog = get_backend(using), runtime().watchdog
+    backend, watchdog = get_backend(using, name), runtime().watchdog
     for lease in watchdog.leases():
         if lease.watched and lease.backend is backend and lease.name == name:
             run(calls.force(backend, lease.wanted.keys, name, lease.fence))
@@ -183,7 +185,7 @@ def redis_away(using: str | None = None) -> Iterator[None]:
 
     (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on.
     """
-    backend = get_backend(using)
+    place = get_place(using)
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise _away()
@@ -191,15 +193,19 @@ def redis_away(using: str | None = None) -> Iterator[None]:
     async def arefuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise _away()
 
-    with (
-        pinned(RETRY_FOR=0.0),
-        patch.object(backend, "origin", replace(backend.origin, kind=_Nowhere)),
-        patch.object(backend, "execute_many", refuse),
-        patch.object(backend, "aexecute_many", arefuse),
-        # renewals use a connection again only for the same timeout: the next ones need a new one
-        patch.object(backend, "timeout", 0.0),
-    ):
-        runtime().listener(backend).reconnect()
+    with ExitStack() as stack:
+        stack.enter_context(pinned(RETRY_FOR=0.0))
+        stack.enter_context(patch.object(place, "exchange", refuse))
+        stack.enter_context(patch.object(place, "aexchange", arefuse))
+        for node in list(place.nodes):
+            # renewals use a connection again only for the same timeout: the next ones need a new one
+            keywords = {**node.origin.keywords, "socket_timeout": 0.0}
+            nowhere = replace(node.origin, kind=_Nowhere, keywords=keywords)
+            # not by patch.object(), which would leave other threads no origin for a moment at the end
+            stack.callback(setattr, node, "origin", node.origin)
+            node.origin = nowhere
+        for backend in list(place.backends.values()):
+            runtime().listener(backend).reconnect()
         yield
 
 
@@ -220,15 +226,15 @@ class _Nowhere(Connection):
 
 def assert_locked(name: str, *, using: str | None = None) -> None:
     """Assert that somebody holds the lock ``name``, here or elsewhere."""
-    backend = get_backend(using)
-    if run(inspect(backend, check_name(name), waiters=0)) is None:
-        held = ", ".join(repr(lock.name) for lock in run(read_matching(backend, lambda name: True)))
+    if run(inspect(get_backend(using, check_name(name)), name, waiters=0)) is None:
+        everywhere = get_place(using).everywhere()
+        held = ", ".join(repr(lock.name) for lock in run(read_matching(everywhere, lambda name: True)))
         raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
 
 
 def assert_not_locked(name: str, *, using: str | None = None) -> None:
     """Assert that nobody holds the lock ``name``."""
-    info = run(inspect(get_backend(using), check_name(name), waiters=0))
+    info = run(inspect(get_backend(using, check_name(name)), name, waiters=0))
     if info is not None:
         state = f"held by {info.owner}" if info.held else "suspended"
         raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3g} s more.")

@@ -12,8 +12,9 @@ from .display import shown
 from .exceptions import LockError, LockUnavailable
 from .names import check_name
 from .steps import Steps, arun, run_blocking
-from .store.backend import Backend, get_backend
 from .store.idempotency import call_once
+from .store.place import Backend
+from .store.places import get_backend
 from .store.retry import call
 from .store.scripts import Script
 from .times import Seconds, seconds
@@ -57,13 +58,13 @@ class _Stored:
         return f"{backend.prefix}{self._kind}:{self.name}"
 
     def _get_raw(self) -> Steps[bytes | None]:
-        backend = get_backend(self.using)
+        backend = get_backend(self.using, self.name)
         asking = call(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
         reply = yield from self._explain(asking)
         return reply.answer  # type: ignore[no-any-return]
 
     def _once(self, script: Script, *args: str) -> Steps[str]:
-        backend = get_backend(self.using)
+        backend = get_backend(self.using, self.name)
         calling = call_once(backend, script, [self._key(backend)], args, name=self.name, noun=self._kind)
         answer = yield from self._explain(calling)
         return answer.decode(errors="replace")
@@ -75,17 +76,17 @@ class _Stored:
         except LockUnavailable as error:
             cause = str(error.__cause__)
             for words, found in _FOREIGN.items():
-                if words in cause and f"{get_backend(self.using).prefix}slot:" not in str(error):
+                if words in cause and f"{get_backend(self.using, self.name).prefix}slot:" not in str(error):
                     raise self._foreign(found) from None
             if "would overflow" in cause:
                 raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
             raise
 
     def _foreign(self, found: str) -> LockError:
+        key = self._key(get_backend(self.using, self.name))
         return LockError(
-            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key "
-            f"{self._key(get_backend(self.using))!r}, which holds {found}. Nothing was changed. Delete the key or "
-            f"choose another name.",
+            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key {key!r}, which holds "
+            f"{found}. Nothing was changed. Delete the key or choose another name.",
             self.name,
         )
 

@@ -77,13 +77,16 @@ class RedisServer:
         """A plain client, for looking at the server from outside."""
         return redis.Redis(port=self.port, password=self.options.get("requirepass"), **options)
 
-    def start(self) -> RedisServer:
+    def command(self) -> list[str]:
         arguments = [self.executable, "--port", str(self.port), "--bind", "127.0.0.1"]
         for key, value in self.options.items():
             arguments += [f"--{key}", value]
+        return arguments
+
+    def start(self) -> RedisServer:
         log = (self.folder / "log").open("ab")
         with log:
-            self.process = subprocess.Popen(arguments, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
         deadline = time.monotonic() + 60  # a fault makes it load slowly, on a busy machine
         with self.client(socket_timeout=1, retry=None) as client:
             while True:

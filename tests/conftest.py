@@ -28,7 +28,7 @@ from tests.helpers.databases import Account, Commits, one_database
 from tests.helpers.postgres import find_programs, postgres_server
 from tests.helpers.processes import Worker
 from tests.helpers.requirements import left_out, require
-from tests.helpers.state import lease_of, leases, listener
+from tests.helpers.state import idle, lease_of, leases, listener, reader_of
 from tests.helpers.ways import certificate as certificate
 from tests.helpers.ways import guarded as guarded
 from tests.helpers.ways import own_pools as own_pools
@@ -114,7 +114,7 @@ def _no_loose_ends() -> Iterator[None]:
         yield
     known = [(loop(), connections()) for loop, connections in opened]
     closed = [connections for loop, connections in known if connections is not None and (not loop or loop.is_closed())]
-    assert not [idle for connections in closed for idle, _ in connections._idle if idle.is_connected]
+    assert not [one for connections in closed for one in idle(connections) if one.is_connected]
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
     def listens(lock: Lock) -> None:
         lease = lease_of(lock)
         ears = listener(lease.backend.alias)
-        eventually(lambda: ears.reader and not lease.urgent and time.monotonic() < lease.due < lease.ends)
+        eventually(lambda: reader_of(ears) and not lease.urgent and time.monotonic() < lease.due < lease.ends)
 
     return listens
 

@@ -30,7 +30,7 @@ from ..inspection.listing import read_lock, read_page
 from ..models import HeldLock
 from ..names import is_name, split_member
 from ..store.aliases import lock_aliases
-from ..store.backend import get_backends
+from ..store.places import get_places
 from ..store.reading import batches
 from .changelist import AliasFilter, LockChangeList, using_of
 from .history import record
@@ -85,10 +85,10 @@ class LockAdmin(ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         name, *others = self.list_display
-        return (name, "shown_alias", *others) if len(get_backends()) > 1 else self.list_display
+        return (name, "shown_alias", *others) if len(get_places()) > 1 else self.list_display
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        return [AliasFilter] if len(get_backends()) > 1 else []
+        return [AliasFilter] if len(get_places()) > 1 else []
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

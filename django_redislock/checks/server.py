@@ -10,61 +10,92 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import RedisError, ResponseError
 
 from ..conf import conf
-from ..store.backend import Backend, get_backends
+from ..exceptions import LockUnavailable
+from ..store import cluster
 from ..store.calls import probe_command
+from ..store.place import PASSING, Backend, Place
+from ..store.places import get_places
 from ..store.wire import Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
 OLDEST = (6, 2)
+_FACT = re.compile(r"^([a-z_]+):(.*?)\r?$", re.M)  # of an answer to INFO
+OLDEST_CLUSTER = (cluster.OLDEST, 0)
 
 
 def check_server(**kwargs: Any) -> list[CheckMessage]:
     """The server behind each alias is one that locks can rely on. If there is none, a warning says so."""
     try:
-        backends = get_backends()
+        places = get_places()
     except ImproperlyConfigured:
         return []  # reported by the other checks
-    return [message for backend in backends for message in _check(backend)]
+    except LockUnavailable as error:
+        return [_unseen(conf().CACHE, str(error))]
+    return [message for place in places for message in _check(place)]
 
 
-def _check(backend: Backend) -> list[CheckMessage]:
-    if backend.memory:
+def _check(place: Place) -> list[CheckMessage]:
+    if place.memory:
         return []
     try:
-        info, *rights = _ask(backend, listening=not conf().POLL)
+        # any backend of each node of a cluster: what differs from node to node is told once for each
+        backends = list({place.node_of(tag): place.backend(tag) for tag in range(place.tags)}.values())
     except (RedisError, OSError) as error:
-        return [_unseen(backend, str(error))]
+        return [_unseen(place.alias, str(error))]
+    found = [message for backend in backends for message in _check_node(backend)]
+    return list({str(message): message for message in found}.values())
+
+
+def _check_node(backend: Backend) -> list[CheckMessage]:
+    try:
+        info, cluster, *rights = _ask(backend, listening=not conf().POLL)
+    except (RedisError, OSError) as error:
+        return [_unseen(backend.alias, str(error))]
     found: list[CheckMessage] = []
     if isinstance(info, ResponseError):
-        found.append(_unseen(backend, str(info)))
+        found.append(_unseen(backend.alias, str(info)))
     else:
-        facts = dict(re.findall(r"^([a-z_]+):(.*?)\r?$", info, re.M))
-        found = _version(backend, facts) + _eviction(backend, facts)
-    return found + _rights(backend, [str(answer) for answer in rights if isinstance(answer, ResponseError)])
+        facts = dict(_FACT.findall(info))
+        found = _version(backend, facts) + _eviction(backend, facts) + _replicas(backend, facts)
+    found += _cluster(backend, dict(_FACT.findall(str(cluster))))
+    return found + _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
 
 
 def _ask(backend: Backend, *, listening: bool) -> list[Any]:
-    """The replies to INFO and, unless we poll, to a PUBLISH from a script and a SUBSCRIBE; errors are among them."""
-    commands: list[Command] = [("INFO",)]
+    """The replies to INFO, to CLUSTER INFO and, unless we poll, to a PUBLISH from a script and a SUBSCRIBE.
+
+    Errors are among them. CLUSTER INFO takes a right that a user needs nowhere else: a server without cluster mode is
+    not asked, and "" stands for its reply.
+    """
+    commands: list[Command] = []
     if listening:
         # subscribing comes last: after it, the connection is for messages
-        commands += [probe_command(backend), ("SUBSCRIBE", backend.channel)]
+        verb = "SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE"
+        commands = [probe_command(backend), (verb, backend.channel)]
     connection = backend.connect(min(PATIENCE, backend.timeout))
     try:
         connection.connect()
-        info, *rights = exchange(connection, commands)
+        info, cluster = _text(exchange(connection, [("INFO",)])[0]), ""
+        if "cluster_enabled:1" in str(info):
+            cluster = _text(exchange(connection, [("CLUSTER", "INFO")])[0])
+        rights = exchange(connection, commands)
     finally:
         connection.disconnect()
-    return [_text(info), *rights]
+    # what the probe met stands in its answer
+    return [info, cluster, *(right[0] if isinstance(right, list) else right for right in rights)]
+
+
+def _is_refusal(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and not isinstance(answer, PASSING)
 
 
 def _text(answer: Any) -> Any:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
-def _unseen(backend: Backend, trouble: str) -> CheckMessage:
+def _unseen(alias: str, trouble: str) -> CheckMessage:
     return Warning(
-        f"Could not inspect the Redis server used for locks (cache alias {backend.alias!r}): {trouble}",
+        f"Could not inspect the Redis server used for locks (cache alias {alias!r}): {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",
         id="django_redislock.W004",
     )
@@ -73,13 +104,14 @@ def _unseen(backend: Backend, trouble: str) -> CheckMessage:
 def _version(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     text = facts.get("redis_version", "")
     numbers = tuple(map(int, re.findall(r"\d+", text)))
-    if not numbers or numbers >= OLDEST:
+    least = OLDEST_CLUSTER if backend.place.clustered else OLDEST
+    if not numbers or numbers >= least:
         return []
-    oldest = ".".join(map(str, OLDEST))
+    oldest = ".".join(map(str, least))
     return [
         Error(
-            f"The Redis server used for locks (cache alias {backend.alias!r}) is version {text}; locks need {oldest} "
-            f"or later.",
+            f"The Redis server used for locks (cache alias {backend.alias!r}) is version {text}; locks "
+            f"{'on a cluster ' if backend.place.clustered else ''}need {oldest} or later.",
             hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
             id="django_redislock.E006",
         )
@@ -101,6 +133,33 @@ def _eviction(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     ]
 
 
+def _replicas(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
+    wanted, there = conf().REPLICAS, int(facts.get("connected_slaves", 0))
+    if there >= wanted:
+        return []
+    return [
+        Warning(
+            f"REDISLOCK['REPLICAS'] asks for {wanted} replicas to acknowledge each grant, and the Redis server "
+            f"used for locks (cache alias {backend.alias!r}) has {there}: no lock could be acquired.",
+            hint="Add replicas, or ask for fewer.",
+            id="django_redislock.W009",
+        )
+    ]
+
+
+def _cluster(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
+    if backend.place.clustered or int(facts.get("cluster_known_nodes", 1)) == 1:
+        return []
+    return [
+        Error(
+            f"The Redis server used for locks (cache alias {backend.alias!r}) is a node of a Redis Cluster, "
+            f"which may move the locks to another node.",
+            hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
+            id="django_redislock.E007",
+        )
+    ]
+
+
 def _rights(backend: Backend, errors: list[str]) -> list[CheckMessage]:
     if not errors:
         return []
@@ -108,7 +167,7 @@ def _rights(backend: Backend, errors: list[str]) -> list[CheckMessage]:
         Warning(
             f"The Redis server used for locks (cache alias {backend.alias!r}) denies the user the channel that wakes "
             f"waiters, so they have to poll: {'; '.join(errors)}",
-            hint=f"Grant the user channels and scripts, as in: ACL SETUSER ... +@pubsub +@scripting &{backend.prefix}*",
+            hint=f"Grant the user channels and scripts: ACL SETUSER ... +@pubsub +@scripting +time &{backend.prefix}*",
             id="django_redislock.W006",
         )
     ]

@@ -11,10 +11,12 @@ from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import Conf, conf, import_function, read
+from ..exceptions import LockUnavailable
 from ..names import check_prefix
 from ..store.aio import Maker
 from ..store.aliases import database, lock_aliases
-from ..store.backend import Backend, get_backend
+from ..store.place import Place
+from ..store.places import get_place
 
 SHORT = 1.0  # seconds
 FUNCTIONS = {
@@ -104,45 +106,52 @@ def _times(known: Conf) -> list[CheckMessage]:
 
 
 def _aliases(known: Conf) -> list[CheckMessage]:
-    if known.CACHE not in caches.settings:
+    clusters = known.CLUSTER if isinstance(known.CLUSTER, tuple) else ()
+    named = [("CACHE", known.CACHE), *(("CLUSTER", alias) for alias in clusters)]
+    unknown = [(setting, alias) for setting, alias in named if alias not in caches.settings]
+    if unknown:
         return [
             Error(
-                f"REDISLOCK['CACHE'] names the cache alias {known.CACHE!r}, which is not in CACHES. The aliases are: "
+                f"REDISLOCK[{setting!r}] names the cache alias {alias!r}, which is not in CACHES. The aliases are: "
                 f"{', '.join(caches.settings)}.",
-                hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'].",
+                hint=f"Name a Redis alias of CACHES in REDISLOCK[{setting!r}].",
                 id="django_redislock.E002",
             )
+            for setting, alias in unknown
         ]
     found: list[CheckMessage] = []
     places: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
-        backend, messages = _backend(alias, known)
+        place, messages = _place(alias, known)
         found += messages
-        if backend is not None:
-            found += _memory(alias) if backend.memory else _coroutines(backend) + _shared(alias, known)
-            places.setdefault(backend.place, []).append(alias)
+        if place is not None:
+            found += _memory(alias) if place.memory else _coroutines(place) + _shared(alias, known)
+            places.setdefault(place.identity, []).append(alias)
     return found + _apart(list(places.values()))
 
 
-def _backend(alias: str, known: Conf) -> tuple[Backend | None, list[CheckMessage]]:
+def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
     """The Redis of an alias that has locks, or what is wrong with it."""
     prefix = str(caches.settings[alias].get("KEY_PREFIX", ""))
     if found := _prefix(prefix, f"The KEY_PREFIX of the cache alias {alias!r}"):
         return None, found
     hint = (
-        "Name an alias of CACHES with a single Redis (or a Sentinel) in REDISLOCK['CACHE']."
+        "Name an alias of CACHES with a Redis (one server, Sentinels, or a cluster) in REDISLOCK['CACHE']."
         if alias == known.CACHE
-        else "Give this alias a single Redis (or a Sentinel), or django-redis's own BACKEND (with redis-py's locks)."
+        else "Give this alias a Redis (one server, Sentinels, or a cluster), or django-redis's own BACKEND (with "
+        "redis-py's locks)."
     )
     try:
-        return get_backend(alias), []
+        return get_place(alias), []
+    except LockUnavailable:
+        return None, []  # it is there, and away; the check of the server says so
     except ImproperlyConfigured as error:
         return None, [Error(str(error), hint=hint, id="django_redislock.E003")]
 
 
-def _coroutines(backend: Backend) -> list[CheckMessage]:
+def _coroutines(place: Place) -> list[CheckMessage]:
     try:
-        Maker(backend.origin)
+        Maker(place.origin)
     except ImproperlyConfigured as error:
         return [
             Warning(

@@ -18,10 +18,11 @@ from ..options import Options
 from ..signals import Send, lock_acquired, lock_force_released, lock_not_acquired
 from ..steps import Request, Steps
 from ..store import calls
-from ..store.backend import Backend, get_backend
 from ..store.calls import Wanted
 from ..store.holder import parse_holder
 from ..store.keys import make_keys
+from ..store.place import Backend
+from ..store.places import get_backend
 from ..times import Deadline
 from .attempt import Attempt, Granted, give_up_at
 from .canceller import Canceller
@@ -82,7 +83,7 @@ class Acquisition:
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
-        self.backend: Backend = get_backend(options.using)
+        self.backend: Backend = get_backend(options.using, name)
         self._runtime = runtime()
         self.lease: Lease | None = None
         self._attempt: Attempt | None = None
@@ -98,12 +99,15 @@ class Acquisition:
         The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
         itself.
         """
-        deadline = self._deadline(blocking, blocking_timeout)
+        begun, deadline = monotonic(), self._deadline(blocking, blocking_timeout)
         canceller = self._canceller()
         held = self.owner.lease_on(self.backend, self.name)
+        if held is not None and self._runtime.watchdog.undo_interrupted(held):
+            held = None
         if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
             return None
         attempt = self._attempt = self._make_attempt(deadline)
+        attempt.begun = begun
         adopts = self.options.adopt and not seizes
         granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else attempt.obtain())
         if granted is None:
@@ -151,7 +155,7 @@ class Acquisition:
         if not reentrant and not seizes and not (deadline.endless and self.options.attempts is None):
             return False  # it waits for itself, but not without end
         by = give_up_at(deadline)
-        answer = yield from calls.renew(held.wanted, "confirm", held.ttl, until=deadline.at, by=by)
+        answer = yield from calls.renew(held.wanted, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
         if answer.state != calls.HELD:
             self._runtime.watchdog.lose(held, reason_of(answer))
             return False
@@ -185,6 +189,7 @@ class Acquisition:
             settings.ttl_of(self.name) if options.ttl is None else options.ttl,
             token,
             most=settings.max_waiters_of(self.name) if options.max_waiters is None else options.max_waiters,
+            replicas=settings.REPLICAS if options.replicas is None else options.replicas,
             owner=f"{text}\n{options.note}" if options.note else text,
             listens=not polls,
         )

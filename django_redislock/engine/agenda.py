@@ -7,6 +7,7 @@ import itertools
 from typing import NamedTuple
 
 from ..store.calls import WITHDRAWAL, Wanted, release_command
+from ..store.place import Backend
 from .lease import Lease
 from .sender import Parcel
 
@@ -20,6 +21,10 @@ class PendingRelease(NamedTuple):
     unknown: bool  # an acquire of this attempt may still arrive
     until: float
     how: str  # WITHDRAWAL: of an attempt that was given up, of which nothing need be there
+
+    @property
+    def backend(self) -> Backend:
+        return self.wanted.backend
 
     @property
     def matters(self) -> bool:

@@ -20,6 +20,7 @@ from ..store.aio import ENTERING, RETURNING
 from ..store.calls import Taken, Wanted
 from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
+from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter
@@ -37,7 +38,7 @@ class Granted(NamedTuple):
 
     fence: int
     ends: float  # monotonic
-    handed: bool
+    handed: bool  # and not confirmed yet
 
 
 def give_up_at(deadline: Deadline) -> float | None:
@@ -242,7 +243,14 @@ class Attempt:
             ends = calls.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
                 self._got(f"{self.wanted.name}{taken.member}")
-                return taken, Granted(taken.number, ends, taken.state == calls.ALREADY)
+                granted: Granted | None = Granted(taken.number, ends, taken.state == calls.ALREADY)
+                if taken.state == calls.GRANTED:
+                    self._check_acknowledged(taken.acknowledged)
+                elif wanted.replicas:
+                    granted = yield from self._confirm(taken.number)
+                if granted is None:
+                    continue
+                return taken, granted
             late += 1
             if late >= LATE_ANSWERS:
                 noun, name = known_as(self.wanted.name)
@@ -267,6 +275,10 @@ class Attempt:
                 ends = listener.deadline_of(grant)
                 if monotonic() < ends:
                     self._got(grant.name)
+                    backend = self.wanted.backend
+                    backend.known = max(backend.known, grant.fence)
+                    if self.wanted.replicas:
+                        return (yield from self._confirm(grant.fence)), False
                     return Granted(grant.fence, ends, True), False
                 # woken too late: it may be somebody else's by now, and others here may have been dropped for that
                 listener.doubt(self.wanted.name)
@@ -285,6 +297,29 @@ class Attempt:
                 continue
             due = min(due, self.slow_at)
             yield Park(waiter, None if due == math.inf else due - now)
+
+    def _confirm(self, fence: int) -> Steps[Granted | None]:
+        """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
+
+        None: it is lost already.
+        """
+        wanted = self.wanted
+        answer = yield from calls.confirm(wanted, fence, until=self.deadline.at, by=give_up_at(self.deadline))
+        if answer.state != calls.HELD or monotonic() >= answer.ends:
+            return None
+        self._check_acknowledged(answer.acknowledged)
+        return Granted(fence, answer.ends, False)
+
+    def _check_acknowledged(self, count: int) -> None:
+        wanted = self.wanted
+        if count >= wanted.replicas:
+            return
+        noun, name = known_as(wanted.name)
+        raise LockUnavailable(
+            f"Could not acquire the {noun} {name!r}: {count} of {wanted.replicas} replicas acknowledged it within "
+            f"{ACKNOWLEDGED_WITHIN:g} s.",
+            name,
+        )
 
     def _ask_who_holds_it(self) -> Steps[None]:
         wanted, until, by = self.wanted, self.deadline.at, give_up_at(self.deadline)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..steps import Steps
 from ..store import calls
-from ..store.backend import Backend
+from ..store.place import Backend
 from .lease import Lease, Section
 from .loss import reason_of
 from .runtime import runtime
@@ -19,7 +19,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     """
     if lease.lost_reason:
         raise lease.lost_error()
-    answer = yield from calls.renew(lease.wanted, how, left)
+    answer = yield from calls.renew(lease.wanted, how, left, lease.fence)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from ..exceptions import LockLost, LockUnavailable
 from ..options import OnLost
 from ..steps import Steps
-from ..store.backend import Backend
 from ..store.calls import Wanted
+from ..store.place import Backend
 from .canceller import Canceller
 
 # why a lease was lost

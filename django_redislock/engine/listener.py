@@ -1,4 +1,4 @@
-"""The listener: one background thread per process and alias that receives messages and passes them to those who wait.
+"""A listener: those of this process who wait for locks of one backend, and what is told to them.
 
 A message is a hint; the key is the truth. Every subscription, the first or a later one, tells all waiters to look for
 themselves.
@@ -6,25 +6,17 @@ themselves.
 
 from __future__ import annotations
 
-import math
 import random
 import re
-import threading
 from collections.abc import Callable
-from logging import WARNING
 from time import monotonic
-from typing import Any
-
-from redis.connection import Connection
-from redis.exceptions import ResponseError
 
 from ..names import TOKEN, can_be_asked_for
-from ..store.backend import Backend
-from ..store.calls import ENDLESS, FREE, lease_end, probe_command
-from ..store.wire import CONNECTION_ERRORS, exchange
-from .notifier import Notifier
-from .outage import Outage
+from ..store.calls import ENDLESS, FREE, lease_end
+from ..store.node import Node
+from ..store.place import Backend
 from .reader import HOT_FOR, Reader
+from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
@@ -32,10 +24,7 @@ RECONNECTING = 1.0  # the same while there is no subscription
 WATCHING = 0.1  # the same at a lock that is free, and left for somebody who polls
 JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
-RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
-STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
 DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
-MESSAGE_WITHIN = 1.0  # seconds that a message may take from its begin to its end
 
 # a grant has three numbers; the probe of R3 is none of these
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1)(\d{{1,16}}) (\d{{1,17}}) (\d{{1,12}}) )([^\ud800-\udfff]+)")
@@ -47,30 +36,30 @@ Stray = Callable[[Backend, str, str, str], None]
 class Listener:
     """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive.
 
-    ``on_stray`` is told what is for nobody who waits, ``on_connected`` that the subscription stands (again).
+    ``want`` subscribes it, ``on_stray`` is told what is for nobody who waits, ``on_subscribed`` that the subscription
+    stands (again).
     """
 
     def __init__(
-        self, backend: Backend, notifier: Notifier, on_stray: Stray, on_connected: Callable[[Backend], None]
+        self,
+        backend: Backend,
+        want: Callable[[Listener], object],
+        on_stray: Stray,
+        on_subscribed: Callable[[Backend], None],
     ) -> None:
-        self.backend = backend
+        self.backend: Backend = backend
         self.ready: bool = False
         self.polled: bool = False
         self.generation: int = 0
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters(HOT_FOR)
-        self.connection: Connection | None = None
-        self.reader: Reader | None = None
-        self._notifier = notifier
+        self.receiver: Receiver[Listener] | None = None  # at which it is subscribed
+        self._want = want
         self._on_stray = on_stray
-        self._on_connected = on_connected
-        self._mutex = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
-        backend.on_close.append(self.close)
-        backend.on_loop_end.append(self.bury)
-        if backend.closed:  # a lease of before the settings changed: nobody would close us
-            self._closed.set()
+        self._on_subscribed = on_subscribed
+        backend.on_other_node = self.on_other_node
+        backend.place.on_close.append(self.close)
+        backend.place.on_loop_end.append(self.bury)
 
     @property
     def hears(self) -> bool:
@@ -82,7 +71,7 @@ class Listener:
     def make_waiter(self, id: str, name: str, loop: Loop | None) -> Waiter:
         """For a coroutine in ``loop``, or for this thread."""
         if loop is None:
-            return ThreadWaiter(id, name, lambda: self.reader)
+            return ThreadWaiter(id, name, self._reader)
         return TaskWaiter(id, name, loop, self.bury)
 
     def register(self, waiter: Waiter) -> None:
@@ -117,9 +106,10 @@ class Listener:
 
     def deadline_of(self, grant: Grant) -> float:
         """The local monotonic time at which a handoff's lease must be presumed over (never too late)."""
-        if self.backend.anchor is None:
+        anchor = (grant.node or self.backend.node).anchor
+        if anchor is None:
             return 0.0
-        us, sent = self.backend.anchor
+        us, sent = anchor
         # when the server's clock has jumped ahead since, the grant seems to lie in the future
         return lease_end(min(sent + (grant.us - us) / 1e6, monotonic()), grant.lease)
 
@@ -140,129 +130,72 @@ class Listener:
                 for waiter in list(group.waiters.values()):
                     waiter.tell()
 
-    # -- the thread's side ------------------------------------------------------------------------------------------
+    # -- the subscription -------------------------------------------------------------------------------------------
+
+    @property
+    def expects_tasks(self) -> bool:
+        """Whether coroutines wait, or did a moment ago."""
+        return self.waiters.expects_tasks
 
     def start(self) -> None:
-        """Start the thread if it does not run. Returns at once; ``ready`` follows, and waiters are told."""
-        if self._thread is None or not self._thread.is_alive():
-            with self._mutex:
-                if (self._thread is None or not self._thread.is_alive()) and not self._closed.is_set():
-                    thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
-                    thread.start()
-                    self._thread = thread
+        """Subscribe, unless that is done or under way. Returns at once; ``ready`` follows, and waiters are told."""
+        if not self.ready:
+            self._want(self)
 
-    def close(self) -> None:
-        """End the thread (settings have changed)."""
-        self._closed.set()
-        self.ready = False
-        if self._thread is not None:
-            try:
-                # a message ends its wait, whatever kind of connection it reads from
-                self.backend.execute(probe_command(self.backend))
-            except (ResponseError, *CONNECTION_ERRORS):
-                self.reconnect()
-        self.tell_all()
-
-    def reconnect(self) -> None:
-        """Cut the connection: wakes do not arrive on it any more."""
-        if self.reader is not None and not self.backend.memory:
-            self.reader.end()
-
-    def leave_parent(self) -> None:
-        """In a forked child: close the inherited socket, without a shutdown (redis-py looks at the process id).
-
-        As long as it is open here, Redis would count the parent as alive after its death.
-        """
-        if self.connection is not None:
-            self.connection.disconnect()
-
-    def _run(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._listen()
-            except Exception as error:
-                # whatever it is (no more threads for what waiters left, say): nobody would start us again
-                self._log("listener-disconnected", outage=0.0, error=error)
-                self._closed.wait(RECONNECTING)
-
-    def _listen(self) -> None:
-        """Subscribe, read, and again when the connection is lost, until closed."""
-        outage: Outage | None = None
-        last_refusal, pause = "", RECONNECTING
-        while not self._closed.is_set():
-            self.connection = connection = self.backend.origin.listening(MESSAGE_WITHIN)
-            stands_from = math.inf
-            try:
-                connection.connect()
-                connection.send_command("SUBSCRIBE", self.backend.channel)
-                connection.read_response()
-                reader = Reader(connection, self._dispatch, self._threads_may_read)
-                self._subscribed(polled=not self._messages_count())
-                self.reader = reader  # not before all were told: nobody can wake one who reads
-                if outage is not None and outage.end_is_due():
-                    self._log("listener-reconnected", outage=outage.lasted)
-                last_refusal, pause = "", RECONNECTING
-                stands_from = monotonic() + STANDS
-                reader.serve(self._closed, polls=self.backend.memory)
-                outage = None
-            except ResponseError as error:
-                if str(error) != last_refusal:
-                    last_refusal = str(error)
-                    self._log("not-subscribed", error=error)
-                self._subscribed(polled=True)
-                # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
-                self._closed.wait(pause)
-                pause = min(pause * 2, RESUBSCRIBE_EVERY)
-            except Exception as error:
-                self.ready = False
-                if not self._closed.is_set():
-                    if outage is None or monotonic() > stands_from:
-                        outage = Outage()
-                    if outage.log_is_due():
-                        self._log("listener-disconnected", outage=outage.lasted, error=error)
-                    if outage.lasted > SIT_OUT:
-                        self.tell_all()
-                    self._closed.wait(outage.fail() * random.uniform(0.5, 1))
-            finally:
-                self.ready = False
-                self.reader = None
-                connection.disconnect()
-
-    def _log(self, event: str, **facts: Any) -> None:
-        self._notifier.log(WARNING, event, alias=self.backend.alias, **facts)
-
-    def _threads_may_read(self) -> bool:
-        """Whether waiting threads may; fakeredis has nothing that two threads could take turns to wait for."""
-        return not self.waiters.expects_tasks and not self.backend.memory
-
-    def _messages_count(self) -> bool:
-        """Whether the node that runs the scripts counts this listener as a receiver; where not, we poll."""
-        # not through the pool, which may have no other use in a process of coroutines, and would keep the connection
-        connection = self.backend.connect(self.backend.timeout)
-        try:
-            connection.connect()
-            (answer,) = exchange(connection, [probe_command(self.backend)])
-        finally:
-            connection.disconnect()
-        if isinstance(answer, ResponseError):
-            raise answer
-        return answer > 0  # type: ignore[no-any-return]
-
-    def _subscribed(self, *, polled: bool) -> None:
+    def subscribed(self, receiver: Receiver[Listener] | None, *, polled: bool) -> None:
+        """Messages come by ``receiver``; None: not at all."""
         self.polled = polled
         self.generation += 1
+        self.backend.subscribed_at = None if receiver is None else receiver.node
         self.ready = True
         self.tell_all()
-        self._on_connected(self.backend)
+        self._on_subscribed(self.backend)
+        self.receiver = receiver  # not before all were told: nobody can wake one who reads
 
-    def _dispatch(self, data: bytes) -> None:
+    def unsubscribed(self) -> None:
+        """No messages come."""
+        self.ready = False
+        self.receiver = None
+        self.backend.subscribed_at = None
+
+    def on_other_node(self) -> None:
+        """C3: another node runs the scripts now. Subscribe there, and look again."""
+        try:
+            self._want(self)
+        except RuntimeError:
+            pass  # the system gives no more threads: whoever has that answer keeps it, and the next one tries again
+
+    def on_unsubscribed(self) -> None:
+        """C3: the node has ended the subscription by itself, as the slot is not its own any more."""
+        self.unsubscribed()
+        self._want(self)
+
+    def reconnect(self) -> None:
+        """Wakes do not arrive any more: cut the connection that they should come by."""
+        receiver = self.receiver
+        if receiver is not None:
+            receiver.cut()
+
+    def close(self) -> None:
+        """The settings have changed."""
+        self.unsubscribed()
+        self.tell_all()
+
+    def _reader(self) -> Reader | None:
+        receiver = self.receiver
+        return None if receiver is None else receiver.reader
+
+    def on_message(self, data: bytes, node: Node) -> None:
+        """A message that has come from ``node``."""
+        if node is not self.backend.subscribed_at:
+            return  # C3: a master of before, which does not know what it repeats
         self.heard += 1
         found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
         if found is None:
             return  # not one of our messages
         granted, told, id, fence, us, lease_ms, name = found.groups()
         kind = granted or told
-        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name) if granted else None
+        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if granted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
             self.doubt(name if waiter is None else waiter.group.name)

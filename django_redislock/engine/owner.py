@@ -26,7 +26,7 @@ from typing import Any
 import asgiref.current_thread_executor
 from asgiref.sync import AsyncToSync, SyncToAsync
 
-from ..store.backend import Backend
+from ..store.place import Backend
 from .lease import Lease, Section
 
 Task = asyncio.Task[Any]

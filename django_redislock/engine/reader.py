@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, TimeoutError
@@ -37,13 +37,15 @@ class _Turn:
 
 
 class Reader:
-    """Reads ``connection`` and gives the data of each message to ``handle``. Any trouble ends it for good.
+    """Reads ``connection`` and gives each message (kind, channel, data) to ``handle``. Any trouble ends it for good.
 
     A message that begins and does not end is trouble, after the timeout of the connection. ``may_lead``: whether
     waiting threads may read.
     """
 
-    def __init__(self, connection: Connection, handle: Callable[[bytes], None], may_lead: Callable[[], bool]) -> None:
+    def __init__(
+        self, connection: Connection, handle: Callable[[Any, Any, Any], None], may_lead: Callable[[], bool]
+    ) -> None:
         self._connection = connection
         self._handle = handle
         self._may_lead = may_lead
@@ -150,8 +152,7 @@ class Reader:
                 return
 
     def _read(self) -> None:
-        _, _, data = self._connection.read_response()
-        self._handle(data)
+        self._handle(*self._connection.read_response())
 
 
 def _nobody() -> None:

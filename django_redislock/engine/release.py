@@ -12,7 +12,7 @@ from ..log import log_event, logger
 from ..signals import Send, lock_released
 from ..steps import Steps
 from ..store import calls
-from ..store.backend import Backend
+from ..store.place import Backend
 from .lease import RELEASED, VANISHED, Lease, Section
 from .runtime import runtime
 

@@ -6,9 +6,10 @@ import atexit
 import threading
 
 from ..per_process import PerProcess
-from ..store.backend import Backend
+from ..store.place import Backend, Place
 from .listener import Listener
 from .notifier import Notifier
+from .subscriber import Subscriber
 from .watchdog import Watchdog
 
 
@@ -19,6 +20,7 @@ class Runtime:
         self.notifier: Notifier = Notifier()
         self.watchdog: Watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
         self._listeners: dict[Backend, Listener] = {}
+        self._subscribers: dict[Place, Subscriber] = {}
         self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
 
     def listener(self, backend: Backend) -> Listener:
@@ -28,14 +30,22 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(backend)
                 if found is None:
-                    made = Listener(backend, self.notifier, self.watchdog.on_stray, self.watchdog.renew_all)
+                    want = self._subscriber(backend.place).want
+                    made = Listener(backend, want, self.watchdog.on_stray, self.watchdog.renew_all)
                     found = self._listeners.setdefault(backend, made)
-                    backend.on_close.append(lambda: self._listeners.pop(backend, None))
+                    backend.place.on_close.append(lambda: self._listeners.pop(backend, None))
+        return found
+
+    def _subscriber(self, place: Place) -> Subscriber:
+        found = self._subscribers.get(place)
+        if found is None:
+            found = self._subscribers.setdefault(place, Subscriber(place, self.notifier))
+            place.on_close.append(lambda: self._subscribers.pop(place, None))
         return found
 
     def leave_parent(self) -> None:
-        for listener in self._listeners.values():
-            listener.leave_parent()
+        for subscriber in self._subscribers.values():
+            subscriber.leave_parent()
 
 
 _runtime = PerProcess(Runtime, Runtime.leave_parent)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
-from ..store.backend import Backend
+from ..store.node import Node
 from ..store.scripts import with_source
 from ..store.wire import Command, exchange
 
@@ -27,8 +27,8 @@ class Parcel(NamedTuple):
     due: float
 
 
-Answered = Callable[[Backend, list[Parcel], list[Any], float], None]
-Failed = Callable[[Backend, list[Parcel], Exception], None]
+Answered = Callable[[Node, list[Parcel], list[Any], float], None]
+Failed = Callable[[Node, list[Parcel], Exception], None]
 
 
 class _Trip:
@@ -42,74 +42,76 @@ class _Trip:
 
 
 class Sender:
-    """Calls ``answered(backend, parcels, answers, sent)`` or ``failed(backend, parcels, error)`` in its threads."""
+    """Calls ``answered(node, parcels, answers, sent)`` or ``failed(node, parcels, error)`` in its threads."""
 
     def __init__(self, answered: Answered, failed: Failed) -> None:
         self._answered = answered
         self._failed = failed
         self._mutex = threading.Lock()
-        self._trips: dict[Backend, list[_Trip]] = {}
-        self._spare: dict[Backend, tuple[float, Connection]] = {}
+        self._trips: dict[Node, list[_Trip]] = {}
+        self._spare: dict[Node, tuple[float, Connection]] = {}
 
-    def send(self, backend: Backend, parcels: list[Parcel], timeout: float) -> None:
+    def send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
         """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
         with self._mutex:
-            if backend not in self._trips:
-                self._trips[backend] = []
-                backend.on_close.append(lambda: self._forget(backend))
-            for trip in self._trips[backend]:
+            if node not in self._trips:
+                self._trips[node] = []
+                node.on_close.append(lambda: self._forget(node))
+            for trip in self._trips[node]:
                 if trip.timeout <= timeout:
                     trip.parcels += parcels
                     return
             trip = _Trip(timeout, parcels)
-            self._trips[backend].append(trip)
+            self._trips[node].append(trip)
         try:
-            threading.Thread(target=self._run, args=(backend, trip), name="redislock-sender", daemon=True).start()
+            threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True).start()
         except RuntimeError as error:  # the system gives no more threads: nobody must wait for this one
             with self._mutex:
-                self._trips[backend].remove(trip)
-            self._failed(backend, trip.parcels, error)
+                self._trips[node].remove(trip)
+            self._failed(node, trip.parcels, error)
 
-    def _run(self, backend: Backend, trip: _Trip) -> None:
+    def _run(self, node: Node, trip: _Trip) -> None:
         try:
-            self._carry(backend, trip)
+            self._carry(node, trip)
         except BaseException:  # whatever it is: a thread that has ended must be given nothing more
             with self._mutex:
-                self._trips[backend] = [other for other in self._trips[backend] if other is not trip]
+                self._trips[node] = [other for other in self._trips[node] if other is not trip]
             raise
 
-    def _carry(self, backend: Backend, trip: _Trip) -> None:
+    def _carry(self, node: Node, trip: _Trip) -> None:
         connection: Connection | None = None
         while True:
             with self._mutex:
                 parcels, trip.parcels = trip.parcels, []
                 if not parcels:
-                    self._trips[backend].remove(trip)
-                    if connection is not None and backend not in self._spare and not backend.closed:
-                        self._spare[backend] = trip.timeout, connection
+                    self._trips[node].remove(trip)
+                    if connection is not None and node not in self._spare and not node.closed:
+                        self._spare[node] = trip.timeout, connection
                         connection = None
                     break
                 if connection is None:
-                    timeout, spare = self._spare.pop(backend, (0.0, None))
+                    timeout, spare = self._spare.pop(node, (0.0, None))
                     if timeout == trip.timeout:
                         connection = spare
                     elif spare is not None:
                         spare.disconnect()
             try:
-                connection = connection or backend.connect(trip.timeout)
+                connection = connection or node.origin.connection(trip.timeout)
                 answers, sent = send_now(connection, parcels)
             except Exception as error:  # whatever it is, the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()
-                self._failed(backend, parcels, error)
+                self._failed(node, parcels, error)
             else:
-                self._answered(backend, parcels, answers, sent)
+                self._answered(node, parcels, answers, sent)
         if connection is not None:
             connection.disconnect()
 
-    def _forget(self, backend: Backend) -> None:
+    def _forget(self, node: Node) -> None:
         with self._mutex:
-            _, spare = self._spare.pop(backend, (0.0, None))
+            _, spare = self._spare.pop(node, (0.0, None))
+            if not self._trips.get(node):
+                self._trips.pop(node, None)
         if spare is not None:
             spare.disconnect()
 

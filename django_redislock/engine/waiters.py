@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..names import split_member
+from ..store.node import Node
 
 if TYPE_CHECKING:
     from .reader import Reader
@@ -25,6 +26,7 @@ class Grant(NamedTuple):
     us: int  # server time of the grant
     lease: float  # seconds
     name: str  # of the lock: of a member, for one that waits for a pool
+    node: Node | None = None  # whose time that is (C2)
 
 
 class Waiter:

@@ -17,12 +17,14 @@ from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
-from redis.exceptions import ResponseError
+from redis.exceptions import ClusterDownError, ResponseError
 
 from ..log import log_event
-from ..store.backend import Backend
 from ..store.calls import HELD, HOLDER, WITHDRAWAL, Renewed, Wanted, left_to_release, renew_command, renewed
 from ..store.keys import make_keys
+from ..store.node import Node
+from ..store.place import Backend
+from ..store.places import all_places
 from ..store.wire import Command
 from .agenda import Agenda, PendingRelease, Task
 from .lease import Lease, Section
@@ -68,7 +70,8 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._sender = Sender(self._answered, self._failed)
-        self._outages: dict[Backend, Outage] = {}
+        self._outages: dict[Node, Outage] = {}
+        self._trim_at = 0.0
         self._strays = 0  # up to this time (monotonic):
         self._strays_until = 0.0
 
@@ -135,18 +138,27 @@ class Watchdog:
         witness.section = section
         return witness
 
+    def undo_interrupted(self, lease: Lease) -> bool:
+        """Undo at once the section under this lease, if it was interrupted and is still to be undone."""
+        found = [witness for witness in self._interrupted.copy() if witness.section.lease is lease]
+        for witness in found:
+            witness.section.undo()  # and once more by our thread, which does no harm: this one may be interrupted
+        return bool(found)
+
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent."""
-        parcels: dict[Backend, list[Parcel]] = defaultdict(list)
+        parcels: dict[Node, list[Parcel]] = defaultdict(list)
         for pending in list(self._pending):
-            parcels[pending.wanted.backend].append(pending.parcel())
-        for backend, batch in parcels.items():
-            connection = backend.connect(min(backend.timeout, LAST_WORDS))
+            node = pending.wanted.backend.node_if_known
+            if node is not None:
+                parcels[node].append(pending.parcel())
+        for node, batch in parcels.items():
+            connection = node.origin.connection(min(node.origin.timeout, LAST_WORDS))
             try:
                 send_now(connection, batch)
             except Exception as error:
                 if any(parcel.task.matters for parcel in batch):
-                    log_event(WARNING, "releases-not-sent", alias=backend.alias, error=error)
+                    log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
             finally:
                 connection.disconnect()
 
@@ -209,6 +221,7 @@ class Watchdog:
             tasks = self._sleep()
             try:
                 self._work(tasks)
+                self._trim()
             except Exception as error:
                 # no more threads, say; nothing may be dropped for that
                 self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
@@ -218,7 +231,7 @@ class Watchdog:
                         self._plan(again, task)
 
     def _sleep(self) -> list[Task]:
-        """Wait until something is due, and take it off the agenda; nothing where somebody was interrupted."""
+        """Wait until something is due, and take it off the agenda; nothing where it is time to look around."""
         with self._mutex:
             while not self._interrupted:
                 now = monotonic()
@@ -231,32 +244,49 @@ class Watchdog:
                 due = self._agenda.next_due
                 self._sleeps_until = idle_until if due is None else due
                 self._sleeps_until = min(self._sleeps_until, now + (LOOK_AROUND if self._leases else IDLE_LOOK))
-                self._alarm.wait(self._sleeps_until - now)
+                told = self._alarm.wait(self._sleeps_until - now)
                 self._sleeps_until = -math.inf
+                if not told:
+                    return []
             return []
+
+    def _trim(self) -> None:
+        """Close connections that nobody needs any more: a server has room for so many."""
+        if monotonic() >= self._trim_at:
+            self._trim_at = monotonic() + IDLE_LOOK
+            for place in all_places():
+                place.trim()
 
     def _end_interrupted(self) -> None:
         """Sections that were interrupted where nobody could release their locks (R18)."""
         while self._interrupted:
-            self._interrupted.popleft().section.undo()
+            self._interrupted[0].section.undo()
+            self._interrupted.popleft()  # not before: see undo_interrupted()
 
     def _work(self, tasks: Sequence[Task]) -> None:
-        parcels: dict[Backend, list[Parcel]] = defaultdict(list)
+        parcels: dict[Node, list[Parcel]] = defaultdict(list)
         for task in tasks:
+            node = task.backend.node_if_known
             if isinstance(task, PendingRelease):
-                parcels[task.wanted.backend].append(task.parcel())
-                continue
-            command = self._look_after(task)
-            if command is not None:
+                parcel = task.parcel()
+            else:
+                command = self._look_after(task)
+                if command is None:
+                    continue
                 # until the answer comes, only the end of the lease is due
                 with self._mutex:
                     self._plan(task.ends, task)
-                parcels[task.backend].append(Parcel(task, command, task.ends))
-        for backend, batch in parcels.items():
+                parcel = Parcel(task, command, task.ends)
+            if node is None:  # of a cluster that could never be asked
+                self._again([parcel], LAST_RETRY)
+            else:
+                parcels[node].append(parcel)
+        # C5: each node for itself, with a time limit of its own
+        for node, batch in parcels.items():
             patience = min(
                 (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
             )
-            self._sender.send(backend, batch, max(0.05, min(backend.timeout, patience)))
+            self._sender.send(node, batch, max(0.05, min(node.origin.timeout, patience)))
 
     def _look_after(self, lease: Lease) -> Command | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
@@ -287,7 +317,7 @@ class Watchdog:
             with self._mutex:
                 self._plan(self._next(lease), lease)
             return None
-        return renew_command(lease.wanted, how, lease.ttl)
+        return renew_command(lease.wanted, how, lease.ttl, lease.fence)
 
     @staticmethod
     def _next(lease: Lease) -> float:
@@ -303,46 +333,65 @@ class Watchdog:
 
     # -- the sender's side ------------------------------------------------------------------------------------------
 
-    def _answered(self, backend: Backend, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
+    def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
         refused = [(parcel, answer) for parcel, answer in zip(parcels, answers, strict=True) if _is_error(answer)]
+        moved = [
+            (parcel, answer)
+            for parcel, answer in refused
+            if parcel.task.backend.place.redirect(parcel.task.backend, answer, node)
+        ]
+        self._again([parcel for parcel, _ in moved], 0.0)
+        refused = [pair for pair in refused if pair not in moved]
         if refused:
-            self._failed(backend, [parcel for parcel, _ in refused], refused[0][1])
+            self._failed(node, [parcel for parcel, _ in refused], refused[0][1])
         for (task, _, due), answer in zip(parcels, answers, strict=True):
             if _is_error(answer):
                 continue
             if isinstance(task, Lease):
-                self._note(task, due, renewed(backend, answer, sent))
+                self._note(task, due, renewed(node, answer, sent))
                 continue
             self._pending.discard(task)
             rest = left_to_release(task.wanted, answer)
             if rest is not None:
                 self.release_later(rest, unknown=False, how=WITHDRAWAL)
-        over = None if refused else self._outages.pop(backend, None)
+        over = None if refused else self._outages.pop(node, None)
         if over is not None:
-            if over.end_is_due() and not over.is_stale(backend.timeout):
-                self._notifier.log(WARNING, "renewal-recovered", alias=backend.alias, outage=over.lasted)
-            self.renew_all(backend)
+            if over.end_is_due() and not over.is_stale(node.origin.timeout):
+                self._notifier.log(WARNING, "renewal-recovered", alias=node.origin.alias, outage=over.lasted)
+            for backend in {parcel.task.backend for parcel in parcels}:
+                self.renew_all(backend)
 
-    def _failed(self, backend: Backend, parcels: list[Parcel], error: Exception) -> None:
+    def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
         """Plan another try."""
-        outage = self._outages.get(backend)
-        if outage is None or outage.is_stale(backend.timeout):
-            outage = self._outages[backend] = Outage()
-        delay = outage.fail()
+        outage = self._outages.get(node)
+        if outage is None or outage.is_stale(node.origin.timeout):
+            outage = self._outages[node] = Outage()
+        self._again(parcels, outage.fail())
+        if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
+            self._notifier.log(
+                WARNING,
+                "renewal-failed",
+                alias=node.origin.alias,
+                tasks=len(parcels),
+                outage=outage.lasted,
+                error=error,
+            )
+        # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
+        if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
+            for place in {parcel.task.backend.place for parcel in parcels}:
+                place.look_around(node)
+
+    def _again(self, parcels: list[Parcel], delay: float) -> None:
         with self._mutex:
             now = monotonic()
             for task, _, due in parcels:
                 if isinstance(task, Lease):
                     if task.watched and task.due == due:
                         self._plan(min(now + delay, task.ends), task)
-                elif now < task.until and not backend.closed:
+                elif now < task.until and not task.backend.closed:
                     self._plan(now + delay, task)
                 else:
                     self._pending.discard(task)
-        if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
-            self._notifier.log(
-                WARNING, "renewal-failed", alias=backend.alias, tasks=len(parcels), outage=outage.lasted, error=error
-            )
 
     def _note(self, lease: Lease, due: float, answer: Renewed) -> None:
         if answer.state == HELD:

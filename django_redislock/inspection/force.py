@@ -9,8 +9,8 @@ from ..names import check_name
 from ..signals import Send, lock_force_released
 from ..steps import Steps, arun, run_blocking
 from ..store import calls
-from ..store.backend import get_backend
 from ..store.keys import make_keys
+from ..store.places import get_backend
 from .info import LockInfo, inspect, make_info
 
 
@@ -33,8 +33,8 @@ async def aforce_release(
 
 
 def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
-    backend = get_backend(using)
-    before = yield from inspect(backend, check_name(name), waiters=0)
+    backend = get_backend(using, check_name(name))
+    before = yield from inspect(backend, name, waiters=0)
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from ..names import check_name
 from ..steps import Steps, arun, run_blocking
 from ..store import calls
-from ..store.backend import Backend, get_backend
 from ..store.holder import Holder, parse_holder, parse_waiter
 from ..store.keys import make_keys
+from ..store.place import Backend
+from ..store.places import get_backend
 from ..store.reading import Found, read_values
 
 LISTED_WAITERS = 100
@@ -220,9 +221,9 @@ def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(inspect(get_backend(using), check_name(name)), "Await aget_lock() instead")
+    return run_blocking(inspect(get_backend(using, check_name(name)), name), "Await aget_lock() instead")
 
 
 async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """See get_lock()."""
-    return await arun(inspect(get_backend(using), check_name(name)))
+    return await arun(inspect(get_backend(using, check_name(name)), name))

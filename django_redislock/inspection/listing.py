@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
@@ -11,10 +12,12 @@ from typing import Any, NamedTuple
 
 from ..names import is_name
 from ..steps import Steps, arun, run_blocking
-from ..store.backend import Backend, get_backend, get_backends
 from ..store.holder import Holder, parse_holder
 from ..store.keys import Keys, make_keys
+from ..store.place import Backend
+from ..store.places import get_backend, get_place, get_places
 from ..store.reading import read_index, read_values
+from ..store.together import together
 from .info import UNKNOWN, LockInfo, Queue, inspect, make_info
 
 
@@ -32,11 +35,11 @@ class _Row(NamedTuple):
 
     name: str
     ends: float  # server microseconds
+    backend: Backend
     owner: str = ""
     fence: int = 0
     since: int = 0  # server microseconds
     waiters: int = 0
-    alias: str = ""
 
 
 # the sort key of each column; a lock that is held for longer was acquired earlier
@@ -56,7 +59,9 @@ def everything(count: int) -> slice:
 
 
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
-    """The held locks whose names match the shell-style ``pattern``, by name, without their queues; two round trips.
+    """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
+
+    Two round trips; on a cluster, two to each node.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -70,7 +75,7 @@ async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[L
 
 def read_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """Like get_lock(), but also returns a lock whose status is ERROR, whatever somebody else wrote there."""
-    return run_blocking(inspect(get_backend(using), name, errors=True), "Await aget_lock() instead")
+    return run_blocking(inspect(get_backend(using, name), name, errors=True), "Await aget_lock() instead")
 
 
 def read_page(
@@ -96,18 +101,21 @@ def read_page(
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
-    return (yield from read_matching(get_backend(using), re.compile(translate(pattern)).match))
+    return (yield from read_matching(get_place(using).everywhere(), re.compile(translate(pattern)).match))
 
 
-def read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    """The held locks whose names ``matches`` finds true, by name; two round trips."""
+def read_matching(backends: Sequence[Backend], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
+    found = yield from together([_read_matching(backend, matches) for backend in backends])
+    return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
+
+
+def _read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
     us, index = yield from read_index(backend)
     rows = [
-        _Row(name, ends, alias=backend.alias)
-        for name, ends in index
-        if us < ends < math.inf and is_name(name) and matches(name)
+        _Row(name, ends, backend) for name, ends in index if us < ends < math.inf and is_name(name) and matches(name)
     ]
-    return (yield from _read_locks(backend, sorted(rows, key=ORDERS["name"]), errors=False))
+    return (yield from _read_locks(backend, rows, errors=False))
 
 
 def _read_page(
@@ -118,12 +126,13 @@ def _read_page(
     errors: bool,
     using: str | None,
 ) -> Steps[Page]:
-    backends = get_backends(using)
+    backends = [backend for place in get_places(using) for backend in place.everywhere()]
     columns = {column.lstrip("-") for column in order}
-    in_full = bool(words or columns - INDEXED)
-    rows: list[_Row] = []
-    for backend in backends:
-        rows += yield from _read_rows(backend, in_full=in_full, count="waiters" in columns, errors=errors)
+    in_full, count = bool(words or columns - INDEXED), "waiters" in columns
+    found = yield from together(
+        [_read_rows(backend, in_full=in_full, count=count, errors=errors) for backend in backends]
+    )
+    rows = [row for some in found for row in some]
     total = len(rows)
     if names is not None:
         rows = [row for row in rows if row.name in names]
@@ -133,20 +142,19 @@ def _read_page(
     for column in reversed(order):
         rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
     chosen = rows[cut(len(rows))]
-    locks: list[LockInfo] = []
-    for backend in backends:
-        mine = [row for row in chosen if row.alias == backend.alias]
-        locks += yield from _read_locks(backend, mine, errors=errors)
-    if len(backends) > 1:
-        place = {(row.alias, row.name): number for number, row in enumerate(chosen)}
-        locks.sort(key=lambda lock: place[lock.alias, lock.name])
+    mine: dict[Backend, list[_Row]] = defaultdict(list)
+    for row in chosen:
+        mine[row.backend].append(row)
+    read = yield from together([_read_locks(backend, some, errors=errors) for backend, some in mine.items()])
+    number = {(row.backend.alias, row.name): number for number, row in enumerate(chosen)}
+    locks = sorted((lock for some in read for lock in some), key=lambda lock: number[lock.alias, lock.name])
     return Page(locks, len(rows), total)
 
 
 def _read_rows(backend: Backend, *, in_full: bool, count: bool, errors: bool) -> Steps[list[_Row]]:
-    """All held locks of one alias; ``in_full``: with what the index does not tell."""
+    """All held locks of one backend; ``in_full``: with what the index does not tell."""
     us, index = yield from read_index(backend)
-    everyone = [_Row(name, ends, alias=backend.alias) for name, ends in index if is_name(name)]
+    everyone = [_Row(name, ends, backend) for name, ends in index if is_name(name)]
     rows = [row for row in everyone if us < row.ends < math.inf]
     # every change of a lease moves its entry: the others have expired, or never will
     endless = [row._replace(ends=math.inf) for row in everyone if errors and not us < row.ends < math.inf]
@@ -177,7 +185,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
             holder = Holder("", "", 0, 0, UNKNOWN, "")
         if holder is not None:
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
-            known.append(_Row(row.name, row.ends, holder.described, holder.fence, holder.since, waiters, row.alias))
+            known.append(_Row(row.name, row.ends, backend, holder.described, holder.fence, holder.since, waiters))
     return known
 
 

@@ -8,9 +8,11 @@ from fnmatch import fnmatchcase
 
 from ..names import known_as
 from ..steps import Steps, arun, run_blocking
-from ..store.backend import Backend, get_backend
 from ..store.keys import make_keys, pools_key
+from ..store.place import Backend
+from ..store.places import get_place
 from ..store.reading import read_all
+from ..store.together import together
 from ..store.wire import Command
 
 
@@ -41,15 +43,20 @@ async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[P
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
-    backend = get_backend(using)
+    found = yield from together([_summaries(backend, pattern) for backend in get_place(using).everywhere()])
+    return sorted((one for some in found for one in some if one.members), key=lambda one: one.name)
+
+
+def _summaries(backend: Backend, pattern: str) -> Steps[list[PoolSummary]]:
     us, (found,) = yield from read_all(backend, [("ZRANGE", pools_key(backend.prefix), "0", "-1")])
     pools = [raw.decode(errors="replace") for raw in found]
     known = [(*known_as(pool), pool) for pool in pools]
     wanted = {name: pool for noun, name, pool in known if noun == "pool" and fnmatchcase(name, pattern)}
+    if not wanted:
+        return []
     _, counts = yield from read_all(backend, [one for pool in wanted.values() for one in _counts(backend, pool, us)])
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
-    summaries = [PoolSummary(name, backend.alias, *row) for name, row in zip(wanted, rows, strict=True)]
-    return sorted((one for one in summaries if one.members), key=lambda one: one.name)
+    return [PoolSummary(name, backend.alias, *row) for name, row in zip(wanted, rows, strict=True)]
 
 
 def _counts(backend: Backend, pool: str, us: int) -> list[Command]:

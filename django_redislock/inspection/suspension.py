@@ -9,8 +9,8 @@ from ..log import log_event
 from ..options import check_note
 from ..steps import Steps
 from ..store import calls
-from ..store.backend import Backend
 from ..store.keys import make_keys
+from ..store.place import Backend
 from ..times import Seconds, seconds
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import sys
 import weakref
 from collections import deque
@@ -20,8 +21,9 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from .aliases import Origin
-from .pool import IDLE, PATIENCE
-from .wire import CONNECTION_ERRORS, Command, pack
+from .node import Node
+from .pool import IDLE, IDLE_FOR, PATIENCE
+from .wire import CONNECTION_ERRORS, Command, classified, pack
 
 # Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
 # overtake those who have asked before.
@@ -145,14 +147,29 @@ class _Loan:
         self.granted: asyncio.Future[None] | None = None  # while it waits
 
 
+_makers: weakref.WeakKeyDictionary[Node, Maker] = weakref.WeakKeyDictionary()
+
+
+class _Reserve:
+    """The connections of one event loop to one node that nobody uses, and what makes new ones."""
+
+    __slots__ = ("idle", "maker", "sentinel")
+
+    def __init__(self, node: Node) -> None:
+        maker = _makers.get(node)
+        if maker is None:
+            maker = _makers[node] = Maker(node.origin)
+        self.maker = maker
+        self.sentinel = maker.sentinel()
+        self.idle: deque[tuple[AbstractConnection, float]] = deque()  # and since when (monotonic)
+
+
 class LoopConnections:
     """A bounded stack of connections for one event loop; a coroutine that finds none free waits for one."""
 
-    def __init__(self, maker: Maker, bound: int) -> None:
-        self._maker = maker
+    def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._sentinel = maker.sentinel()
-        self._idle: deque[tuple[AbstractConnection, float]] = deque()
+        self._reserves: dict[Node, _Reserve] = {}
         self._dropped: deque[tuple[AbstractConnection, float]] = deque()  # to be closed, and used no more
         self._loans: set[weakref.ref[_Loan]] = set()
         # those who wait for a connection, by urgency
@@ -177,17 +194,20 @@ class LoopConnections:
             self.closed = True
             await self.drop_idle()
 
-    async def exchange(self, commands: Sequence[Command], by: float | None, *, urgency: int) -> list[Any]:
-        """Send ``commands`` in one write and return their answers; an error of a single one stands among them.
+    async def exchange(self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int) -> list[Any]:
+        """The answers of ``node`` to ``commands``, sent in one write; an error of a single one stands among them.
 
         ``by``: the monotonic time at which to give up, if that is sooner than the timeout.
         """
-        now = monotonic()
-        limit = self._maker.timeout if by is None else min(self._maker.timeout, max(0.0, by - now))
+        reserve = self._reserves.get(node)
+        if reserve is None:
+            reserve = self._reserves.setdefault(node, _Reserve(node))
+        timeout = reserve.maker.timeout
+        limit = timeout if by is None else min(timeout, max(0.0, by - monotonic()))
         loan = _Loan()
         try:
             await self._enter(loan, PATIENCE if by is None else min(PATIENCE, limit), urgency)
-            return await self._exchange_within(limit, [pack(commands)], len(commands))
+            return await self._exchange_within(limit, reserve, [pack(commands)], len(commands))
         except RuntimeError:
             if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
                 raise GeneratorExit from None
@@ -195,20 +215,20 @@ class LoopConnections:
         finally:
             self._leave(loan)
 
-    async def _exchange_within(self, seconds: float, packed: list[bytes], answers: int) -> list[Any]:
+    async def _exchange_within(self, seconds: float, reserve: _Reserve, packed: list[bytes], answers: int) -> list[Any]:
         try:
             async with time_limit(None) as limit:
                 # it strikes one turn of the loop later: what came while the loop was blocked is read before
                 alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
                 try:
-                    return await self._exchange(packed, answers)
+                    return await self._exchange(reserve, packed, answers)
                 finally:
                     alarm.cancel()
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {seconds:.3g} s") from None
 
-    async def _exchange(self, packed: list[bytes], answers: int) -> list[Any]:
-        connection = await self._connected()
+    async def _exchange(self, reserve: _Reserve, packed: list[bytes], answers: int) -> list[Any]:
+        connection = await self._connected(reserve)
         try:
             await connection.send_packed_command(packed, check_health=False)
             read: list[Any] = []
@@ -216,7 +236,7 @@ class LoopConnections:
                 try:
                     read.append(await connection.read_response())
                 except ResponseError as error:
-                    read.append(error)
+                    read.append(classified(error))
         except BaseException:
             # of a cancellation, say: an answer may still come, which nobody else must read
             await connection.disconnect()
@@ -224,7 +244,7 @@ class LoopConnections:
         if self.closed:
             await connection.disconnect()
         else:
-            self._idle.append((connection, monotonic()))
+            reserve.idle.append((connection, monotonic()))
         return read
 
     async def _enter(self, loan: _Loan, patience: float, urgency: int) -> None:
@@ -264,9 +284,9 @@ class LoopConnections:
         loan.entry = weakref.ref(loan, self._loans.discard)
         self._loans.add(loan.entry)
 
-    async def _connected(self) -> AbstractConnection:
-        while self._idle:
-            connection, used = self._idle.pop()
+    async def _connected(self, reserve: _Reserve) -> AbstractConnection:
+        while reserve.idle:
+            connection, used = reserve.idle.pop()
             if monotonic() - used <= IDLE:
                 return connection
             stale = True
@@ -277,7 +297,9 @@ class LoopConnections:
                     await connection.disconnect()
             if not stale:
                 return connection
-        connection = self._maker.make(self._sentinel)
+        if len(self._reserves) > 1:
+            await self._make_room()
+        connection = reserve.maker.make(reserve.sentinel)
         try:
             # not left to the sending: only here does a Sentinel's connection ask for its master
             await connection.connect()
@@ -286,33 +308,62 @@ class LoopConnections:
             raise
         return connection
 
+    async def _make_room(self) -> None:
+        """Close what has idled longest at any node, where one connection more would be too many."""
+        while len(self._loans) + self._count_idle() > self._bound and self._drop_oldest():
+            await self._close()
+
+    def _count_idle(self) -> int:
+        return sum(len(reserve.idle) for reserve in self._reserves.values())
+
+    def _drop_oldest(self, before: float = math.inf) -> bool:
+        """Drop the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
+        stocks = [reserve.idle for reserve in self._reserves.values() if reserve.idle]
+        idle = min(stocks, key=lambda idle: idle[0][1], default=None)
+        if idle is None or idle[0][1] > before:
+            return False
+        self._dropped.append(idle.popleft())  # the end that was used last is used next
+        return True
+
     @property
     def idle(self) -> bool:
         """Whether there is something to drop."""
-        return bool(self._idle) or (self.closed and self._sentinel is not None)
+        return any(reserve.idle or (self.closed and reserve.sentinel) for reserve in list(self._reserves.values()))
 
-    def drop_idle_soon(self) -> None:
-        """In the event loop of these connections."""
-        self._drop()  # at once: none of them is to be used any more
+    def drop_idle_soon(self, node: Node | None = None) -> None:
+        """In the event loop of these connections: close what idles, of ``node`` or (None) of all."""
+        self._drop(node)  # at once: none of them is to be used any more
+        self._close_soon()
+
+    def trim_soon(self) -> None:
+        """In the event loop of these connections: close what nobody has needed for a while, but for one."""
+        while self._count_idle() > 1 and self._drop_oldest(monotonic() - IDLE_FOR):
+            pass
+        if self._dropped:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
         task = asyncio.get_running_loop().create_task(self._close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def drop_idle(self) -> None:
         """Close what idles; for good when ``closed``."""
-        self._drop()
+        self._drop(None)
         await self._close()
 
-    def _drop(self) -> None:
-        self._dropped.extend(self._idle)
-        self._idle.clear()
+    def _drop(self, node: Node | None) -> None:
+        for reserve in [reserve for known, reserve in self._reserves.items() if node in (None, known)]:
+            self._dropped.extend(reserve.idle)
+            reserve.idle.clear()
 
     async def _close(self) -> None:
         while self._dropped:
             await self._dropped.popleft()[0].disconnect()
-        if self.closed and self._sentinel is not None:
-            for client in self._sentinel.sentinel_manager.sentinels:
-                await client.aclose()
+        if self.closed:
+            for reserve in self._reserves.values():
+                for client in reserve.sentinel.sentinel_manager.sentinels if reserve.sentinel is not None else ():
+                    await client.aclose()
 
 
 async def _is_stale(connection: AbstractConnection) -> bool:

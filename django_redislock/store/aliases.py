@@ -8,8 +8,8 @@ and redis-py's hidden retries must not repeat a command behind our back.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.core.cache import caches
@@ -17,9 +17,14 @@ from django.core.cache.backends.dummy import DummyCache
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
-from redis.connection import Connection
+from redis.cluster import NodesManager
+from redis.connection import Connection, UnixDomainSocketConnection, parse_url
+from redis.exceptions import RedisClusterException, RedisError
+from redis.sentinel import SentinelManagedConnection
 
+from ..conf import conf
 from ..display import shown
+from ..exceptions import LockUnavailable
 from ..names import check_prefix
 from .memory import memory_client
 
@@ -40,6 +45,9 @@ _LEFT_BEHIND = (
 )
 
 
+Address = tuple[str, int]  # host and port
+
+
 @dataclass(frozen=True)
 class Origin:
     """How to reach the Redis of a cache alias."""
@@ -51,11 +59,33 @@ class Origin:
     keywords: Mapping[str, Any]  # of a connection
     pool: Any  # the alias's own: Sentinel connections ask it for the master
     cache: Any  # which keeps the pool alive
+    # of a cluster: host and port of nodes to ask, and what translates the addresses that its nodes announce
+    startup: tuple[Address, ...] = ()
+    remap: Callable[[Address], Address] | None = None
+
+    @property
+    def clustered(self) -> bool:
+        return bool(self.startup)
 
     @property
     def database(self) -> tuple[object, ...]:
         """What tells the Redis database from others."""
+        if self.clustered:
+            return ("cluster", *sorted(self.startup))
         return (self.alias,) if self.memory else _database(self.pool)
+
+    @property
+    def address(self) -> str:
+        """Host and port of a node of a cluster."""
+        return f"{self.keywords.get('host')}:{self.keywords.get('port')}"
+
+    @property
+    def max_connections(self) -> int:
+        return int(self.pool.max_connections)
+
+    def at(self, host: str, port: int) -> Origin:
+        """The way to one node of the cluster."""
+        return replace(self, keywords={**self.keywords, "host": host, "port": port})
 
     @property
     def timeout(self) -> float:
@@ -99,7 +129,8 @@ def find_origin(alias: str) -> Origin:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
     memory = client is None
-    pool = (memory_client(alias) if memory else client).connection_pool
+    manager: NodesManager | None = getattr(client, "nodes_manager", None)  # the client is one of a cluster
+    pool = _pool_of(manager) if manager is not None else (memory_client(alias) if memory else client).connection_pool
     if not isinstance(pool.connection_class, type):
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
@@ -108,17 +139,55 @@ def find_origin(alias: str) -> Origin:
     keywords["protocol"] = 2
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
+    if manager is not None:  # whose own sends READONLY
+        keywords["redis_connect_func"] = client.user_on_connect_func
     try:
         prefix = check_prefix(str(cache.key_prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
     except ValueError as error:
         raise ImproperlyConfigured(str(error)) from None
-    return Origin(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client))
+    remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
+    origin = Origin(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
+    if manager is not None:
+        return replace(origin, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
+    if not memory and conf().is_cluster(alias):
+        _check_clusterable(origin)
+        return replace(origin, startup=_startup_nodes(cache, pool))
+    return origin
+
+
+def _pool_of(manager: NodesManager) -> Any:
+    """That of any node of a cluster: all are alike, but for host and port."""
+    return next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection).connection_pool
+
+
+def _check_clusterable(origin: Origin) -> None:
+    trouble = ""
+    if issubclass(origin.kind, (UnixDomainSocketConnection, SentinelManagedConnection)):
+        trouble = f"is reached by {origin.kind.__name__}, and a cluster by the host and port of its nodes"
+    elif int(origin.keywords.get("db") or 0) != 0:
+        trouble = f"names database {origin.keywords['db']}, and a cluster has only database 0"
+    if trouble:
+        raise ImproperlyConfigured(
+            f"REDISLOCK['CLUSTER'] says that the cache alias {origin.alias!r} is a cluster, but it {trouble}."
+        )
+
+
+def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
+    """Host and port of each node that the alias names in its LOCATION."""
+    known = pool.connection_kwargs
+    own = known.get("host", "localhost"), int(known.get("port", 6379))
+    # django-redis, Django's own
+    named = getattr(getattr(cache, "client", None), "_server", None) or getattr(cache, "_servers", None) or ()
+    urls = [named] if isinstance(named, str) else named
+    parsed = [parse_url(url) for url in urls if isinstance(url, str) and "://" in url]
+    others = [(each.get("host", "localhost"), int(each.get("port", 6379))) for each in parsed]
+    return tuple(dict.fromkeys([own, *others]))
 
 
 def database(alias: str) -> tuple[object, ...] | None:
     """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
     try:
-        return _database(_redis_client(_create_cache(alias), alias).connection_pool)
+        return find_origin(alias).database
     except Exception:  # whatever backend that is: it is none of ours
         return None
 
@@ -164,14 +233,17 @@ def _redis_client(cache: Any, alias: str) -> Any:
                 f"connection. Locks need django-redis or Django's RedisCache, or LocMemCache or DummyCache for the "
                 f"memory mode."
             )
+    except (RedisError, RedisClusterException) as error:  # a client of a cluster asks it at once where everything is
+        raise LockUnavailable(f"Redis cannot be reached for locks (cache alias {alias!r}): {error}", None) from error
     except NotImplementedError:  # django-redis's sharded client
         client = None
     except (ImportError, ValueError) as error:  # a library is missing; a URL that redis-py cannot read
         raise _unusable(alias, error) from error
-    pool = getattr(client, "connection_pool", None)
-    if not hasattr(pool, "connection_class"):
+    if not hasattr(getattr(client, "connection_pool", None), "connection_class") and not hasattr(
+        client, "nodes_manager"
+    ):
         raise ImproperlyConfigured(
-            f"The cache alias {alias!r} spreads its keys over several servers (sharding or cluster). All state of a "
-            f"lock must live on one."
+            f"The cache alias {alias!r} spreads its keys over several servers by itself (sharding). All state of a "
+            f"lock must live on one: name one server, Sentinels, or a Redis Cluster."
         )
     return client

@@ -6,16 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
 from ..display import Secret, SecretBytes, shown
 from ..exceptions import LockError
 from ..names import known_as, read_member
 from ..steps import Steps
 from .aio import ENTERING, LEAVING
-from .backend import Backend
 from .holder import Holder, parse_holder
 from .keys import Keys, make_keys
+from .node import Node
+from .place import Backend
 from .retry import call
-from .scripts import Script
+from .scripts import Script, with_source
 from .wire import Command
 
 # states of acquire; ALREADY: granted by an earlier call or by a handoff, or adopted; REQUEUED: busy, and the waiter had
@@ -37,12 +40,6 @@ NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = "0", "1", "s", "a"
 ENDLESS = -1.0  # seconds of lease: somebody else has written the lock
 FREE = -2.0  # there is no lock
 
-# not what PUBLISH counts, as long as there is a choice: whoever watches all channels is among them
-PROBE = """
-local heard = redis.pcall('PUBLISH', ARGV[1], 'p')
-return type(heard) == 'number' and redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])[2] or heard
-"""
-
 
 def polled(patience: float) -> str:
     """How to wait: polls, and is alive for ``patience`` seconds without another look."""
@@ -57,6 +54,7 @@ _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO, _SUSPEND = map(
     _pair, ("acquire", "release", "renew", "force", "info", "suspend")
 )
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
+_PROBE = Script("probe")
 
 
 def lease_end(start: float, left: float) -> float:
@@ -75,6 +73,7 @@ class Wanted(NamedTuple):
     token: str | None = None  # None: the id
     adopts: str = ""  # id of an acquisition of this very process that nobody uses any more
     most: int | None = None  # how many others may wait already; None: any number
+    replicas: int = 0  # that have to acknowledge the grant
     owner: str = ""
     listens: bool = True  # this process hears what it is told
 
@@ -96,6 +95,7 @@ class Taken(NamedTuple):
     holder: bytes | None  # value of the lock that somebody else holds, or held until it was seized
     unheard: bool  # a handoff to this process ran out, though it lives: it has not heard of it
     namesake: str  # id of an acquisition of this very process that holds the lock with our token
+    acknowledged: int  # by so many replicas; 0 where nobody asked for that
 
 
 def acquire(
@@ -113,10 +113,16 @@ def acquire(
     command = script.command((*keys.all, _gone(backend, wanted.id)), args)
     repeated = False
     while True:
-        answered = yield from call(backend, command, name, until=until, by=by, urgency=urgency)
-        (state, us, number, left, *more), sent, again = answered
+        answered = yield from call(
+            backend, command, name, until=until, by=by, urgency=urgency, replicas=wanted.replicas
+        )
+        (state, us, number, left, *more), sent, again, node, acknowledged = answered
         repeated = repeated or again
-        backend.anchor = us, sent
+        node.anchor = us, sent
+        if backend.node_if_known is not node:
+            # C3: it was paused, say, and has granted what was not its own any more: ask the one that has it now
+            repeated = True
+            continue
         if number > backend.known:
             backend.known = number
         if state != MORE:
@@ -124,7 +130,9 @@ def acquire(
             member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             holder = None if keys.any or extra is None else SecretBytes(extra)
             same = Secret(namesake.decode()) if namesake else ""
-            return Taken(state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same)
+            return Taken(
+                state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same, acknowledged
+            )
 
 
 class Released(NamedTuple):
@@ -147,7 +155,8 @@ def release(
     state, twice = NOT_HELD, False
     while True:
         command = release_command(wanted, unknown=unknown, how=how)
-        answer, _, repeated = yield from call(wanted.backend, command, wanted.name, until=until, by=by, urgency=LEAVING)
+        calling = call(wanted.backend, command, wanted.name, until=until, by=by, urgency=LEAVING)
+        answer, _, repeated, *_ = yield from calling
         state, twice = state or answer[0], twice or repeated
         rest = left_to_release(wanted, answer)
         if rest is None:
@@ -182,27 +191,45 @@ class Renewed(NamedTuple):
     state: int
     ends: float  # local monotonic time at which the lease must be presumed over
     taken: bool  # when lost: somebody else holds the lock
+    acknowledged: int = 0  # by so many replicas, where that was asked for
 
 
-def renew_command(wanted: Wanted, how: str, left: float) -> Command:
+def renew_command(wanted: Wanted, how: str, left: float, fence: int | None = None) -> Command:
     """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant), add (``left``
-    more), set (``left`` from now), detach (the same, and nobody here holds it any more).
+    more), set (``left`` from now), detach (the same, and nobody here holds it any more). ``fence``: of the acquisition;
+    None: of whatever this attempt holds.
     """
     backend, keys = wanted.backend, wanted.keys
     args = (wanted.name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), how, _ms(left))
-    return _RENEW[keys.stored].command(keys.all, (*args, wanted.token or wanted.id))
+    return _RENEW[keys.stored].command(keys.all, (*args, wanted.token or wanted.id, str(fence or "")))
 
 
-def renew(wanted: Wanted, how: str, left: float, *, until: float = math.inf, by: float | None = None) -> Steps[Renewed]:
-    """Move the end of the lease that this attempt holds. ``until``, ``by``: see call()."""
-    command = renew_command(wanted, how, left)
-    answer, sent, _ = yield from call(wanted.backend, command, wanted.name, until=until, by=by)
-    return renewed(wanted.backend, answer, sent)
+def renew(
+    wanted: Wanted,
+    how: str,
+    left: float,
+    fence: int | None = None,
+    *,
+    until: float = math.inf,
+    by: float | None = None,
+) -> Steps[Renewed]:
+    """Move the end of the lease that this attempt holds; see renew_command(). ``until``, ``by``: see call()."""
+    command = renew_command(wanted, how, left, fence)
+    answer, sent, _, node, _ = yield from call(wanted.backend, command, wanted.name, until=until, by=by)
+    return renewed(node, answer, sent)
 
 
-def renewed(backend: Backend, answer: Sequence[int], sent: float) -> Renewed:
+def confirm(wanted: Wanted, fence: int, *, until: float, by: float | None) -> Steps[Renewed]:
+    """C6: write what was handed over once more, so that replicas can acknowledge it to this connection."""
+    command = renew_command(wanted, "confirm", wanted.ttl, fence)
+    calling = call(wanted.backend, command, wanted.name, until=until, by=by, replicas=wanted.replicas)
+    answer, sent, _, node, acknowledged = yield from calling
+    return renewed(node, answer, sent)._replace(acknowledged=acknowledged)
+
+
+def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
     state, us, left = answer
-    backend.anchor = us, sent
+    node.anchor = us, sent
     return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0)
 
 
@@ -216,7 +243,8 @@ def force(
     value: bytes | None = None
     while True:
         args = (name, backend.channel, str(backend.known), "" if highest is None else str(highest), what)
-        (held, more), _, _ = yield from call(backend, _FORCE[keys.stored].command(keys.all, args), name)
+        reply = yield from call(backend, _FORCE[keys.stored].command(keys.all, args), name)
+        held, more = reply.answer
         value = value or held
         if not more:
             return value
@@ -257,8 +285,19 @@ def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Step
 
 
 def probe_command(backend: Backend) -> Command:
-    """Publishes to the channel of this process, from a script; the answer is how many listen to it."""
-    return ("EVAL", PROBE, "1", f"{backend.prefix}fence", backend.channel)
+    """Publishes to the channel of this process, from a script; the answer is how many listen to it, and the time."""
+    return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
+
+
+def probed(node: Node, answer: Any, sent: float) -> int:
+    """How many listen, as the probe has answered; raises what it met instead."""
+    if isinstance(answer, ResponseError):
+        raise answer
+    heard, us = answer
+    node.anchor = us, sent
+    if isinstance(heard, ResponseError):
+        raise heard
+    return int(heard)
 
 
 def check_member(backend: Backend, pool: str, raw: bytes) -> str:

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from ..exceptions import LockUnavailable
 from ..steps import Steps
-from .backend import Backend
+from .place import Backend
 from .retry import call
 from .scripts import Script
 

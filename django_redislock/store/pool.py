@@ -1,23 +1,24 @@
-"""The connections of threads: a bounded number of them, shared by all commands of one alias."""
+"""The connections of threads: a bounded number of them, shared by all commands of one alias and all nodes behind it."""
 
 from __future__ import annotations
 
 import math
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
 from typing import Any
 
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
+from .node import Node
 from .wire import CONNECTION_ERRORS, Command, exchange
 
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds after which a connection is looked at before it is used again
 CHECK_EVERY = 0.05  # seconds, while waiting for a connection
+IDLE_FOR = 30.0  # seconds after which a connection that nobody needs is closed
 
 
 class _Loan:
@@ -37,28 +38,27 @@ class ConnectionPool:
     the system before each command whether the connection went stale, we only when it has idled for a while. And a
     thread that is interrupted in there (a time limit of a task queue) can take a connection out of it for good.
 
-    ``connect``: makes a connection; its argument is as ``by`` of :meth:`exchange`.
+    ``bound`` counts for all ``nodes`` together. Each keeps its own idle connections.
     """
 
-    def __init__(self, connect: Callable[[float | None], Connection], bound: int) -> None:
-        self._connect = connect
+    def __init__(self, bound: int, nodes: Collection[Node]) -> None:
         self._bound = bound
+        self._nodes = nodes
         self._loans: set[weakref.ref[_Loan]] = set()
-        self._idle: deque[tuple[Connection, float]] = deque()
         self._mutex = threading.RLock()
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
         self._closed = False
 
-    def exchange(self, commands: Sequence[Command], by: float | None = None) -> list[Any]:
-        """The answers to ``commands``, sent in one write; an error of a single one stands among them.
+    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> list[Any]:
+        """The answers of ``node`` to ``commands``, sent in one write; an error of a single one stands among them.
 
         ``by``: the monotonic time at which to give up, if that is sooner than the timeouts of the connection.
         """
         loan = _Loan()
         try:
             self._enter(loan, by)
-            connection, in_time = self._take(by)
+            connection, in_time = self._take(node, by)
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
@@ -68,7 +68,7 @@ class ConnectionPool:
                 loan.connection = connection
             return answers
         finally:
-            self._leave(loan)
+            self._leave(node, loan)
 
     def _enter(self, loan: _Loan, by: float | None) -> None:
         """Wait until there are fewer loans than connections."""
@@ -88,45 +88,65 @@ class ConnectionPool:
             loan.entry = weakref.ref(loan, self._loans.discard)
             self._loans.add(loan.entry)
 
-    def _leave(self, loan: _Loan) -> None:
+    def _leave(self, node: Node, loan: _Loan) -> None:
         if loan.entry is not None:
             self._loans.discard(loan.entry)
         if loan.connection is not None:
             if self._closed:
                 loan.connection.disconnect()
             else:
-                self._idle.append((loan.connection, monotonic()))
+                node.idle.append((loan.connection, monotonic()))
         if self._waiting:
             with self._mutex:
                 self._changed.notify()
 
-    def _take(self, by: float | None) -> tuple[Connection, bool]:
+    def _take(self, node: Node, by: float | None) -> tuple[Connection, bool]:
         """A connection, and whether it may be used again."""
         while True:
             try:
-                connection, used = self._idle.pop()
+                connection, used = node.idle.pop()
             except IndexError:
                 break
             if monotonic() - used <= IDLE or not _is_stale(connection):
                 return connection, True
             connection.disconnect()
-        connection = self._connect(by)
+        if len(self._nodes) > 1:
+            self._make_room()
+        connection = node.connect_by(by)
         # not left to the sending: only here does a Sentinel's connection ask for its master
         connection.connect()
         return connection, by is None  # one that was made with a deadline has short timeouts for good
 
+    def _make_room(self) -> None:
+        """Close what has idled longest at any node, where one connection more would be too many."""
+        while len(self._loans) + self._count_idle() > self._bound:
+            _close_oldest(self._nodes)
+
+    def _count_idle(self) -> int:
+        return sum(len(node.idle) for node in list(self._nodes))  # to which another thread may just add one
+
     def close(self) -> None:
         """Keep no connection from now on; commands still work, each with its own."""
         self._closed = True
-        self.drop_idle()
+        for node in list(self._nodes):
+            node.close()
 
-    def drop_idle(self) -> None:
-        """Close what idles, so that the next command connects anew."""
-        try:
-            while True:
-                self._idle.pop()[0].disconnect()
-        except IndexError:
+    def trim(self) -> None:
+        """Close what nobody has needed for IDLE_FOR seconds, but for one connection."""
+        while self._count_idle() > 1 and _close_oldest(self._nodes, monotonic() - IDLE_FOR):
             pass
+
+
+def _close_oldest(nodes: Collection[Node], before: float = math.inf) -> bool:
+    """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
+    try:
+        oldest = min((node for node in list(nodes) if node.idle), key=lambda node: node.idle[0][1], default=None)
+        if oldest is None or oldest.idle[0][1] > before:
+            return False
+        oldest.idle.popleft()[0].disconnect()  # the end that was used last is used next
+    except IndexError:
+        pass  # somebody has just taken it
+    return True
 
 
 def _is_stale(connection: Connection) -> bool:

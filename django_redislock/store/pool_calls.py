@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..steps import Steps
-from .backend import Backend
 from .idempotency import call_once
 from .keys import Keys, pools_key
+from .place import Backend
 from .retry import call
 from .scripts import Script
 

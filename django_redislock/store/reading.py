@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..steps import Steps
-from .backend import Backend
 from .keys import Keys
+from .place import Backend
 from .retry import call_many, refusal
 from .wire import Command
 

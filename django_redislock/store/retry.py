@@ -17,56 +17,45 @@ from ..names import known_as
 from ..pace import Pace
 from ..steps import Pause, Steps
 from .aio import ENTERING
-from .backend import Backend
 from .keys import redis_type
+from .node import Node
+from .place import PASSING, Backend
 from .scripts import keys_of, with_source
 from .wire import CONNECTION_ERRORS, Command
 
+ACKNOWLEDGED_WITHIN = (
+    0.5  # seconds: longer than a replica needs that is there, shorter than anybody waits for an answer
+)
+_ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
 class Execute:
-    """One command; sends back its answer or throws its error."""
+    """Commands in one write; sends back the list of answers, errors of single ones among them, and the node."""
 
-    __slots__ = ("backend", "by", "command", "urgency")
+    __slots__ = ("backend", "by", "commands", "urgency")
 
-    def __init__(self, backend: Backend, command: Command, by: float | None = None, urgency: int = ENTERING) -> None:
+    def __init__(
+        self, backend: Backend, commands: Sequence[Command], by: float | None = None, urgency: int = ENTERING
+    ) -> None:
         self.backend: Backend = backend
-        self.command: Command = command
+        self.commands: Sequence[Command] = commands
         self.by: float | None = by
         self.urgency: int = urgency
 
-    @property
-    def commands(self) -> Sequence[Command]:
-        return [self.command]
+    def run(self) -> tuple[list[Any], Node]:
+        return self.backend.exchange(self.commands, self.by)
 
-    def run(self) -> Any:
-        return self.backend.execute(self.command, self.by)
-
-    async def arun(self) -> Any:
-        return await self.backend.aexecute(self.command, self.by, urgency=self.urgency)
-
-
-class ExecuteMany:
-    """Several commands in one write; sends back the list of answers, errors of single commands among them."""
-
-    __slots__ = ("backend", "commands")
-
-    def __init__(self, backend: Backend, commands: Sequence[Command]) -> None:
-        self.backend: Backend = backend
-        self.commands: Sequence[Command] = commands
-
-    def run(self) -> list[Any]:
-        return self.backend.execute_many(self.commands)
-
-    async def arun(self) -> list[Any]:
-        return await self.backend.aexecute_many(self.commands, urgency=ENTERING)
+    async def arun(self) -> tuple[list[Any], Node]:
+        return await self.backend.aexchange(self.commands, self.by, urgency=self.urgency)
 
 
 class Reply(NamedTuple):
     answer: Any
     sent: float  # local monotonic time at which the answered request was sent
     repeated: bool  # an earlier try may have run without our seeing its answer
+    node: Node  # which has answered
+    acknowledged: Any = 0  # by so many replicas, where that was asked for
 
 
 def call(
@@ -78,49 +67,80 @@ def call(
     until: float = math.inf,
     by: float | None = None,
     urgency: int = ENTERING,
+    replicas: int = 0,
 ) -> Steps[Reply]:
     """Run ``command``, again after connection trouble, for at most the setting RETRY_FOR. It must be safe to retry.
 
     ``until``: the monotonic time after which it is not tried again. ``by``: the one at which to give up waiting for an
-    answer. ``name``, ``noun``: for errors. ``urgency``: see aio.py. Raises LockUnavailable.
+    answer. ``name``, ``noun``: for errors. ``urgency``: see aio.py. ``replicas``: wait for ACKNOWLEDGED_WITHIN seconds
+    until so many have acknowledged what it has written. Raises LockUnavailable.
     """
-    return _persist(Execute(backend, command, by, urgency), name, noun, until)
+    if replicas:
+        return _acknowledged(
+            Execute(backend, [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)], by, urgency), name, until
+        )
+    return _persist(Execute(backend, [command], by, urgency), name, noun, until)
 
 
 def call_many(backend: Backend, commands: Sequence[Command], name: str | None = None) -> Steps[list[Any]]:
     """The same for several commands in one write; errors of single ones stand among the answers."""
-    reply = yield from _persist(ExecuteMany(backend, commands), name)
+    reply = yield from _persist(Execute(backend, commands), name, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
 
+def _acknowledged(request: Execute, name: str | None, until: float) -> Steps[Reply]:
+    reply = yield from _persist(request, name, "lock", until)
+    if isinstance(reply.acknowledged, ResponseError):
+        trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
+        raise _unavailable("refuses to serve", request.backend, name, trouble) from reply.acknowledged
+    return reply
+
+
 def _persist(
-    request: Execute | ExecuteMany, name: str | None, noun: str = "lock", until: float = math.inf
+    request: Execute, name: str | None, noun: str = "lock", until: float = math.inf, *, several: bool = False
 ) -> Steps[Reply]:
+    """``several``: send back all answers, errors of single commands among them; else the first, or raise it."""
     backend = request.backend
     delay, repeated, give_up = 0.0, False, 0.0
     pace: Pace | None = None
     while True:
         sent = monotonic()
         try:
-            return Reply((yield request), sent, repeated)
+            answers, node = yield request
+            if several:
+                for answer in answers if backend.place.clustered else ():
+                    if isinstance(answer, PASSING):
+                        raise answer  # all are on the same node, and now on another one
+                return Reply(answers, sent, repeated, node)
+            answer = answers[0]
+            if isinstance(answer, ResponseError):
+                raise answer
+            return Reply(answer, sent, repeated, node, *answers[1:])
         except NoScriptError:
-            assert isinstance(request, Execute)
-            request = Execute(backend, with_source(request.command), request.by, request.urgency)
+            request.commands = [with_source(request.commands[0]), *request.commands[1:]]
             continue
         except CONNECTION_ERRORS as error:
-            if not isinstance(error, TimeoutError):
-                backend.drop_connections()  # the others are probably stale as well
+            if not isinstance(error, TimeoutError) or backend.place.clustered:
+                backend.place.doubt(backend.node_if_known)  # its other connections are probably stale as well
             trouble: Exception = error
             repeated = True
         except ResponseError as error:
+            backend.place.redirect(backend, error, node)
             # a demoted master (Redis 6 wraps what a script meets): connect again, to the new one
-            if "READONLY" not in str(error) and not isinstance(error, ReadOnlyError):
+            readonly = "READONLY" in str(error) or isinstance(error, ReadOnlyError)
+            if not readonly and not (backend.place.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(backend, request.commands, name, error, noun)) from error
-            backend.drop_connections()
+            if readonly:
+                backend.place.doubt(node)
             trouble = error
         now = monotonic()
         if pace is None:
-            give_up = min(sent + conf().RETRY_FOR, until)
+            # who tries once is no worse off for a slot that is on its way to another node
+            give_up = sent + conf().RETRY_FOR
+            if until > sent or not isinstance(trouble, PASSING):
+                give_up = min(give_up, until)
+            else:
+                request.by = max(request.by or 0.0, give_up)
         # the first try may just have met a connection that had gone stale in the pool
         stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
@@ -149,6 +169,9 @@ def refusal(
     """The error for ``commands`` that Redis has refused with ``error``; it names what somebody else has written."""
     text = _WHERE.sub("", str(error)).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
+    if isinstance(error, PASSING):
+        text = f"{type(error).__name__.removesuffix('Error').upper()} {text}"
+        hint = " This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True."
     return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)
 
 

@@ -7,13 +7,29 @@ from time import monotonic
 from typing import Any
 
 from redis.connection import Connection
-from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from ..display import SecretBytes
 
 # All words are text: hiredis crashes the interpreter where a signal handler raises while it packs a number.
 Command = tuple[str, ...]
 
+CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
+    "MOVED": MovedError,
+    "ASK": AskError,
+    "TRYAGAIN": TryAgainError,
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+}
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 _pack: Callable[[Command], bytes]
@@ -43,5 +59,11 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
         try:
             answers.append(connection.read_response())
         except ResponseError as error:
-            answers.append(error)
+            answers.append(classified(error))
     return answers
+
+
+def classified(error: ResponseError) -> ResponseError:
+    """What a cluster says, as an error of its own class: before redis-py 8, only the parser of RedisCluster does so."""
+    word, _, rest = str(error).partition(" ")
+    return CLUSTER_ERRORS[word](rest) if type(error) is ResponseError and word in CLUSTER_ERRORS else error

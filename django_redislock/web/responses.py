@@ -16,7 +16,7 @@ from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
 from ..steps import CallOut, Evaluate, Steps
-from ..store.backend import Backend
+from ..store.place import Backend
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 

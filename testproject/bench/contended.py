@@ -1,7 +1,8 @@
-"""Processes that all want one lock, again and again."""
+"""Processes that all want one lock, or one of several, again and again."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from .crew import Crew
 from .figures import (
     Figures,
     Section,
+    by_name,
     handovers,
     jain,
     kept,
@@ -29,7 +31,8 @@ from .serverstats import Observer
 from .stages import Deed
 from .worker import Worker
 
-WARM_UP = 0.2  # seconds: connections, scripts, listeners
+WARM_UP = 0.2  # seconds for each name: connections, scripts, listeners
+LONGEST_WARM_UP = 15.0
 CALIBRATION = 0.3  # seconds
 
 ROWS = (
@@ -37,6 +40,8 @@ ROWS = (
     Row("x_python_redis_lock", "sections/s / python-redis-lock", "{:.2f}"),
     Row("round_trips", "round trips per section", "{:.2f}"),
     Row("server_us", "server time per section, us", "{:.1f}"),
+    Row("busiest_percent", "of that, at the busiest node, %", "{:.1f}"),
+    Row("server_cpu_us", "server CPU per section, us", "{:.1f}"),
     Row("cpu_us", "client CPU per section, us", "{:.1f}"),
     Row("handover_p50_ms", "hand-over p50, ms", "{:.2f}"),
     Row("handover_p99_ms", "hand-over p99, ms", "{:.2f}"),
@@ -60,18 +65,23 @@ class Competed(NamedTuple):
     troubles: list[str]
 
 
-def compete(worker: Worker, kind: type[Contender], hold: float, seconds: float) -> Deed[Competed]:
-    """Enter as often as possible for ``seconds``."""
-    contender = worker.contender(kind, TTL)
+def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> Deed[Competed]:
+    """Enter as often as possible for ``seconds``, each time under any of so many names."""
+    contenders = [worker.contender(kind, TTL, name) for name in range(names)]
+    again = kind in worker.kept
+    worker.kept.append(kind)
+    dice = random.Random(worker.number)
     worker.note_tickets()
-    end = monotonic() + min(WARM_UP, seconds)
+    end = monotonic() + min(WARM_UP * (1 if again else names), LONGEST_WARM_UP, seconds * names)
     while monotonic() < end:
-        yield from worker.section(contender, worker.number, 0)
+        name = dice.randrange(names)
+        yield from worker.section(contenders[name], worker.number, 0, name)
     yield worker.ready()
     log: list[Section] = []
     cpu, end = process_time(), monotonic() + seconds
     while monotonic() < end:
-        log.append((yield from worker.section(contender, worker.number, hold)))
+        name = dice.randrange(names)
+        log.append((yield from worker.section(contenders[name], worker.number, hold, name)))
     competed = Competed(log, process_time() - cpu, worker.troubles.copy())
     worker.troubles.clear()
     return competed
@@ -95,6 +105,7 @@ def measure(
     kinds: Mapping[str, type[Contender]],
     *,
     procs: int,
+    names: int,
     hold_ms: float,
     seconds: float,
     rounds: int,
@@ -105,13 +116,15 @@ def measure(
     speeds: dict[str, list[float]] = defaultdict(list)
     requests: dict[str, int] = defaultdict(int)
     server_us: dict[str, float] = defaultdict(float)
+    server_cpu: dict[str, float] = defaultdict(float)
+    busiest: dict[str, float] = defaultdict(float)
     cpu: dict[str, float] = defaultdict(float)
     troubles: dict[str, Counter[str]] = defaultdict(Counter)
     scatters: list[float] = []
     span = seconds / rounds
     with ExitStack() as stack:
         places = {kind.elsewhere for kind in kinds.values()}
-        crews = {place: stack.enter_context(hire(procs, elsewhere=place)) for place in places}
+        crews = {place: stack.enter_context(hire(procs, elsewhere=place, names=names)) for place in places}
         for number in range(1, rounds + 1):
             tell(f"round {number} of {rounds}: the clocks")
             offsets = next(iter(crews.values())).call(clocks, min(CALIBRATION, span))
@@ -119,7 +132,7 @@ def measure(
             for key, kind in kinds.items():
                 tell(f"round {number} of {rounds}: {key}")
                 answers = crews[kind.elsewhere].call(
-                    compete, kind, hold_ms / 1000, span, seconds=span, when_ready=observer.reset
+                    compete, kind, names, hold_ms / 1000, span, seconds=span, when_ready=observer.reset
                 )
                 statistics = observer.read()
                 log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
@@ -129,6 +142,8 @@ def measure(
                 speeds[key].append(sum(section.got <= end for section in log) / span)
                 requests[key] += statistics.requests
                 server_us[key] += statistics.server_us(kind)
+                server_cpu[key] += statistics.cpu
+                busiest[key] += statistics.busiest(kind)
                 for answer in answers:
                     cpu[key] += answer.cpu
                     troubles[key].update(answer.troubles)
@@ -137,7 +152,8 @@ def measure(
     for key in kinds:
         every = [section for log in sections[key] for section in log]
         waits = [(section.got - section.asked) * 1000 for section in every]
-        gaps = [gap * 1000 for log in sections[key] for gap in handovers(log)]
+        each = [one for log in sections[key] for one in by_name(log)]
+        gaps = [gap * 1000 for one in each for gap in handovers(one)]
         part = shares(every, procs)
         figures[key] = {
             "sections": len(every),
@@ -145,6 +161,8 @@ def measure(
             "x_python_redis_lock": median_ratio(speeds[key], speeds.get("python-redis-lock")),
             "round_trips": requests[key] / len(every),
             "server_us": server_us[key] / len(every),
+            "busiest_percent": 100 * busiest[key] / server_us[key],
+            "server_cpu_us": server_cpu[key] / len(every) * 1e6,
             "cpu_us": cpu[key] / len(every) * 1e6,
             "handover_p50_ms": percentile(gaps, 50),
             "handover_p99_ms": percentile(gaps, 99),
@@ -154,10 +172,10 @@ def measure(
             "jain": jain(part),
             "min_by_max": min(part) / max(part),
             "sections_per_process": part,
-            "kept_percent": 100 * (median(kept(log) or 0.0 for log in sections[key])),
+            "kept_percent": 100 * median(kept(one) or 0.0 for one in each),
             **order(every, tolerance),
             "order_tolerance_ms": tolerance * 1000,
-            "violations": sum(violations(log) for log in sections[key]),
+            "violations": sum(map(violations, each)),
             "troubles": dict(troubles[key]),
         }
     return figures

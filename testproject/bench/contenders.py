@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -11,10 +12,12 @@ from functools import lru_cache
 from hashlib import sha1
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import redis
 import redis.asyncio
+import redis.asyncio.cluster
+import redis.cluster
 
 from django_redislock import FairLock, Lock
 
@@ -42,6 +45,8 @@ class Entrant(ABC):
     few: ClassVar[bool] = True  # can be used by one thread or coroutine of a process
     many: ClassVar[bool] = True  # can be used by a crowd of them
     elsewhere: ClassVar[bool] = False  # of another checkout of this package
+    on_server: ClassVar[bool] = True
+    on_cluster: ClassVar[bool] = False
     note: ClassVar[str] = ""  # for who reads the figures
 
 
@@ -62,6 +67,12 @@ class Contender(Entrant):
 
     def connect(self, url: str) -> Any:
         return redis.Redis.from_url(url, **self.options)
+
+    def under(self, name: str) -> Contender:
+        """The same on another name, by the same connections."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     @abstractmethod
     def acquire(self) -> Held | Awaitable[Held]:
@@ -116,6 +127,16 @@ class RedisPy(Contender):
         return lock
 
 
+class ClusterRedisPy(RedisPy):
+    """The same on a cluster."""
+
+    on_server = False
+    on_cluster = True
+
+    def connect(self, url: str) -> Any:
+        return redis.cluster.RedisCluster.from_url(url)
+
+
 class PythonRedisLock(Contender):
     """python-redis-lock."""
 
@@ -146,8 +167,17 @@ class RedisFifoLock(Contender):
     def __init__(self, url: str, name: str, ttl: int) -> None:
         super().__init__(url, name, ttl)
         self.loop = asyncio.new_event_loop()
+        self.fifo_client = redis.asyncio.Redis.from_url(url)
+        self._make_lock()
+
+    def _make_lock(self) -> None:
         # kept, not made anew: each new object asks Redis for its eviction policy, an extra round trip
-        self.lock = import_module("redis_fifo_lock").FifoLock(import_module("redis.asyncio").from_url(url), name)
+        self.lock = import_module("redis_fifo_lock").FifoLock(self.fifo_client, self.name)
+
+    def under(self, name: str) -> RedisFifoLock:
+        other = cast("RedisFifoLock", super().under(name))
+        other._make_lock()
+        return other
 
     def acquire(self) -> Held:
         return _FifoHeld(self, self.loop.run_until_complete(self.lock.acquire()))
@@ -168,6 +198,7 @@ class OurLock(Contender):
     """Ours, through the cache alias of the worker's settings."""
 
     key = "Lock"
+    on_cluster = True
     commands = ("evalsha",)
     kind: ClassVar[type[Lock]] = Lock
 
@@ -221,6 +252,16 @@ class AsyncRedisPy(ForCoroutines, RedisPy):
         return lock
 
 
+class AsyncClusterRedisPy(AsyncRedisPy):
+    """The same on a cluster."""
+
+    on_server = False
+    on_cluster = True
+
+    def connect(self, url: str) -> Any:
+        return redis.asyncio.cluster.RedisCluster.from_url(url)
+
+
 class CrowdedAsyncRedisPy(AsyncRedisPy):
     """The same for a crowd."""
 
@@ -255,11 +296,13 @@ class OtherAsyncFairLock(OurAsyncLock, OtherFairLock):
 KINDS: tuple[type[Contender], ...] = (
     Floor,
     RedisPy,
+    ClusterRedisPy,
     PythonRedisLock,
     RedisFifoLock,
     OurLock,
     AsyncFloor,
     AsyncRedisPy,
+    AsyncClusterRedisPy,
     CrowdedAsyncRedisPy,
     OurAsyncLock,
 )
@@ -269,9 +312,15 @@ OTHERS = (OtherLock, OtherFairLock, OtherAsyncLock, OtherAsyncFairLock)
 E = TypeVar("E", bound=Entrant)
 
 
-def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool) -> dict[str, type[E]]:
-    """Those that coroutines, or threads, can use, one of a process or a crowd of them."""
-    return {kind.key: kind for kind in kinds if kind.coroutines == coroutines and (kind.many if crowd else kind.few)}
+def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool, cluster: bool = False) -> dict[str, type[E]]:
+    """Those that coroutines, or threads, can use, one of a process or a crowd of them, on a server or a cluster."""
+    return {
+        kind.key: kind
+        for kind in kinds
+        if kind.coroutines == coroutines
+        and (kind.many if crowd else kind.few)
+        and (kind.on_cluster if cluster else kind.on_server)
+    }
 
 
 @lru_cache

@@ -48,12 +48,17 @@ def _searched_first(path: str | None) -> Iterator[None]:
 class Crew:
     """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do.
 
-    ``coroutines``: their jobs are done by coroutines instead of threads. ``path``: where they look for packages first.
+    ``cluster``: the server at ``url`` is a node of one. ``coroutines``: their jobs are done by coroutines instead of
+    threads. ``path``: where they look for packages first. ``names``: how many they lock at the most.
     """
 
-    def __init__(self, url: str, size: int, *, coroutines: bool, path: str | None = None) -> None:
+    def __init__(
+        self, url: str, size: int, *, cluster: bool, coroutines: bool, path: str | None = None, names: int = 1
+    ) -> None:
         self.url = url
         self.size = size
+        self.cluster = cluster
+        self.names = names
         self.coroutines = coroutines
         self.path = path
         self._processes: list[SpawnProcess] = []
@@ -62,12 +67,12 @@ class Crew:
     def __enter__(self) -> Crew:
         context = get_context("spawn")
         resource_tracker.ensure_running()  # its start unblocks SIGINT
-        inside = context.RawArray("l", 1)
+        inside = context.RawArray("l", self.names)
         try:
             with unreached_by_interrupts(), _searched_first(self.path):
                 for number in range(self.size):
                     pipe, theirs = context.Pipe()
-                    args = (number, theirs, inside, self.url, self.coroutines)
+                    args = (number, theirs, inside, self.url, self.cluster, self.coroutines)
                     process = context.Process(target=worker.main, args=args, daemon=True)
                     self._pipes.append(pipe)
                     process.start()

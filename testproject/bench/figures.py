@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median, quantiles
@@ -22,6 +22,7 @@ class Section(NamedTuple):
     clash: bool  # somebody else's mark stood in the shared memory
     ticket: int | None = None  # ours only: the place in the queue, in the server's order
     fence: int | None = None
+    name: int = 0  # the number of the lock's name
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
@@ -81,20 +82,33 @@ def kept(sections: Sequence[Section]) -> float | None:
     return sum(same) / len(same) if same else None
 
 
+def by_name(sections: Sequence[Section]) -> list[list[Section]]:
+    """Those of each lock, in the same order."""
+    found: dict[int, list[Section]] = defaultdict(list)
+    for section in sections:
+        found[section.name].append(section)
+    return list(found.values())
+
+
 def order(sections: Sequence[Section], tolerance: float) -> Figures:
-    """Who jumped the queue: by when the requests were made (all alike), and exactly, in the server's order (ours).
+    """Who jumped the queue of a lock: by when the requests were made (all alike), and exactly, in the server's order.
 
     A lock that one process hogs has many that overtake and few that are overtaken; in order means none of either.
     """
-    asked = [section.asked for section in sorted(sections, key=lambda section: section.got)]
-    drawn = sorted((s.fence, s.ticket) for s in sections if s.fence is not None and s.ticket is not None)
-    tickets = [ticket for _, ticket in drawn]
+    before = after = inversions = numbered = 0
+    for one in by_name(sections):
+        asked = [section.asked for section in sorted(one, key=lambda section: section.got)]
+        drawn = sorted((s.fence, s.ticket) for s in one if s.fence is not None and s.ticket is not None)
+        before += overtaking(asked, tolerance)
+        after += overtaken(asked, tolerance)
+        inversions += overtaking([ticket for _, ticket in drawn])
+        numbered += len(drawn)
     return {
-        "inversions_percent": _percent(overtaking(asked, tolerance), len(asked)),
-        "overtaken_percent": _percent(overtaken(asked, tolerance), len(asked)),
-        "inversions_in_server_order_percent": _percent(overtaking(tickets), len(tickets)),
-        "inversions_in_server_order": overtaking(tickets) if tickets else None,
-        "numbered": len(tickets),
+        "inversions_percent": _percent(before, len(sections)),
+        "overtaken_percent": _percent(after, len(sections)),
+        "inversions_in_server_order_percent": _percent(inversions, numbered),
+        "inversions_in_server_order": inversions if numbered else None,
+        "numbered": numbered,
     }
 
 

@@ -18,15 +18,15 @@ class Row(NamedTuple):
     form: str
 
 
-def label(mode: str, *, coroutines: bool) -> str:
-    return f"{mode} --asyncio" if coroutines else mode
+def label(mode: str, *, coroutines: bool = False, cluster: bool = False) -> str:
+    return f"{mode}{' --asyncio' if coroutines else ''}{' --cluster' if cluster else ''}"
 
 
 def show(console: Console, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Print the table, what went wrong, and the machine's description."""
     contenders = result["contenders"]
     options = ", ".join(f"{key} {value}" for key, value in result["options"].items())
-    mode = label(result["mode"], coroutines=result["asyncio"])
+    mode = label(result["mode"], coroutines=result["asyncio"], cluster=result["cluster"])
     table = Table(title=escape(f"lockbench {mode} ({options})"), title_justify="left")
     table.add_column("")
     for key in contenders:

@@ -1,4 +1,4 @@
-"""What the server counts, read over a connection of our own."""
+"""What the servers count, read over connections of our own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Statistics(NamedTuple):
 
     requests: int  # read events: a client's request arrives in one, so it is a round trip
     commands: Mapping[str, Command]
+    cpu: float = 0.0  # seconds of the process: with the reading and writing, which its time for commands leaves out
+    nodes: tuple[Statistics, ...] = ()  # those of each, where there are several
 
     def server_us(self, contender: type[Contender]) -> float:
         """Microseconds that the server worked for this contender's commands.
@@ -37,12 +39,17 @@ class Statistics(NamedTuple):
             total += us * max(outside, 0) / calls if calls else 0
         return total
 
+    def busiest(self, contender: type[Contender]) -> float:
+        """The part of that which fell to one node."""
+        return max((node.server_us(contender) for node in self.nodes), default=self.server_us(contender))
+
 
 class Observer:
-    """Reads and resets the statistics of a server, without counting itself."""
+    """Reads and resets the statistics of one server, or of the nodes of a cluster, without counting itself."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
+    def __init__(self, *clients: redis.Redis) -> None:
+        self.clients = clients
+        self._cpu = [0.0] * len(clients)  # at the last reset
 
     def __enter__(self) -> Observer:
         return self
@@ -50,32 +57,58 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.client.close()
+        for client in self.clients:
+            client.close()
 
     def reset(self) -> None:
-        self.client.config_resetstat()
+        self._cpu = [_cpu(_info(client, "cpu")) for client in self.clients]
+        for client in self.clients:
+            client.config_resetstat()
 
     def read(self) -> Statistics:
+        nodes = [self._read(number) for number in range(len(self.clients))]
+        if len(nodes) == 1:
+            return nodes[0]
+        names = {name for node in nodes for name in node.commands}
+        none = Command(0, 0)
+        commands = {
+            name: Command(*map(sum, zip(*(node.commands.get(name, none) for node in nodes), strict=True)))
+            for name in names
+        }
+        return Statistics(sum(node.requests for node in nodes), commands, sum(node.cpu for node in nodes), tuple(nodes))
+
+    def _read(self, number: int) -> Statistics:
         # one INFO, which the server has read before it answers; RESETSTAT wipes out its own read
-        info = self._info("all")
+        info = _info(self.clients[number], "all")
         commands = {
             key.removeprefix("cmdstat_"): Command(int(value["calls"]), int(value["usec"]))
             for key, value in info.items()
             if key.startswith("cmdstat_")
         }
-        return Statistics(int(info["total_reads_processed"]) - 1, commands)
+        return Statistics(int(info["total_reads_processed"]) - 1, commands, _cpu(info) - self._cpu[number])
 
     def connections(self) -> int:
-        return int(self._info("clients")["connected_clients"]) - 1
+        return sum(int(_info(client, "clients")["connected_clients"]) - 1 for client in self.clients)
+
+    def memory(self) -> int:
+        """Bytes in use, without the buffers of clients."""
+        found = [_info(client, "memory") for client in self.clients]
+        return sum(int(info["used_memory"]) - int(info["mem_clients_normal"]) for info in found)
 
     def version(self) -> str:
-        info = self._info("server")
+        info = _info(self.clients[0], "server")
         if "valkey_version" in info:
             return f"Valkey {info['valkey_version']}"
         return f"Redis {info['redis_version']}"
 
     def flush(self) -> None:
-        self.client.flushall()
+        for client in self.clients:
+            client.flushall()
 
-    def _info(self, section: str) -> dict[str, Any]:
-        return self.client.info(section)
+
+def _info(client: redis.Redis, section: str) -> dict[str, Any]:
+    return client.info(section)
+
+
+def _cpu(info: Mapping[str, Any]) -> float:
+    return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])

@@ -27,6 +27,7 @@ ROWS = (
     Row("cpu_us", "client CPU per pair, us", "{:.1f}"),
     Row("cpu_x_floor", "client CPU / floor", "{:.3f}"),
     Row("server_us", "server time per pair, us", "{:.1f}"),
+    Row("server_cpu_us", "server CPU per pair, us", "{:.1f}"),
     Row("round_trips", "round trips per pair", "{:.2f}"),
 )
 
@@ -60,6 +61,7 @@ def measure(
     cpu: dict[str, list[float]] = defaultdict(list)
     requests: dict[str, int] = defaultdict(int)
     server_us: dict[str, float] = defaultdict(float)
+    server_cpu: dict[str, float] = defaultdict(float)
     dice = random.Random(0)
     with hire(1) as crew:
         rounds, end = 0, time.monotonic() + seconds
@@ -75,6 +77,7 @@ def measure(
                 cpu[key].append(one_cpu)
                 requests[key] += statistics.requests
                 server_us[key] += statistics.server_us(kinds[key])
+                server_cpu[key] += statistics.cpu
     number = (rounds - 1) * PAIRS
     return {
         key: {
@@ -85,6 +88,7 @@ def measure(
             "cpu_us": median(cpu[key]) * 1e6,
             "cpu_x_floor": median_ratio(cpu[key], cpu.get("floor")),
             "server_us": server_us[key] / number,
+            "server_cpu_us": server_cpu[key] / number * 1e6,
             "round_trips": requests[key] / number,
         }
         for key in kinds

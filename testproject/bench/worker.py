@@ -31,7 +31,7 @@ class Failure(str):
 
 
 class Worker:
-    """What a job may use. ``inside`` is shared by all workers: the mark of whoever is inside, 0 for nobody."""
+    """What a job may use. ``inside`` is shared by all workers: for each name the mark of whoever is inside, or 0."""
 
     def __init__(
         self, number: int, pipe: Connection, inside: MutableSequence[int], url: str, *, coroutines: bool
@@ -43,16 +43,19 @@ class Worker:
         self.troubles: list[str] = []  # warnings of our locks, and errors of those who wait
         self.kept: list[object] = []  # held beyond the job
         self._pipe = pipe
-        self._contenders: dict[tuple[type[Contender], int], Contender] = {}
+        self._contenders: dict[tuple[type[Contender], int, int], Contender] = {}
         self._tickets: dict[str, int] = {}
         self._noting_tickets = False
         logging.getLogger("django_redislock").addHandler(_Noting(self.troubles))
 
-    def contender(self, kind: type[Contender], ttl: int) -> Contender:
-        """Made when it is first asked for."""
-        if (kind, ttl) not in self._contenders:
-            self._contenders[kind, ttl] = kind(self.url, f"bench:{kind.key}", ttl)
-        return self._contenders[kind, ttl]
+    def contender(self, kind: type[Contender], ttl: int, name: int = 0) -> Contender:
+        """Made when it is first asked for. ``name``: the number of one."""
+        found = self._contenders.get((kind, ttl, name))
+        if found is None:
+            text = f"bench:{kind.key}:{name}" if name else f"bench:{kind.key}"
+            found = self.contender(kind, ttl).under(text) if name else kind(self.url, text, ttl)
+            self._contenders[kind, ttl, name] = found
+        return found
 
     def ready(self) -> Act:
         """Warmed up: wait for the others, and start when they do."""
@@ -68,24 +71,24 @@ class Worker:
         seconds, us = yield (client.time,)
         return float(seconds + us / 1e6 - asked)
 
-    def section(self, contender: Contender, who: int, hold: float) -> Deed[Section]:
-        """Acquire, stay inside for ``hold`` seconds, release."""
+    def section(self, contender: Contender, who: int, hold: float, name: int = 0) -> Deed[Section]:
+        """Acquire, stay inside for ``hold`` seconds, release. ``name``: the number of the contender's."""
         inside, mark = self.inside, who + 1
         asked = monotonic()
         held = yield (contender.acquire,)
         got = monotonic()
-        clash = inside[0] != 0
-        inside[0] = mark
+        clash = inside[name] != 0
+        inside[name] = mark
         ticket = fence = None
         if isinstance(held, Lock):
             fence, ticket = held.fence, self._tickets.pop(held.token or "", None)
         if hold:
             yield self.stage.sleep, hold
-        clash = clash or inside[0] != mark
-        inside[0] = 0
+        clash = clash or inside[name] != mark
+        inside[name] = 0
         leaving = monotonic()
         yield contender.release, held
-        return Section(who, asked, got, leaving, clash, ticket, fence)
+        return Section(who, asked, got, leaving, clash, ticket, fence, name)
 
     def note_tickets(self) -> None:
         """From now on, keep the number that Redis first returns to each attempt: its place in the server's order.
@@ -135,11 +138,14 @@ class _Noting(logging.Handler):
         self.texts.append(f"{record.levelname.lower()}: {record.getMessage()}")
 
 
-def main(number: int, pipe: Connection, inside: MutableSequence[int], url: str, coroutines: bool) -> None:
+def main(
+    number: int, pipe: Connection, inside: MutableSequence[int], url: str, cluster: bool, coroutines: bool
+) -> None:
     """What a worker process runs. It has settings of its own: the private server, and defaults for the rest."""
     settings.configure(
         INSTALLED_APPS=["django_redislock"],
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},
+        REDISLOCK={"CLUSTER": cluster},
     )
     django.setup()
     Worker(number, pipe, inside, url, coroutines=coroutines).serve()

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from django_redislock.steps import Steps
 
 HEADER = "X-Demo-Lock"
+TRY = """
+local time, got = redis.call('TIME'), redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
+return {time[1], time[2], got and 1 or 0}
+"""
 LOOK = "X-Demo-Look"  # in a request: what does ``redislocks list`` say while you hold the lock?
 
 ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
@@ -96,13 +100,13 @@ def _on_acquired(*, fence: int, **facts: Any) -> None:
 
 
 def _watch_others() -> None:
-    """These know no order: the time is asked in one transaction with each try."""
+    """These know no order: the time is asked in one script with each try."""
 
     def tries(lock: Any, token: str) -> Any:
-        return lock.redis.pipeline(transaction=True).time().set(lock.name, token, nx=True, px=int(lock.timeout * 1000))
+        return lock.redis.eval(TRY, 1, lock.name, token, int(lock.timeout * 1000))
 
     def note(reply: Any, since: float) -> bool:
-        (seconds, us), served = reply
+        seconds, us, served = map(int, reply)
         request = _request.get()
         if request is not None:
             request.ask(seconds * 1_000_000 + us, since)
@@ -112,11 +116,11 @@ def _watch_others() -> None:
 
     def do_acquire(self: redis.lock.Lock, token: str) -> bool:
         since = monotonic()
-        return note(tries(self, token).execute(), since)
+        return note(tries(self, token), since)
 
     async def ado_acquire(self: redis.asyncio.lock.Lock, token: str) -> bool:
         since = monotonic()
-        return note(await tries(self, token).execute(), since)
+        return note(await tries(self, token), since)
 
     redis.lock.Lock.do_acquire = do_acquire  # type: ignore[method-assign]
     redis.asyncio.lock.Lock.do_acquire = ado_acquire  # type: ignore[method-assign, assignment]

@@ -35,6 +35,7 @@ class Way:
 
 NO_LOCK = Way("no lock", "buy-unlocked", "buy-unlocked", "pay-unlocked", locked=False)
 CACHE_LOCK = Way("cache.lock", "buy-cache-lock", "buy-now-cache-lock", "pay-cache-lock")
+CLUSTER_LOCK = replace(CACHE_LOCK, title="redis-py")  # django-redis knows no cluster
 ASYNCIO_LOCK = replace(CACHE_LOCK, title="redis.asyncio")  # django-redis has none for coroutines
 LOCK = Way("Lock", "buy", "buy-now", "pay", ours=True)
 

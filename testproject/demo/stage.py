@@ -17,7 +17,7 @@ from django.test import override_settings
 from redis.exceptions import RedisError
 
 from django_redislock import list_locks
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_place
 
 
 @contextmanager
@@ -44,9 +44,9 @@ def own_keys() -> Iterator[None]:
             yield
         finally:
             # all else ends by itself; these are meant to stay, but nobody will use this prefix again
-            backend = get_backend()
             with suppress(RedisError, OSError):
-                backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))
+                for backend in get_place().everywhere():
+                    backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))
 
 
 @contextmanager

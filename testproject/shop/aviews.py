@@ -8,15 +8,15 @@ from functools import cache
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.core.cache import cache as site_cache
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_POST
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 
 from django_redislock import locked_view
 
 from .responses import charge_order, crowded, sell_seat
+from .settings import CLUSTER, REDIS_URL
 from .views import CACHE_LOCK_SECONDS, PATIENCE, index
 
 __all__ = [
@@ -113,6 +113,6 @@ async def under_redis_lock(
 
 
 @cache
-def redis() -> Redis:
+def redis() -> Redis | RedisCluster:
     """The connections of this process, which has one event loop."""
-    return Redis.from_url(settings.CACHES["default"]["LOCATION"])
+    return (RedisCluster if CLUSTER else Redis).from_url(REDIS_URL)

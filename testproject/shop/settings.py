@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -47,7 +48,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 
 # Without a Redis the locks live in the memory of this process: enough for one runserver, or a test suite.
-REDIS_URL = os.environ.get("REDIS_URL")
+# redis://127.0.0.1:7000/0?cluster is a node of a Redis Cluster.
+REDIS_URL, _found = re.subn(r"[?&]cluster$", "", os.environ.get("REDIS_URL", ""))
+CLUSTER = bool(_found)
 if REDIS_URL:
     CACHES = {
         "default": {
@@ -62,6 +65,7 @@ else:
     SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # which says just that
 
 REDISLOCK = {
+    "CLUSTER": CLUSTER,
     "TTL": 10,  # if a process dies, its locks are free after so many seconds; the living renew theirs
     "TTLS": {"order:*": 60},  # paying may hang at the bank
     "BLOCKING_TIMEOUT": 30,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache as kept
 from typing import Any, cast
 
 from django.core.cache import cache
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
+from redis.cluster import RedisCluster
+from redis.lock import Lock
 
 from django_redislock import list_locks, locked_view
 
 from .models import Event, Order
 from .responses import charge_order, crowded, sell_seat
+from .settings import CLUSTER, REDIS_URL
 
 PATIENCE = 5  # seconds for which a buyer waits for a turn
 CACHE_LOCK_SECONDS = 60  # after which django-redis's lock ends: nobody renews it
@@ -92,10 +96,23 @@ def under_cache_lock(
     name: str, patience: float, view: Callable[[HttpRequest, int], HttpResponse], request: HttpRequest, pk: int
 ) -> HttpResponse:
     """What sites write."""
-    lock = cast("Any", cache).lock(name, timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
+    lock = cache_lock(name, timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
     if not lock.acquire():
         return crowded(request)
     try:
         return view(request, pk)
     finally:
         lock.release()
+
+
+def cache_lock(name: str, **options: Any) -> Lock:
+    """django-redis knows no cluster: there, it is redis-py's own."""
+    if CLUSTER:
+        return cast("Lock", cluster().lock(cache.make_key(name), **options))
+    return cast("Any", cache).lock(name, **options)  # type: ignore[no-any-return]
+
+
+@kept
+def cluster() -> RedisCluster:
+    """The connections of this process."""
+    return RedisCluster.from_url(REDIS_URL)

@@ -18,6 +18,8 @@ from tests.helpers.actors import GENEROUS, Other
 
 SETTINGS = [
     "CACHE",
+    "CLUSTER",
+    "MAX_CONNECTIONS",
     "REQUIRE_REDIS",
     "TTL",
     "TTLS",
@@ -26,6 +28,7 @@ SETTINGS = [
     "AUTO_RENEW",
     "MAX_HOLD",
     "MAX_WAITERS",
+    "REPLICAS",
     "SLOW_WAIT",
     "RETRY_FOR",
     "KEY_PREFIX",
@@ -48,11 +51,14 @@ def test_without_the_setting_there_are_defaults() -> None:
     assert (conf().VIEW_STATUS, conf().RETRY_FOR, conf().RELEASE_IN_TRANSACTION) == (423, 1.0, "warn")
     assert (conf().BLOCKING_TIMEOUT, conf().MAX_HOLD, conf().VIEW_ON_CONFLICT) == (None, None, None)
     assert (conf().MAX_WAITERS, conf().SLOW_WAIT) == ({}, 10.0)
+    assert (conf().CLUSTER, conf().MAX_CONNECTIONS, conf().REPLICAS) == (False, 16, 0)
 
 
 def test_every_setting_can_be_set() -> None:
     values = {
         "CACHE": "locks",
+        "CLUSTER": ("locks",),
+        "MAX_CONNECTIONS": 2,
         "REQUIRE_REDIS": True,
         "TTL": 5,
         "TTLS": {"report:*": 600},
@@ -61,6 +67,7 @@ def test_every_setting_can_be_set() -> None:
         "AUTO_RENEW": False,
         "MAX_HOLD": timedelta(hours=1),
         "MAX_WAITERS": {"view:*": 20},
+        "REPLICAS": 1,
         "SLOW_WAIT": 3,
         "RETRY_FOR": 2.5,
         "KEY_PREFIX": "site:locks",
@@ -156,7 +163,7 @@ def test_an_unknown_setting_says_what_may_be_meant_and_what_there_is(wrong: str,
     assert f"The settings are: {', '.join(SETTINGS)}." in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", ["COLOUR", "", 7, None, ("TTL",)])
+@pytest.mark.parametrize("wrong", ["FLAVOUR", "", 7, None, ("TTL",)])
 def test_an_unknown_setting_unlike_all_others_gets_no_hint(wrong: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="Unknown setting") as caught:
         read({wrong: 30})
@@ -167,6 +174,8 @@ def test_an_unknown_setting_unlike_all_others_gets_no_hint(wrong: Any) -> None:
 def wrong_values() -> list[Any]:
     wrong: dict[str, list[Any]] = {
         "CACHE": [None, "", 7, b"default"],
+        "CLUSTER": [None, 1, "", "locks", [7], {"locks": True}],
+        "MAX_CONNECTIONS": [None, 1, 0, -1, 2.0, True, "16"],
         "REQUIRE_REDIS": [None, 0, 1, "yes", ""],
         "TTL": [None, *NO_TIME, *NO_NUMBER],
         "TTLS": [None, 7, [("a", 7)], "a", {"": 7}, {7: 7}, {"a": None}, {"a": True}, {"a": 0}, {"a": "7"}],
@@ -175,6 +184,7 @@ def wrong_values() -> list[Any]:
         "AUTO_RENEW": [None, 0, 1, "yes", ""],
         "MAX_HOLD": [*NO_TIME, *NO_NUMBER],
         "MAX_WAITERS": [None, 7, [("a", 7)], {"": 7}, {7: 7}, {"a": None}, {"a": True}, {"a": -1}, {"a": 1.5}],
+        "REPLICAS": [None, -1, 1.5, True, "1"],
         "SLOW_WAIT": [*NO_TIME, *NO_NUMBER],
         "RETRY_FOR": [None, -1, 31, math.nan, math.inf, *NO_NUMBER],
         "KEY_PREFIX": [None, "", 7, "a{b}", "a}", "a b", "a\n", "a\x00", "\ud800"],

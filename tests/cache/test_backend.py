@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_redislock import Lock, list_locks
 from django_redislock.cache import RedisCache
 from django_redislock.cachelock import CacheLock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.processes import ROOT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release
 from django_redislock.cachelock import CacheLock
 from django_redislock.store import calls
-from django_redislock.store.backend import Backend
+from django_redislock.store.place import Backend
 from django_redislock.store.wire import Command
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
@@ -275,15 +275,15 @@ def test_it_shows_its_name_and_no_token(ours: Make) -> None:
 def test_an_acquire_that_is_interrupted_leaves_no_lock(
     token: str | None, ours: Make, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute = Backend.execute
+    exchange = Backend.exchange
 
-    def interrupted(self: Backend, command: Command, by: float | None = None) -> None:
-        execute(self, command, by)
+    def interrupted(self: Backend, commands: Sequence[Command], *args: Any) -> None:
+        exchange(self, commands, *args)
         raise KeyboardInterrupt
 
     lock = ours(timeout=600)
     with monkeypatch.context() as patch:
-        patch.setattr(Backend, "execute", interrupted)
+        patch.setattr(Backend, "exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lock.acquire(token=token)
     eventually(lambda: not lock.locked())

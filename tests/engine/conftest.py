@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.proxy import Proxy, proxy
@@ -54,10 +55,21 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one_connection(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+def no_threads() -> Iterator[Callable[[bool], object]]:
+    """Let the process be unable to start threads: no stack is that large."""
+
+    def no_threads(really: bool) -> None:
+        threading.stack_size(1 << 48 if really else 0)
+
+    yield no_threads
+    no_threads(False)
+
+
+@pytest.fixture
+def one_connection(settings: Any) -> None:
     """For each event loop."""
-    monkeypatch.setattr("django_redislock.store.backend.MAX_CONNECTIONS", 1)
-    settings.CACHES = {**settings.CACHES}
+    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
+    settings.CACHES = {**settings.CACHES, "default": default}
 
 
 @pytest.fixture(params=["cold", "warm", "idle"])
@@ -69,6 +81,6 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     async def connect() -> None:
         await Lock("any").alocked()
         if request.param == "cold":
-            await get_backend()._loops[asyncio.get_running_loop()].drop_idle()
+            await get_backend().place._loops[asyncio.get_running_loop()].drop_idle()
 
     return connect

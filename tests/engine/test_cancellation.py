@@ -14,7 +14,7 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
 from django_redislock.store.aio import ENTERING
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
@@ -34,7 +34,7 @@ from tests.helpers.cancelling import (
     section,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, queued
+from tests.helpers.state import NAME, holder, idle, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
@@ -242,8 +242,8 @@ async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_
     if not in_time:
         monkeypatch.setattr("django_redislock.store.aio.PATIENCE", 0.005)
     before, operation, keeps = ALONE[what]
-    await get_backend().aexecute(("PING",), urgency=ENTERING)
-    connections = get_backend()._loops[asyncio.get_running_loop()]
+    await get_backend().aexchange([("PING",)], urgency=ENTERING)
+    connections = get_backend().place._loops[asyncio.get_running_loop()]
     at, over = 0, False
     while not over:
         at += 1
@@ -251,7 +251,7 @@ async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_
         occupied: list[asyncio.Task[Any]] = []
 
         async def occupy(occupied: list[asyncio.Task[Any]] = occupied) -> None:
-            blocked = get_backend().aexecute(("BLPOP", "gate", str(GENEROUS)), urgency=ENTERING)
+            blocked = get_backend().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
             occupied.append(asyncio.create_task(blocked))
             await auntil(lambda: connections._loans)
 
@@ -350,7 +350,7 @@ async def test_cancelled_at_random_again_and_again_nothing_is_left(client: redis
     print(f"ends={ends} longest={longest:.4f}")
     assert min(ends.values()) > ROUNDS / 20
     await nothing_left(client)
-    bound = get_backend()._bound
-    assert len(get_backend()._loops[asyncio.get_running_loop()]._idle) <= bound
+    bound = get_backend().place.bound
+    assert len(idle(get_backend().place._loops[asyncio.get_running_loop()])) <= bound
     # besides those of the loop: this one, the listener's, that of the sender and one of threads
     await auntil(lambda: len(client.client_list()) <= bound + 4)

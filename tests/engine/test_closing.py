@@ -16,7 +16,7 @@ import redis
 from django_redislock import Lock, locked
 from django_redislock.store import calls
 from django_redislock.store.aio import ENTERING
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
@@ -114,9 +114,9 @@ async def test_closed_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind_it
 
 @pytest.mark.usefixtures("one_connection")
 async def test_a_coroutine_that_is_closed_while_it_waits_for_a_connection_takes_none(client: redis.Redis) -> None:
-    await get_backend().aexecute(("PING",), urgency=ENTERING)
-    connections = get_backend()._loops[asyncio.get_running_loop()]
-    blocked = get_backend().aexecute(("BLPOP", "gate", str(GENEROUS)), urgency=ENTERING)
+    await get_backend().aexchange([("PING",)], urgency=ENTERING)
+    connections = get_backend().place._loops[asyncio.get_running_loop()]
+    blocked = get_backend().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
     occupied = asyncio.create_task(blocked)
     await auntil(lambda: connections._loans)
     with pytest.raises(Closed):
@@ -277,7 +277,7 @@ def test_what_waits_when_asyncio_run_ends_leaves_at_once(held: Callable[[], None
     until(lambda: not queued(client) and not holder(client, "another"))
     held()
     until(lambda: not leftovers(client))
-    assert not get_backend()._loops
+    assert not get_backend().place._loops
 
 
 def test_a_loop_that_stood_still_goes_on_with_the_lock_that_it_was_handed(
@@ -309,7 +309,7 @@ def wait_and_end(
     if shut_down:
         loop.run_until_complete(loop.shutdown_asyncgens())
     else:
-        loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+        loop.run_until_complete(get_backend().place._loops[loop].drop_idle())
         assert not task.done()
     loop.close()
     return bystander
@@ -349,7 +349,7 @@ def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
     task = loop.create_task(section(Lock(NAME, ttl=0.5)))
     loop.run_until_complete(auntil(lambda: queued(client)))
     if closed:
-        loop.run_until_complete(get_backend()._loops[loop].drop_idle())
+        loop.run_until_complete(get_backend().place._loops[loop].drop_idle())
         loop.close()
     # nobody is woken when a lease ends
     assert other()(got_in_turn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,16 @@ import redis
 
 from django_redislock.engine.listener import Listener
 from django_redislock.engine.notifier import Notifier
+from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import backend as backends
+from django_redislock.engine.subscriber import Subscriber
+from django_redislock.store import places
 from django_redislock.store.aliases import Origin
-from django_redislock.store.backend import Backend, get_backend
+from django_redislock.store.node import Node
+from django_redislock.store.place import Backend, Place
+from django_redislock.store.places import get_backend, make_place
 from tests.helpers.actors import GENEROUS, server_time, stands_at
-from tests.helpers.state import NAME
+from tests.helpers.state import NAME, change_probe, listens
 
 Eventually = Callable[..., Any]
 
@@ -40,9 +45,9 @@ def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list
 @pytest.fixture
 def backend() -> Iterator[Backend]:
     """One that nothing has used before."""
-    made = Backend("default", "listened")
-    yield made
-    made.close()
+    place = make_place("default", "listened")
+    yield place.backend(0)
+    place.close()
 
 
 @pytest.fixture
@@ -59,25 +64,25 @@ def test_threads_that_need_a_listener_together_share_one(backend: Backend, event
 
 
 def test_one_that_never_listened_leaves_a_parent_nothing(ears: Listener, eventually: Eventually) -> None:
-    ears.leave_parent()
+    runtime()._subscriber(ears.backend.place).leave_parent()
     ears.start()
     eventually(lambda: ears.ready)
 
 
 @pytest.mark.usefixtures("fresh")
 def test_threads_that_need_a_backend_together_share_one(eventually: Eventually) -> None:
-    def get_backend() -> Backend:
-        return backends.get_backend()
+    def get_place() -> Place:
+        return places.get_place()
 
-    first, second, third = together(get_backend, backends._backends.get().mutex, eventually)
-    assert first is second is third is backends.get_backend()
+    first, second, third = together(get_place, places._places.get().mutex, eventually)
+    assert first is second is third is places.get_place()
 
 
 def test_a_backend_has_one_listener_and_other_settings_have_another(ears: Listener) -> None:
     assert runtime().listener(ears.backend) is ears
     assert runtime().listener(get_backend()) is not ears
-    another = Backend("default", "listened")
-    assert runtime().listener(another) is not ears
+    another = make_place("default", "listened")
+    assert runtime().listener(another.backend(0)) is not ears
     another.close()
 
 
@@ -85,30 +90,35 @@ def test_a_backend_has_one_listener_and_other_settings_have_another(ears: Listen
 
 
 def test_a_listener_that_was_closed_does_not_start_any_more(ears: Listener) -> None:
-    ears.backend.close()
+    ears.backend.place.close()
     ears.start()
-    assert ears._thread is None
+    assert not listens(ears)
     assert not ears.ready
 
 
 def test_a_listener_of_settings_that_have_changed_does_not_start(backend: Backend) -> None:
     """A lease of before may still ask for it, and nobody would close it any more."""
-    backend.close()
+    backend.place.close()
     ears = runtime().listener(backend)
     ears.start()
-    assert ears._thread is None
+    assert not listens(ears)
 
 
 def test_a_listener_that_is_started_twice_has_one_thread_which_ends_with_the_settings(
     ears: Listener, eventually: Eventually
 ) -> None:
+    def begun() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "redislock-listener"]
+
+    before = begun()
     ears.start()
-    thread = ears._thread
-    eventually(lambda: ears.ready)
     ears.start()
-    assert ears._thread is thread
-    ears.backend.close()
-    assert thread is not None
+    eventually(lambda: ears.ready and ears.receiver)
+    ears.start()
+    eventually(lambda: runtime()._subscriber(ears.backend.place)._thread is None)
+    (thread,) = [thread for thread in begun() if thread not in before]
+    assert ears.generation == 1
+    ears.backend.place.close()
     thread.join(GENEROUS)
     assert not thread.is_alive()
 
@@ -136,24 +146,52 @@ def test_whatever_goes_wrong_the_listener_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if where == "connecting":
-        clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.backend.origin)
+        clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.backend.node.origin)
         monkeypatch.setattr(Origin, "listening", clumsy)
     else:
-        clumsy, troubles = fails_once(ears._on_connected, lambda backend: True)
-        monkeypatch.setattr(ears, "_on_connected", clumsy)
+        clumsy, troubles = fails_once(ears._on_subscribed, lambda backend: True)
+        monkeypatch.setattr(ears, "_on_subscribed", clumsy)
     ears.start()
     eventually(lambda: not troubles and ears.ready)
     eventually(lambda: "event=listener-disconnected" in caplog.text)
 
 
 def test_where_the_probe_is_refused_waiters_poll(
-    ears: Listener, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ears: Listener,
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.calls.PROBE", "no script")
+    change_probe(monkeypatch, lambda text: "no script")
     ears.start()
     eventually(lambda: ears.polled)
     assert ears.ready
     eventually(lambda: "event=not-subscribed" in caplog.text)
+    eventually(lambda: client.pubsub_numsub(ears.backend.channel)[0][1] == 0)  # it keeps no connection for nothing
+
+
+def test_where_the_connection_is_refused_waiters_poll(
+    ears: Listener, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a script keeps Redis busy, say, and the connection has to select a database."""
+    listening = Origin.listening
+
+    def busy() -> None:
+        raise redis.ResponseError("BUSY Redis is busy running a script.")
+
+    def refused(origin: Origin, within: float) -> redis.Connection:
+        connection = listening(origin, within)
+        setattr(connection, "connect", busy)  # noqa: B010
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Origin, "listening", refused)
+        ears.start()
+        eventually(lambda: ears.polled)
+        assert ears.ready
+        eventually(lambda: "event=not-subscribed" in caplog.text)
+    eventually(lambda: ears.hears)
 
 
 def test_a_connection_that_was_cut_is_made_again_and_all_waiters_look(
@@ -170,6 +208,20 @@ def test_a_connection_that_was_cut_is_made_again_and_all_waiters_look(
     assert waiter.look
 
 
+def test_a_connection_that_is_cut_while_no_thread_can_be_started_is_made_again(
+    ears: Listener, client: redis.Redis, eventually: Eventually, no_threads: Callable[[bool], object]
+) -> None:
+    """Whoever holds a lock for long asks for it once only."""
+    ears.start()
+    eventually(lambda: ears.ready and runtime()._subscriber(ears.backend.place)._thread is None)
+    before = ears.generation
+    no_threads(True)
+    client.client_kill_filter(_type="pubsub", skipme=True)
+    eventually(lambda: not ears.ready)
+    no_threads(False)
+    eventually(lambda: ears.ready and ears.generation > before)
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 ID = "i" * 22
@@ -180,10 +232,11 @@ class Heard:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.backend = Backend("default", "heard")
+        self.backend = make_place("default", "heard").backend(0)
         self.strays: list[tuple[str, str, str]] = []
         self.connected: list[Backend] = []
-        self.listener = Listener(self.backend, Notifier(), self._stray, self.connected.append)
+        subscriber = Subscriber(self.backend.place, Notifier())
+        self.listener = Listener(self.backend, subscriber.want, self._stray, self.connected.append)
         self.listener.start()
 
     def _stray(self, backend: Backend, kind: str, id: str, name: str) -> None:
@@ -203,7 +256,7 @@ def heard_by(client: redis.Redis, eventually: Eventually) -> Iterator[Heard]:
     made = Heard(client)
     eventually(lambda: made.listener.ready)
     yield made
-    made.backend.close()
+    made.backend.place.close()
 
 
 def test_a_subscription_is_told_each_time(heard_by: Heard, client: redis.Redis, eventually: Eventually) -> None:
@@ -270,7 +323,7 @@ def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, ev
     one, of_another_name = (listener.make_waiter(id, name, None) for id, name in ((ID, NAME), ("j" * 22, "another")))
     for waiter in (one, of_another_name):
         listener.register(waiter)
-    heard_by.backend.anchor = None  # nothing is known of the server's clock: a lease is presumed to be over
+    heard_by.backend.node.anchor = None  # nothing is known of the server's clock: a lease is presumed to be over
     heard_by.grant(ID)
     eventually(lambda: one.grant)
     assert one.look
@@ -283,3 +336,31 @@ def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, ev
     heard_by.say(f"g {'m' * 22} 7 1 1000 pool:accounts:alice")
     eventually(lambda: another.look)
     assert not of_another_name.look
+
+
+def test_an_answer_is_kept_where_no_thread_can_be_had_to_follow_it(
+    ears: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: another node has answered than the one subscribed to."""
+    asked: list[Listener] = []
+
+    def no_more(listener: Listener) -> None:
+        asked.append(listener)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ears, "_want", no_more)
+    ears.backend.subscribed_at = Node(ears.backend.node.origin)
+    assert ears.backend.execute(("PING",)) == b"PONG"
+    assert asked == [ears]
+    ears.backend.subscribed_at = None
+
+
+def test_messages_that_come_while_others_subscribe_are_no_confirmations(backend: Backend) -> None:
+    ears = [runtime().listener(backend), runtime().listener(get_backend())]
+    receiver: Receiver[Listener] = Receiver(backend.node, ears, lambda *ended: None)
+    answers = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
+    receiver.connection = SimpleNamespace(  # type: ignore[assignment]
+        connect=lambda: None, send_command=lambda *words: None, read_response=lambda: answers.pop(0)
+    )
+    assert receiver.subscribe([]) == {}
+    assert answers == []

@@ -13,7 +13,7 @@ from django_redislock import Lock
 from django_redislock.engine import outage
 from django_redislock.engine.outage import Outage
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 
 Eventually = Callable[..., Any]

@@ -18,12 +18,12 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked, locked_atomic
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, QUEUE, WAITERS, holder, lease_of, listener, put, queued
+from tests.helpers.state import NAME, QUEUE, WAITERS, holder, lease_of, listener, listens, put, queued
 from tests.helpers.twins import Twins
 
 Eventually = Callable[..., Any]
@@ -90,7 +90,7 @@ def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
     assert waiting.result(GENEROUS)
     you(another, "release")
     assert no_messages() == 0
-    assert listener()._thread is None
+    assert not listens(listener())
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
@@ -111,7 +111,7 @@ def test_with_the_setting_everybody_polls(
     with pytest.raises(LockNotAcquired) as caught:
         you(pool, "acquire", blocking_timeout=0.2)
     assert caught.value.attempts > 1
-    assert listener()._thread is None
+    assert not listens(listener())
 
 
 def test_the_memory_mode_can_poll(crowd: Crowd, eventually: Eventually) -> None:
@@ -345,4 +345,4 @@ def test_the_token_of_one_who_polls_makes_nobody_listen() -> None:
     lock = Lock(NAME, poll=True, ttl=600)
     lock.acquire()
     assert lock.token
-    assert listener()._thread is None
+    assert not listens(listener())

@@ -18,15 +18,24 @@ from redis.exceptions import ConnectionError, TimeoutError
 
 from django_redislock import Lock, force_release
 from django_redislock.engine import reader as module
-from django_redislock.engine.listener import MESSAGE_WITHIN, Listener
-from django_redislock.engine.notifier import Notifier
+from django_redislock.engine.listener import Listener
 from django_redislock.engine.reader import Reader
+from django_redislock.engine.receiver import MESSAGE_WITHIN
 from django_redislock.engine.waiters import ThreadWaiter
-from django_redislock.store.backend import Backend
+from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.state import NAME, listener, queued
+from tests.helpers.state import NAME, listener, queued, reader_of
 
 Eventually = Callable[..., Any]
+
+
+class Ears(Listener):
+    """A listener whose waiters read by ``reads``."""
+
+    reads: Reader
+
+    def _reader(self) -> Reader:
+        return self.reads
 
 
 class Desk:
@@ -34,20 +43,20 @@ class Desk:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.backend = Backend("default", "desk")
-        self.connection = self.backend.origin.listening(MESSAGE_WITHIN)
+        self.backend = make_place("default", "desk").backend(0)
+        self.connection = self.backend.node.origin.listening(MESSAGE_WITHIN)
         self.connection.connect()
         self.connection.send_command("SUBSCRIBE", self.backend.channel)
         self.connection.read_response()
         self.heard: list[tuple[str, threading.Thread]] = []
-        self.listener = Listener(self.backend, Notifier(), lambda *stray: None, lambda backend: None)
-        self.reader = self.listener.reader = Reader(self.connection, self._handle, lambda: True)
+        self.listener = Ears(self.backend, lambda ears: None, lambda *stray: None, lambda backend: None)
+        self.reader = self.listener.reads = Reader(self.connection, self._handle, lambda: True)
         self.closed = threading.Event()
         self.trouble: list[Exception] = []
         self.sweeper = threading.Thread(target=self._serve, daemon=True)
         self.leaders: list[Other] = []
 
-    def _handle(self, data: bytes) -> None:
+    def _handle(self, kind: bytes, channel: bytes, data: bytes) -> None:
         self.heard.append((data.decode(), threading.current_thread()))
         waiter = self.listener.waiters.get(data.decode())
         if waiter is not None:
@@ -91,7 +100,7 @@ class Desk:
         if self.sweeper.ident is not None:
             self.sweeper.join(GENEROUS)
         assert not self.sweeper.is_alive()
-        self.backend.close()
+        self.backend.place.close()
 
 
 @pytest.fixture
@@ -308,7 +317,7 @@ def test_the_trouble_that_a_leader_meets_is_raised_by_the_listener(desk: Desk, e
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_what_interrupts_the_reading_goes_up_and_ends_the_connection(desk: Desk, error: type[BaseException]) -> None:
-    def interrupt(data: bytes) -> None:
+    def interrupt(kind: bytes, channel: bytes, data: bytes) -> None:
         raise error
 
     desk.reader._handle = interrupt
@@ -329,7 +338,7 @@ def test_a_message_that_begins_and_does_not_end_is_trouble() -> None:
         connection = Connection(port=door.getsockname()[1], socket_timeout=0.2, redis_connect_func=greet)
         connection.connect()
         speaker, _ = door.accept()
-        reader = Reader(connection, lambda data: None, lambda: True)
+        reader = Reader(connection, lambda *message: None, lambda: True)
         with speaker:
             speaker.sendall(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$9\r\nhalf")
             waiter = ThreadWaiter("one", NAME, lambda: reader)
@@ -363,7 +372,7 @@ def waiting(held: Lock, other: Callable[[], Other], client: redis.Redis, eventua
     waiting = other().start(lambda: Lock(NAME).acquire(blocking_timeout=10 * GENEROUS))
     eventually(lambda: queued(client))
     ears = listener()
-    eventually(lambda: (reader := ears.reader) and reader._turn() is not None and ears.ready)
+    eventually(lambda: (reader := reader_of(ears)) and reader._turn() is not None and ears.ready)
     return waiting
 
 
@@ -390,7 +399,7 @@ def test_an_error_that_the_leader_meets_makes_the_listener_subscribe_again(
 
 
 @pytest.mark.parametrize(
-    "cut", [Listener.reconnect, lambda listener: listener.backend.close()], ids=["reconnect", "close"]
+    "cut", [Listener.reconnect, lambda listener: listener.backend.place.close()], ids=["reconnect", "close"]
 )
 def test_a_connection_that_is_cut_under_the_thread_that_reads_it_is_no_error_of_that_thread(
     cut: Callable[[Listener], object], held: Lock, waiting: Future[bool]

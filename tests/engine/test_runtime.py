@@ -6,20 +6,37 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
 from django_redislock.engine import runtime as module
 from django_redislock.engine.runtime import Runtime, runtime
 from django_redislock.per_process import PerProcess
-from tests.helpers.state import listener
+from tests.helpers.actors import GENEROUS
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import listener, reader_of
 
 
 @pytest.mark.usefixtures("listening")
 def test_a_child_closes_the_socket_of_its_parents_listener(eventually: Callable[..., Any]) -> None:
     """As it is told in a fork. (Here, it is our own, which is made anew.)"""
     ears = listener()
+    eventually(lambda: (reader := reader_of(ears)) and reader._turn() is not None)
     generation = ears.generation
     runtime().leave_parent()
     eventually(lambda: ears.generation > generation and ears.ready)
+
+
+def test_a_child_closes_the_socket_of_a_subscription_that_its_parent_was_making(
+    far: Proxy, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    ears = listener("far")
+    probed = far.hold_answer("SHARDNUMSUB")
+    ears.start()
+    assert probed.caught.wait(GENEROUS)
+    assert client.pubsub_numsub(ears.backend.channel)[0][1] == 1
+    runtime().leave_parent()
+    eventually(lambda: client.pubsub_numsub(ears.backend.channel)[0][1] == 0, within=3)  # before the probe gives up
+    probed.let_go()
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["locks were used", "no lock was used"])

@@ -11,8 +11,10 @@ import redis
 
 from django_redislock.engine.sender import Parcel, Sender
 from django_redislock.store import calls
-from django_redislock.store.backend import Backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.node import Node
+from django_redislock.store.place import Place
+from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
@@ -23,21 +25,23 @@ Eventually = Callable[..., Any]
 class Desk:
     """Sends parcels that only say a word, and notes what comes back."""
 
-    def __init__(self, backend: Backend, eventually: Eventually) -> None:
-        self.backend = backend
+    def __init__(self, place: Place, eventually: Eventually) -> None:
+        self.place = place
+        self.backend = place.backend(0)
+        self.node = self.backend.node
         self.eventually = eventually
         self.answers: list[bytes] = []
         self.errors: list[tuple[list[str], Exception]] = []
         self.sender = Sender(self._answered, self._failed)
 
-    def _answered(self, backend: Backend, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
+    def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
         self.answers += answers
 
-    def _failed(self, backend: Backend, parcels: list[Parcel], error: Exception) -> None:
+    def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
         self.errors.append(([parcel.task for parcel in parcels], error))
 
     def send(self, word: str, timeout: float = GENEROUS) -> None:
-        self.sender.send(self.backend, [Parcel(word, ("ECHO", word), 0.0)], timeout)
+        self.sender.send(self.node, [Parcel(word, ("ECHO", word), 0.0)], timeout)
 
     def answered(self, *words: str) -> None:
         """Wait until these have been answered, in this order, and nothing else."""
@@ -45,7 +49,7 @@ class Desk:
         assert self.answers == [word.encode() for word in words]
 
     def trips(self) -> int:
-        return len(self.sender._trips.get(self.backend, []))
+        return len(self.sender._trips.get(self.node, []))
 
     def idle(self) -> None:
         self.eventually(lambda: not self.trips())
@@ -53,9 +57,9 @@ class Desk:
 
 @pytest.fixture
 def desk(far: Proxy, eventually: Eventually) -> Iterator[Desk]:
-    made = Desk(Backend("far", "redislock"), eventually)
+    made = Desk(make_place("far", "redislock"), eventually)
     yield made
-    made.backend.close()
+    made.place.close()
 
 
 def test_what_has_patience_waits_for_the_trip_that_is_under_way(desk: Desk, far: Proxy) -> None:
@@ -141,18 +145,18 @@ def test_a_thread_that_has_died_is_given_nothing_more(desk: Desk, far: Proxy, mo
 def test_that_an_alias_cannot_make_connections_is_told(settings: Any, eventually: Eventually) -> None:
     wrong = {**settings.CACHES["far"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"no_such": 1}}}
     settings.CACHES = {**settings.CACHES, "wrong": wrong}
-    desk = Desk(Backend("wrong", "redislock"), eventually)
+    desk = Desk(make_place("wrong", "redislock"), eventually)
     desk.send("never")
     eventually(lambda: desk.errors)
     assert desk.errors[0][0] == ["never"]
     assert isinstance(desk.errors[0][1], TypeError)
-    desk.backend.close()
+    desk.place.close()
 
 
 def test_no_connection_is_kept_when_the_settings_change(desk: Desk, far: Proxy, eventually: Eventually) -> None:
     desk.send("first")
     desk.idle()
-    desk.backend.close()
+    desk.place.close()
     eventually(lambda: not any(link.threads[0].is_alive() for link in far.links))
     desk.send("late")
     desk.answered("first", "late")
@@ -188,6 +192,6 @@ def test_a_script_that_redis_does_not_know_is_sent_with_its_text(
     known = calls.release_command(calls.Wanted(desk.backend, keys, NAME, "i" * 22), unknown=False)
     client.script_flush()
     parcels = [Parcel(number, command, 0.0) for number, command in enumerate([("ECHO", "one"), known, ("ECHO", "two")])]
-    desk.sender.send(desk.backend, parcels, GENEROUS)
+    desk.sender.send(desk.node, parcels, GENEROUS)
     eventually(lambda: desk.answers)
     assert desk.answers == [b"one", [0, 0], b"two"]

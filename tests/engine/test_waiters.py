@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from django_redislock.engine.listener import Listener
-from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.waiters import Grant, TaskWaiter, ThreadWaiter, Waiter
-from django_redislock.store.backend import Backend
+from django_redislock.store.place import Backend
+from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME
 
@@ -26,7 +26,9 @@ class Ears(Listener):
 
     def __init__(self, backend: Backend) -> None:
         self.passed_on: list[str] = []
-        super().__init__(backend, Notifier(), lambda *stray: self.passed_on.append(stray[2]), lambda backend: None)
+        super().__init__(
+            backend, lambda ears: None, lambda *stray: self.passed_on.append(stray[2]), lambda backend: None
+        )
 
     def add(self, id: str, name: str = NAME, loop: asyncio.AbstractEventLoop | None = None) -> Any:
         waiter = self.make_waiter(id, name, loop)
@@ -36,9 +38,9 @@ class Ears(Listener):
 
 @pytest.fixture
 def ears() -> Iterator[Ears]:
-    backend = Backend("default", "ears")
-    yield Ears(backend)
-    backend.close()
+    place = make_place("default", "ears")
+    yield Ears(place.backend(0))
+    place.close()
 
 
 @pytest.fixture

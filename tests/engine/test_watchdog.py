@@ -20,7 +20,7 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
@@ -160,7 +160,7 @@ def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
     lock.release()
     due = lease.due
     eventually(lambda: "event=renewal-failed" in caplog.text)
-    eventually(lambda: not watchdog._sender._trips[backend])
+    eventually(lambda: not watchdog._sender._trips[backend.node])
     assert lease.due == due
     held.let_go()
 
@@ -302,17 +302,6 @@ def test_a_loss_is_told_though_it_cannot_be_logged(eventually: Eventually, broke
 
 
 # -- a process that gets no more threads -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_threads() -> Iterator[Callable[[bool], object]]:
-    """Let the process be unable to start threads: no stack is that large."""
-
-    def no_threads(really: bool) -> None:
-        threading.stack_size(1 << 48 if really else 0)
-
-    yield no_threads
-    no_threads(False)
 
 
 def test_the_watchdog_survives_that_no_thread_can_be_started(

@@ -2,6 +2,9 @@
 
 ``python -m tests.faults soak``: README's table of what ten minutes of faults leave behind. Exits with 1 if anything was
 wrong or has grown. ``--sections 1000000``: again and again, until so many critical sections were entered.
+``--cluster``: the faults of a cluster, on one.
+
+``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import argparse
 import itertools
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -23,22 +27,30 @@ django.setup()
 from redisserver import redis_server  # noqa: E402
 
 from .faults import ANEW, FAULTS, strike_every_second  # noqa: E402
-from .growth import BOUNDS, watching  # noqa: E402
-from .trial import Launcher, trial  # noqa: E402
+from .growth import BOUNDS, Growth, watching  # noqa: E402
+from .on_cluster import ON_CLUSTER, partitionable, strike_in_turn  # noqa: E402
+from .on_sentinels import ON_SENTINELS  # noqa: E402
+from .replicas import Losses, count_losses  # noqa: E402
+from .trial import INTERRUPTS, Launcher, trial  # noqa: E402
 
+LOSSES = ["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]
 COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
 # long ones, so that a fault meets a holder; short ones, so that it meets a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
+CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
 
 
-def rows(launcher: Launcher, times: int) -> Iterator[list[str]]:
-    for fault in FAULTS:
+def rows(launcher: Launcher, times: int, only: str) -> Iterator[list[str]]:
+    for fault in [*FAULTS, *ON_SENTINELS, *ON_CLUSTER]:
+        if not re.search(only, fault.strike.__name__):
+            continue
         gap = overlap = 0.0
         seen: Counter[str] = Counter()
         for seed in range(times):
             place = fault.server() if fault.server else redis_server()
             with place as server, trial(
-                launcher, server, proxied=[0] if fault.network else [], holds=HOLDS, seed=seed
+                launcher, server, proxied=[0] if fault.network else [], holds=fault.holds or HOLDS, seed=seed,
+                ttl=fault.ttl, interrupts=0.0 if fault.ttl else INTERRUPTS,
             ) as run:  # fmt: skip
                 run.obtained(5)
                 fault.strike(run)
@@ -51,6 +63,17 @@ def rows(launcher: Launcher, times: int) -> Iterator[list[str]]:
         print(f"{fault.strike.__name__}: {dict(seen)}", file=sys.stderr)
         two = f"{fault.two} ({overlap:.2f} s)" if overlap else fault.two
         yield [fault.title, fault.holder, fault.waiters, f"{gap:.1f}", two]
+
+
+def show_losses(found: Losses) -> list[str]:
+    return [
+        f"{found.replicas}",
+        f"{found.failovers}",
+        f"{found.struck}",
+        f"{found.believed:,}",
+        f"{found.lost:,}",
+        f"{found.takes * 1000:.1f}",
+    ]
 
 
 def show(lines: list[list[str]]) -> None:
@@ -85,32 +108,67 @@ def soak(launcher: Launcher, seed: int, minutes: float, processes: int, locks: i
     print(f"{minutes:g} minutes, {processes} processes, {locks} locks, {faults} faults: {entered:,} critical sections, "
           f"{history.count('lost'):,} of them lost, {len(violations)} violations, two held at once for "
           f"{history.longest_overlap():.3f} s at most")  # fmt: skip
-    grown = clients.growth() + of_server.growth()
+    well = show_growth(clients.growth() + of_server.growth())
+    return entered, not violations and well
+
+
+def show_growth(grown: list[Growth]) -> bool:
+    """Whether nothing has grown."""
     show([["", "early", "late", "may grow by"],
           *([one.what, f"{one.early:.1f}", f"{one.late:.1f}", f"{BOUNDS[one.what]}"] for one in grown)])  # fmt: skip
     leaks = [one.what for one in grown if one.leaks]
     print("grows: " + ", ".join(leaks) if leaks else "nothing grows", flush=True)
-    return entered, not violations and not leaks
+    return not leaks
+
+
+def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
+    """The same on a cluster, with one fault of its nodes after the other, and those of processes beside them."""
+    print(f"seed {seed}", flush=True)
+    with partitionable() as server, trial(
+        launcher, server, workers=processes, spared=range(processes // 2), seed=seed, holds=[0.0] * 999 + [0.3, 4.0],
+        names=[f"lock{one}" for one in range(locks)], ttl=CLUSTER_TTL,
+    ) as run:  # fmt: skip
+        with watching(run.look_at_spared) as clients:
+            faults = strike_in_turn(run, minutes * 60)
+        run.obtained(3)
+        violations = run.finish()
+    history = run.history
+    entered = len(history.obtained)
+    for violation in violations:
+        print(violation)
+    print(f"{minutes:g} minutes, {processes} processes, {locks} locks, {sum(faults.values())} faults {dict(faults)}: "
+          f"{entered:,} critical sections, {history.count('lost'):,} of them lost, {len(violations)} violations, "
+          f"two held at once for {history.longest_overlap():.3f} s at most, nobody "
+          f"for {history.longest_gap():.1f} s")  # fmt: skip
+    well = show_growth(clients.growth())
+    return entered, not violations and well
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("what", choices=["table", "soak"])
+    parser.add_argument("what", choices=["table", "soak", "replicas"])
     parser.add_argument("--times", type=int, default=3, help="runs of each fault, of which the worst counts")
+    parser.add_argument("--failovers", type=int, default=200, help="of ``replicas``, without and with one")
+    parser.add_argument("--only", default="", help="faults whose function is called like this (a regular expression)")
+    parser.add_argument("--cluster", action="store_true", help="soak a cluster")
     parser.add_argument("--sections", type=int, default=1, help="so many at least, by more than one run")
     parser.add_argument("--minutes", type=float, default=10.0, help="of each run")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--locks", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     given = parser.parse_args()
+    if given.what == "replicas":
+        show([LOSSES, *(show_losses(count_losses(replicas, given.failovers)) for replicas in (0, 1))])
+        return
     launcher = Launcher()
     try:
         if given.what == "table":
-            show([COLUMNS, *rows(launcher, given.times)])
+            show([COLUMNS, *rows(launcher, given.times, given.only)])
             return
         so_far, well = 0, True
         for seed in itertools.count(given.seed):
-            entered, fine = soak(launcher, seed, given.minutes, given.processes, given.locks)
+            way = soak_cluster if given.cluster else soak
+            entered, fine = way(launcher, seed, given.minutes, given.processes, given.locks)
             so_far, well = so_far + entered, well and fine
             print(f"{so_far:,} critical sections so far", flush=True)
             if so_far >= given.sections:

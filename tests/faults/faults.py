@@ -9,9 +9,9 @@ import random
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from redisserver import RedisServer, redis_server
 from tests.helpers.ways import Sentinels
 
 from .clock import Clock, server_with_clock
-from .trial import AFTER, TTL, Trial, eventually
+from .trial import AFTER, TTL, Trial
 
 LONG = TTL + 0.3  # seconds: longer than any lease
 
@@ -40,6 +40,8 @@ class Fault(NamedTuple):
     two: str = "no"
     network: bool = False  # it needs a worker behind a proxy
     server: Callable[[], AbstractContextManager[RedisServer]] | None = None
+    holds: Sequence[float] | None = None  # seconds, where others would tell less
+    ttl: float | None = None  # the same; nobody is interrupted then, or long sections would hardly be
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -267,8 +269,8 @@ class Watched(RedisServer):
 
 @contextmanager
 def watched() -> Iterator[RedisServer]:
-    with ExitStack() as stack:
-        yield Watched(Sentinels(stack, eventually))
+    with closing(Sentinels()) as sentinels:
+        yield Watched(sentinels)
 
 
 def promote(run: Trial) -> None:

@@ -8,7 +8,7 @@ and lasts to the last moment of which the worker can say that its lock still tol
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +87,8 @@ class History:
     troubles: list[Trouble] = field(default_factory=list)
     dead: set[str] = field(default_factory=set)  # processes that were killed
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
+    counter: Callable[[str], object] = lambda name: None  # from which the fences of a lock come
+    late: float = 5.5  # seconds without trouble within which a waiter has got its lock, whatever went wrong before
 
     def read(self, folder: Path) -> None:
         """The logs in a folder, one file for each process, called like it."""
@@ -223,6 +225,16 @@ class History:
                     yield from ((one, section) for one in former if self.adopted(one, section))
                 former.append(section)
 
+    def quiet(self, begin: float, end: float) -> float:
+        """Seconds of that time in which nothing was wrong anywhere."""
+        quiet, so_far = 0.0, begin
+        for trouble in sorted(self.troubles):
+            if trouble.begin >= end:
+                break
+            quiet += max(0.0, trouble.begin - so_far)
+            so_far = max(so_far, trouble.end)
+        return quiet + max(0.0, end - so_far)
+
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
         return any(
@@ -256,9 +268,9 @@ def _overlaps(history: History) -> Iterator[Violation]:
 
 def _fences(history: History) -> Iterator[Violation]:
     """Fences grow strictly in the order of holding, and none is given twice."""
-    fences: dict[int, Section] = {}
+    fences: dict[tuple[object, int], Section] = {}
     for section in history.obtained:
-        other = fences.setdefault(section.fence, section)
+        other = fences.setdefault((history.counter(section.name), section.fence), section)
         if other is not section:
             yield Violation("fence", f"{other} and {section} have the same")
     for sections in history.by_name(section for section in history.sections if section.held is not None):
@@ -316,9 +328,10 @@ def _robbed(history: History) -> Iterator[Violation]:
 
 
 def _asleep(history: History) -> Iterator[Violation]:
-    """No lock lies free while somebody waits for it, with nothing wrong anywhere."""
+    """No lock lies free while somebody waits for it, with nothing wrong anywhere; nor for long when that is over."""
     for begin, end, name in history.gaps():
-        if end - begin > ASLEEP and not history.troubled(begin, end):
+        long = end - begin > ASLEEP and not history.troubled(begin, end)
+        if long or (end - begin > history.late and history.quiet(begin, end) > history.late):
             yield Violation("asleep", f"nobody held {name} for {end - begin:.3f} s")
 
 

@@ -224,3 +224,20 @@ def test_a_lock_that_lies_free_before_a_waiter_is_found() -> None:
 def test_a_free_lock_that_nobody_wants_is_well() -> None:
     late = ["4.0 ask 1 seat None None", "4.1 got 1 200 None", "4.2 holds 1 9.0", "4.3 end 1 released"]
     assert kinds(p1=FIRST, p2=late) == []
+
+
+WAITED = ["3.2 ask 1 seat None None", "20.0 got 1 300 250", "20.1 holds 1 9.0", "20.2 end 1 released"]
+
+
+def test_a_lock_that_lies_free_for_long_after_the_trouble_is_found() -> None:
+    assert kinds(Trouble(3.1, 15.0), p1=FIRST, p2=SECOND, p3=WAITED) == []
+    assert kinds(Trouble(3.1, 14.0), p1=FIRST, p2=SECOND, p3=WAITED) == ["asleep"]
+    assert kinds(Trouble(3.1, 9.0), Trouble(4.0, 5.0), Trouble(9.4, 15.0), p1=FIRST, p2=SECOND, p3=WAITED) == []
+
+
+def test_fences_of_different_counters_may_be_the_same() -> None:
+    other = [line.replace("seat", "row").replace("got 1 200", "got 1 100") for line in SECOND]
+    assert kinds(p1=FIRST, p2=other) == ["fence"]
+    made = history(p1=FIRST, p2=other)
+    made.counter = len
+    assert made.check() == []

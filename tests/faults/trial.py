@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from redis import RedisError
+from redis import Redis, RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -27,6 +27,7 @@ from .history import History, Trouble, Violation
 from .worker import LAUNCHER
 
 TTL = 1.5  # seconds
+LOOK_EVERY = 5.0  # seconds between the looks of a process that nobody tells anything
 AFTER = 1.0  # seconds for which the trouble of a fault that is over goes on: retries, handoffs to those who stood still
 NAMES = ["seat:1", "seat:2", "seat:3"]
 HOLDS = [0.0] * 70 + [0.001] * 20 + [0.01] * 6 + [0.05] * 2 + [0.2]  # past 0.1 s a section counts as a long one
@@ -42,7 +43,7 @@ def eventually(condition: Callable[[], Any]) -> None:
         sleep(0.005)
 
 
-def alias(url: str) -> dict[str, Any]:
+def alias(url: str | list[str]) -> dict[str, Any]:
     return {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
 
 
@@ -109,8 +110,8 @@ class Trial:
         server: RedisServer,
         *,
         seed: int = 0,
-        names: Sequence[str] = NAMES,
-        holds: Sequence[float] = HOLDS,
+        names: Sequence[str] | None = None,
+        holds: Sequence[float] | None = None,
         timeouts: Sequence[float | None] = TIMEOUTS,
         threads: int = 2,
         tasks: int = 3,
@@ -124,14 +125,16 @@ class Trial:
         self.random = random.Random(seed)
         self.victims = random.Random(seed)  # who strikes processes may do so in a thread of its own
         self.folder = Path(tempfile.mkdtemp(prefix="redislock-faults-"))
-        self.history = History()
+        self.history = History(late=(ttl or TTL) + LOOK_EVERY - AFTER)
+        self.history.counter = getattr(server, "counter", self.history.counter)
         self.processes: list[Process] = []
         self.proxies: dict[str, Proxy] = {}
-        self.cache = getattr(server, "cache", alias(server.url))
+        self.cache = getattr(server, "cache", None) or alias(server.url)
         self.order: dict[str, Any] = {
-            "seed": seed, "names": list(names), "holds": list(holds), "timeouts": list(timeouts), "ttl": ttl or TTL,
+            "seed": seed, "names": list(names or getattr(server, "names", NAMES)), "holds": list(holds or HOLDS),
+            "timeouts": list(timeouts), "ttl": ttl or TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "leak": leak, "interrupts": interrupts,
-            "sweep": False,
+            "sweep": False, "settings": getattr(server, "settings", {}),
         }  # fmt: skip
         self._all: list[Process] = []
         self.evicted = False  # single keys, maybe, and not what belongs to them
@@ -279,11 +282,15 @@ class Trial:
 
     def left(self, where: str) -> Iterator[Violation]:
         """What is in Redis though nobody uses a lock now; only what is called ``where...``."""
-        self.until(lambda: not self.client.pubsub_channels("redislock*"))
-        for key in self.client.scan_iter(f"redislock*:{where}*", count=1000):
+        for client in getattr(self.server, "masters", lambda: [self.client])():
+            yield from self._left_at(client, where)
+
+    def _left_at(self, client: Redis, where: str) -> Iterator[Violation]:
+        self.until(lambda: not client.pubsub_channels("redislock*"))
+        for key in client.scan_iter(f"redislock*:{where}*", count=1000):
             name = key.decode().partition(":")[2]
-            ends = self.client.pttl(key) != -1  # or has ended just now
-            content = self.client.hkeys(key) if name.startswith("waiters:") else ""
+            ends = client.pttl(key) != -1  # or has ended just now
+            content: Any = client.hkeys(key) if name.startswith("waiters:") else ""
             # a process that let a handoff run out is remembered for a minute
             suspects = content and {*content} <= {b"!", b"?"} and self.history.troubles
             # eviction takes the queue and leaves what is known of its waiters

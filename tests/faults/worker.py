@@ -255,7 +255,7 @@ def work(line: str) -> None:
     stacks = open(f"{order['log']}.stacks", "w")  # noqa: SIM115 (as long as the process lives)
     faulthandler.register(signal.SIGUSR1, stacks)
     _watch_for_failures(log)
-    with override_settings(CACHES={"default": order["cache"]}):
+    with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
             for name in order["names"]:
                 with Lock(name, ttl=order["ttl"], blocking_timeout=60):

@@ -16,8 +16,8 @@ import redis
 
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import Backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import make_place
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ class Ghost:
 
     def __init__(self, client: redis.Redis, *, alive: bool) -> None:
         self.client = client
-        self.backend = Backend("default", "redislock")
+        self.backend = make_place("default", "redislock").backend(0)
         self.pubsub = client.pubsub()
         if alive:
             self.pubsub.subscribe(self.backend.channel)
@@ -241,7 +241,7 @@ class Ghost:
 
     def close(self) -> None:
         self.pubsub.close()
-        self.backend.close()
+        self.backend.place.close()
 
 
 def server_time(client: redis.Redis) -> int:

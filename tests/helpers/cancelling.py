@@ -18,8 +18,8 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
 from django_redislock.signals import Send
 from django_redislock.steps import Call, CallOut, Evaluate, Pause
-from django_redislock.store.backend import get_backend
-from django_redislock.store.retry import Execute, ExecuteMany
+from django_redislock.store.places import get_backend
+from django_redislock.store.retry import Execute
 
 from . import state
 from .actors import GENEROUS
@@ -85,11 +85,11 @@ def leftovers(client: redis.Redis) -> dict[str, Any]:
         "leases": state.leases(),
         "pending releases": set(watchdog._pending),
     }
-    connections = backend._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
+    connections = backend.place._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
     if connections is not None:
         known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
         known["loans"] = set(connections._loans)
-        known["connections beyond the bound"] = max(0, len(connections._idle) - backend._bound)
+        known["connections beyond the bound"] = max(0, len(state.idle(connections)) - backend.place.bound)
     return {what: found for what, found in known.items() if found}
 
 
@@ -105,7 +105,7 @@ async def nothing_left(client: redis.Redis) -> None:
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
-    for request in (Call, CallOut, Evaluate, Execute, ExecuteMany, Park, Pause, Send):
+    for request in (Call, CallOut, Evaluate, Execute, Park, Pause, Send):
         monkeypatch.setattr(request, "arun", _gated(request.arun))
 
 

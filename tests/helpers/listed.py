@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.backend import Backend
+from django_redislock.store.node import Node
+from django_redislock.store.place import Place
 from redisserver import RedisServer
 
 from .actors import server_time
@@ -41,13 +42,13 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of commands of each round trip of this process's threads."""
     made: list[int] = []
-    execute_many = Backend.execute_many
+    exchange = Place.exchange
 
-    def many(self: Backend, commands: Any, *args: Any) -> Any:
+    def noted(self: Place, node: Node, commands: Any, *args: Any) -> Any:
         made.append(len(commands))
-        return execute_many(self, commands, *args)
+        return exchange(self, node, commands, *args)
 
-    monkeypatch.setattr(Backend, "execute_many", many)
+    monkeypatch.setattr(Place, "exchange", noted)
     return made
 
 

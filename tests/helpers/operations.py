@@ -12,8 +12,8 @@ import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
 
 from .actors import GENEROUS, Crowd
 from .state import leases

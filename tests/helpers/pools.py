@@ -14,8 +14,8 @@ from django_redislock import PoolMember, lock_name
 from django_redislock.names import pool_name
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
 from django_redislock.store.keys import pool_keys
+from django_redislock.store.places import get_backend
 from django_redislock.store.wire import Command
 
 from .actors import GENEROUS, Ghost, server_time

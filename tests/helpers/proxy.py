@@ -65,8 +65,9 @@ class Trouble:
 class _Link:
     """One connection through the proxy, with a thread for each direction."""
 
-    def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket) -> None:
+    def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str) -> None:
         self.proxy = proxy
+        self.source = source
         self.down, self.up = down, up
         self.asked: list[Trouble] = []  # requests whose answer somebody waits for
         self.answers: list[Trouble] = []  # troubles of the answer to the request just sent
@@ -153,6 +154,7 @@ class Proxy:
         self.answers: list[Trouble] = []
         self.messages: list[Trouble] = []
         self.refusing = False
+        self.banned: set[str] = set()  # addresses
         self.refused = 0  # connections
         self.road = threading.Event()
         self.road.set()
@@ -202,16 +204,22 @@ class Proxy:
     def heal(self) -> None:
         self.road.set()
 
-    def cut(self) -> None:
-        """Cut every connection and take no new ones until :meth:`mend`."""
-        self.refusing = True
+    def cut(self, *sources: str) -> None:
+        """Cut every connection, or only those from these addresses, and take no new ones until :meth:`mend`."""
+        self.banned.update(sources)
+        self.refusing = self.refusing or not sources
         with self._mutex:
             links = list(self.links)
         for link in links:
-            link.cut()
+            if self._refuses(link.source):
+                link.cut()
 
     def mend(self) -> None:
+        self.banned.clear()
         self.refusing = False
+
+    def _refuses(self, source: str) -> bool:
+        return self.refusing or source in self.banned
 
     def find(self, troubles: list[Trouble], data: bytes) -> Trouble | None:
         with self._mutex:
@@ -243,10 +251,10 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             try:
-                down, _ = self._door.accept()
+                down, (source, _) = self._door.accept()
             except OSError:
                 return
-            if self.refusing:
+            if self._refuses(source):
                 self.refused += 1
                 down.close()
                 continue
@@ -258,9 +266,9 @@ class Proxy:
             for end in (down, up):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._mutex:  # before it carries anything, or a cut would miss it
-                link = _Link(self, down, up)
+                link = _Link(self, down, up, source)
                 self.links.append(link)
-            if self.refusing:
+            if self._refuses(source):
                 link.cut()
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from typing import Any
 
+import pytest
 import redis
 
 from django_redislock import Lock, LockNotOwned
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.backend import get_backend
+from django_redislock.store import calls
+from django_redislock.store.aio import LoopConnections
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
 
 from .actors import server_time
 
@@ -103,6 +108,32 @@ def leases() -> list[Lease]:
 
 def listener(using: str | None = None) -> Any:
     return runtime().listener(get_backend(using))
+
+
+def listens(ears: Any) -> bool:
+    """Whether anything was ever begun to let it hear."""
+    subscriber = ears._want.__self__
+    return bool(ears.generation or subscriber._thread or subscriber._due or subscriber._receivers)
+
+
+def reader_of(ears: Any) -> Any:
+    """What reads the messages to it, while it is subscribed."""
+    receiver = ears.receiver
+    return None if receiver is None else receiver.reader
+
+
+def idle(connections: LoopConnections) -> list[Any]:
+    """Those of an event loop that nobody uses."""
+    return [connection for reserve in connections._reserves.values() for connection, _ in reserve.idle]
+
+
+def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
+    """Change the text of the script that asks whether messages arrive."""
+    probe = copy(calls._PROBE)
+    probe.source = change(probe.source)
+    assert probe.source != calls._PROBE.source
+    probe.register()
+    patch.setattr(calls, "_PROBE", probe)
 
 
 def waiting(using: str | None = None) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -17,14 +15,12 @@ import redis
 import trustme
 from django.test import override_settings
 from django_redis.pool import ConnectionFactory
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from redisserver import RedisServer, _free_port, redis_server
+from redisserver import RedisServer, redis_server
 
 from . import tls
+from .sentinels import SentinelGroup
 
-Eventually = Callable[..., Any]
 Alias = dict[str, Any]
 
 DJANGO_REDIS = "django_redis.cache.RedisCache"
@@ -121,42 +117,13 @@ def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
         process.kill()
 
 
-class Sentinels:
+class Sentinels(SentinelGroup):
     """A master, a replica and the sentinel that watches them."""
 
-    def __init__(self, stack: ExitStack, eventually: Eventually) -> None:
-        self.servers = [stack.enter_context(redis_server(repl_diskless_sync_delay=0)) for _ in range(2)]
-        # a master that is demoted closes its connections
-        patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
-        self.clients = [stack.enter_context(server.client(**patient)) for server in self.servers]
-        self.clients[1].replicaof("127.0.0.1", str(self.servers[0].port))
-        eventually(lambda: self.clients[1].info("replication")["master_link_status"] == "up")
-        self.port = _free_port()
-        conf = self.servers[0].folder / "sentinel.conf"
-        conf.write_text(
-            f"port {self.port}\nbind 127.0.0.1\ndir {self.servers[0].folder}\n"
-            f"sentinel monitor tickets 127.0.0.1 {self.servers[0].port} 1\n"
-            "sentinel down-after-milliseconds tickets 500\nsentinel failover-timeout tickets 5000\n"
-        )
-        log = stack.enter_context((self.servers[0].folder / "sentinel.log").open("wb"))
-        command = [self.servers[0].executable, str(conf), "--sentinel"]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        self.client = stack.enter_context(redis.Redis(port=self.port, socket_timeout=5))
-        eventually(self.knows_the_replica)
-        try:
-            # demotes the old master within a second instead of ten, from Redis 7 on
-            self.client.execute_command("SENTINEL", "DEBUG", "INFO-PERIOD", "100", "PUBLISH-PERIOD", "100")
-        except redis.ResponseError:
-            pass
-
-    def knows_the_replica(self) -> bool:
-        try:
-            (slave,) = self.client.sentinel_slaves("tickets")
-        except (redis.RedisError, ValueError):
-            return False
-        return slave["master-link-status"] == "ok" and not slave["is_sdown"]
+    def __init__(self) -> None:
+        super().__init__(replicas=1, sentinels=1)
+        self.port = self.sentinels[0].port
+        self.client = self.sentinel_clients[0]
 
     def replicate(self) -> None:
         """Wait until the replica has all that was written so far. WAIT waits for what its own connection wrote, and
@@ -165,25 +132,11 @@ class Sentinels:
         assert self.clients[0].wait(1, 10_000) == 1
 
     def fail_over(self) -> None:
-        """Make the replica the master; the old one lives on as a replica. A sentinel that finds its servers slow, on a
-        busy machine, gives up on what it was asked to do: it is asked again."""
-        asked, deadline = -math.inf, monotonic() + 60
-        while self.master() != self.servers[1].port:
-            assert monotonic() < deadline
-            if monotonic() > asked + 10:
-                asked = monotonic()
-                try:
-                    self.client.sentinel_failover("tickets")
-                except redis.ResponseError:
-                    pass  # it still tries, or sees no good replica at this moment
-            sleep(0.01)
-
-    def wait_for_it(self, seconds: float) -> None:
-        """The sentinel believes that a server is dead when it has not answered for so long."""
-        self.client.sentinel_set("tickets", "down-after-milliseconds", round(seconds * 1000))
+        """Make the replica the master; the old one hears of it later, and lives on as a replica."""
+        self.promote()
 
     def master(self) -> int:
-        return int(self.client.sentinel_get_master_addr_by_name("tickets")[1])
+        return self.master_address()[1]
 
     def alias(self) -> Alias:
         return {
@@ -200,6 +153,6 @@ class Sentinels:
 
 
 @pytest.fixture
-def sentinels(eventually: Eventually) -> Iterator[Sentinels]:
-    with ExitStack() as stack:
-        yield Sentinels(stack, eventually)
+def sentinels() -> Iterator[Sentinels]:
+    with closing(Sentinels()) as running:
+        yield running

@@ -13,7 +13,7 @@ import django_redislock
 from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import INDEX, lease_of, listener
+from tests.helpers.state import INDEX, lease_of, listener, reader_of
 from tests.inspection.conftest import Queue, hold
 
 PREFIX = "redislock{0}:"
@@ -76,7 +76,7 @@ def test_the_old_holder_is_told(crowd: Crowd, eventually: Callable[..., Any]) ->
     lease = me.read(lambda: lease_of(lock))
     ears = listener()
     # until it listens, and has heard from Redis that the lock is there: else it may find out by that answer
-    eventually(lambda: ears.reader and not lease.urgent and time.monotonic() < lease.due < lease.ends)
+    eventually(lambda: reader_of(ears) and not lease.urgent and time.monotonic() < lease.due < lease.ends)
     you(django_redislock, "force_release", "a")
     (loss,) = eventually(lambda: losses)
     assert loss.reason == "it was force-released"

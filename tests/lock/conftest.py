@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import lease_of, listener

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redislock import FairLock, Lock, LockNotOwned, get_lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued

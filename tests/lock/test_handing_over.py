@@ -14,7 +14,7 @@ from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_
 from django_redislock.engine.lease import ADOPTED, RELEASED
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker

@@ -14,8 +14,8 @@ import redis
 
 from django_redislock import Lock, force_release, list_locks
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
 from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, WAITERS, holder, queued
@@ -268,7 +268,7 @@ def server_cpu(client: redis.Redis) -> float:
 
 
 @pytest.mark.parametrize("others", [100_000, pytest.param(1_000_000, marks=pytest.mark.complete)])
-def test_10_000_locks_among_many_other_keys_are_listed_within_a_second(
+def test_what_a_list_of_10_000_locks_costs_does_not_grow_with_the_other_keys(
     others: int, other_alias: Callable[..., str]
 ) -> None:
     """list_locks() reads an index of the held locks; the other keys of the database cost nothing."""
@@ -286,18 +286,16 @@ def test_10_000_locks_among_many_other_keys_are_listed_within_a_second(
             keys = (*make_keys(backend.prefix, name).all, f"{backend.prefix}gone:{id}")
             commands.append(calls._ACQUIRE["key"].command(keys, args))
         for begin in range(0, 10_000, 1000):
-            answers = backend.execute_many(commands[begin : begin + 1000])
+            answers, _ = backend.exchange(commands[begin : begin + 1000])
             assert all(answer[0] == calls.GRANTED for answer in answers)
         assert client.dbsize() > others + 10_000
         client.config_resetstat()
-        tries = []
-        for _ in range(3):  # of which the best counts: what the machine does besides is not ours
-            began = process_time() + server_cpu(client)
-            locks = list_locks(using="other")
-            tries.append(process_time() + server_cpu(client) - began)
-        took = min(tries)
-        print(f"list of 10,000 locks among {others:,} other keys: {took * 1000:.0f} ms")
+        began = process_time() + server_cpu(client)
+        locks = list_locks(using="other")
+        took = process_time() + server_cpu(client) - began
+        print(f"list of 10,000 locks among {others:,} other keys: {took * 1000:.0f} ms of CPU, ours and the server's")
         assert [lock.name for lock in locks] == [f"order:{number:05}" for number in range(10_000)]
-        used = {command.removeprefix("cmdstat_") for command in client.info("commandstats")}
-        assert not used & {"scan", "keys", "zscan", "hscan", "sscan"}
-        assert took < 1
+        stats = client.info("commandstats")
+        used = {command.removeprefix("cmdstat_"): counts["calls"] for command, counts in stats.items()}
+        assert not used.keys() & {"scan", "keys", "zscan", "hscan", "sscan"}
+        assert sum(used.values()) < 10 * 10_000, "what is sent grows with the locks alone"

@@ -17,7 +17,7 @@ from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not
 from django_redislock.cachelock import CacheLock
 from django_redislock.engine.runtime import runtime
 from django_redislock.log import in_form
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued

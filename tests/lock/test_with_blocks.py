@@ -12,7 +12,7 @@ import redis
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, Trouble

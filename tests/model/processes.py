@@ -9,6 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import scripts
+from .failover import (
+    ends_early,
+    fail_over,
+    fall_behind,
+    is_held,
+    is_late,
+    learn,
+    learn_fence,
+    may_overlap,
+    moved,
+    renew,
+    rob,
+    sign,
+)
 from .world import Attempt, Client, Grant, Id, Violation, World
 
 # -- an attempt ---------------------------------------------------------------------------------------------------
@@ -23,7 +37,7 @@ def begin(world: World, attempt: Attempt) -> bool:
         if other == attempt:
             continue
         same = scene.tokens[other] == scene.tokens[attempt]
-        if same and world.clients[other].at not in ("new", "gone"):
+        if same and world.clients[other].at not in ("new", "gone") and not scene.together:
             return False
         # ones that are alike begin in a fixed order, which merges symmetric states
         alike = same or (
@@ -56,7 +70,7 @@ def serve(world: World, attempt: Attempt) -> bool:
     """Redis runs the request, whatever has become of its sender"""
     if world.clients[attempt].at != "asks":
         return False
-    world.client(attempt, at="answered", answer=scripts.acquire(world, attempt))
+    world.client(attempt, at="answered", answer=sign(world, scripts.acquire(world, attempt)))
     read(world, attempt)
     return True
 
@@ -64,14 +78,15 @@ def serve(world: World, attempt: Attempt) -> bool:
 def read(world: World, attempt: Attempt) -> bool:
     """the answer arrives, at once where the process runs: Attempt.obtain()"""
     client, home = world.clients[attempt], world.scene.homes[attempt]
-    process = world.processes[home]
-    if client.at != "answered" or process.state != "up":
+    if client.at != "answered" or world.home(attempt).state != "up":
         return False
     assert client.answer
-    state, grant = client.answer
+    state, grant, _, sure = client.answer
     world.client(attempt, answer=())
+    learn(world, home, client.answer, late=client.older)
+    process = world.processes[home]
     if grant:
-        if grant.over and not world.without("R1"):
+        if (grant.over and not world.without("R1")) or not sure:
             _ask(world, attempt, unasked=client.unasked)
             return True
         id = world.scene.id(attempt)
@@ -100,12 +115,29 @@ def wake(world: World, attempt: Attempt) -> bool:
     client = world.clients[attempt]
     if client.at != "waits" or not client.grant or world.home(attempt).state != "up":
         return False
-    if client.grant.over and not world.without("R1"):
+    if is_late(world, world.scene.homes[attempt], client.grant):
         world.client(attempt, grant=())
         _tell_all(world, world.scene.homes[attempt])
         _ask(world, attempt, unasked=False)
+    elif world.scene.acknowledged and world.without("renewal") and not world.nodes.replica and is_held(world, attempt):
+        scripts.confirm(world, attempt)  # whichever grant it is that it finds
+        _enter(world, attempt, client.grant)
+    elif world.scene.acknowledged and not world.without("C6"):
+        # WAIT is about what its own connection has written: this look confirms the handoff, which is a write, and tells
+        # the fence
+        world.client(attempt, grant=())
+        _ask(world, attempt, unasked=False)
     else:
         _enter(world, attempt, client.grant)
+    return True
+
+
+def obey(world: World, attempt: Attempt) -> bool:
+    """the waiter looks, as it was told"""
+    client = world.clients[attempt]
+    if client.at != "waits" or not client.look or client.grant or world.home(attempt).state != "up":
+        return False
+    _ask(world, attempt, unasked=False)
     return True
 
 
@@ -114,6 +146,8 @@ def look(world: World, attempt: Attempt) -> bool:
     client, process = world.clients[attempt], world.home(attempt)
     if client.at != "waits" or process.state != "up" or client.grant or process.waiters[0] != attempt:
         return False
+    if client.look:
+        return False  # it looks anyhow
     _ask(world, attempt, unasked=True)
     return True
 
@@ -121,13 +155,16 @@ def look(world: World, attempt: Attempt) -> bool:
 def _enter(world: World, attempt: Attempt, grant: Grant) -> None:
     """It believes its lease from now on."""
     for other, client in enumerate(world.clients):
-        if client.at == "holds":
+        if client.at == "holds" and not may_overlap(world, grant.fence, client.fence):
             raise Violation(f"two holders: {attempt} enters while {other} believes its lease")
-    if grant.fence < world.entered or (grant.fence == world.entered and not grant.adopted):
+    above = grant.fence > world.entered or (grant.fence == world.entered and grant.adopted)
+    # one whose lease is lost on its way may come behind those who have higher fences
+    if not above and not may_overlap(world, grant.fence):
         raise Violation(f"fences: {attempt} enters with one that is not above those before")
-    world.entered = grant.fence
+    world.entered = max(grant.fence, world.entered)
     _unregister(world, attempt)
-    world.clients[attempt] = Client("holds", fence=grant.fence)
+    # the ticket: for a replica that has it in the queue still
+    world.clients[attempt] = Client("holds", world.clients[attempt].ticket, fence=grant.fence)
 
 
 def _unregister(world: World, attempt: Attempt) -> None:
@@ -162,19 +199,23 @@ def _forget(world: World, attempt: Attempt) -> None:
 
 def confirm(world: World, attempt: Attempt) -> bool:
     """the watchdog confirms a handoff (R10); other renewals only keep the deadline from passing"""
-    return world.clients[attempt].at == "holds" and scripts.confirm(world, attempt)
+    return world.clients[attempt].at == "holds" and is_held(world, attempt) and scripts.confirm(world, attempt)
 
 
 # -- a process ----------------------------------------------------------------------------------------------------
 
 
 def hear(world: World, home: int) -> bool:
-    """the listener reads a message: Listener._dispatch()"""
+    """the listener reads a message: Listener.on_message()"""
     process = world.processes[home]
     if process.state != "up" or not process.inbox:
         return False
-    id, grant = process.inbox[0]
+    id, grant, old = process.inbox[0]
     world.process(home, inbox=process.inbox[1:])
+    if not world.without("known wakes"):
+        learn_fence(world, home, grant)
+    if old and world.scene.clock == "ahead":
+        grant = grant._replace(over=False)  # judged by the clock of the node that it came through
     if grant.over:
         _tell_all(world, home)
     mine = [attempt for attempt in world.attempts(id) if world.scene.homes[attempt] == home]
@@ -211,7 +252,8 @@ def _tell_all(world: World, home: int) -> None:
 def _tell(world: World, attempt: Attempt) -> None:
     """To look: at once, or when the answer that it waits for has come."""
     client = world.clients[attempt]
-    if client.at == "waits" and not client.grant:
+    # where there are two nodes, it matters what comes before it looks: obey()
+    if client.at == "waits" and not client.grant and world.scene.lost is None:
         _ask(world, attempt, unasked=False)
     else:
         world.client(attempt, look=True)
@@ -227,15 +269,15 @@ def notice(world: World, home: int) -> bool:
 
 
 def subscribe(world: World, home: int) -> bool:
-    """the listener subscribes anew, and tells all that wait: Listener._subscribed()"""
+    """the listener subscribes anew, and tells all that wait: Listener.subscribed()"""
     process = world.processes[home]
     if process.state != "up" or process.subscribed != "off":
         return False
-    world.process(home, subscribed="on")
+    world.process(home, subscribed="on", node=world.nodes.master)
     for attempt, client in enumerate(world.clients):
         if world.scene.homes[attempt] == home and client.at in ("asks", "answered"):
             world.client(attempt, older=True)
-    if not world.without("R6"):
+    if not (world.without("R6") or world.without("C3 all")):
         _tell_all(world, home)
     elif process.waiters:
         _tell(world, process.waiters[0])  # only the front waiter
@@ -244,7 +286,7 @@ def subscribe(world: World, home: int) -> bool:
 
 def stop(world: World, home: int) -> bool:
     """SIGSTOP, a frozen container: it still counts as subscribed"""
-    if not _busy(world, home) or not _fault(world):
+    if not world.is_busy(home) or not _fault(world):
         return False
     world.process(home, state="stopped")
     return True
@@ -260,7 +302,7 @@ def go_on(world: World, home: int) -> bool:
 
 def die(world: World, home: int) -> bool:
     """kill -9: what it had sent may still arrive"""
-    if not _busy(world, home) or not _fault(world):
+    if not world.is_busy(home) or not _fault(world):
         return False
     world.process(home, state="dead", subscribed="off", inbox=(), waiters=())
     return True
@@ -268,7 +310,7 @@ def die(world: World, home: int) -> bool:
 
 def cut(world: World, home: int) -> bool:
     """its subscription breaks, and Redis sees it first"""
-    if not _busy(world, home) or world.processes[home].subscribed != "on" or not _fault(world):
+    if not world.is_busy(home) or world.processes[home].subscribed != "on" or not _fault(world):
         return False
     world.process(home, subscribed="cut")
     return True
@@ -276,18 +318,10 @@ def cut(world: World, home: int) -> bool:
 
 def mute(world: World, home: int) -> bool:
     """its subscription breaks, and Redis does not see it: wakes are lost"""
-    if not _busy(world, home) or world.processes[home].subscribed != "on" or not _fault(world):
+    if not world.is_busy(home) or world.processes[home].subscribed != "on" or not _fault(world):
         return False
     world.process(home, subscribed="mute", inbox=())
     return True
-
-
-def _busy(world: World, home: int) -> bool:
-    """A fault where nobody acts yet, or any more, makes no difference."""
-    return world.processes[home].state == "up" and any(
-        world.scene.homes[attempt] == home and client.at not in ("new", "gone")
-        for attempt, client in enumerate(world.clients)
-    )
 
 
 def _fault(world: World) -> bool:
@@ -302,30 +336,26 @@ def _fault(world: World) -> bool:
 
 def deadline(world: World, _: int) -> bool:
     """the local end of the lease passes, in the clock of whoever knows of it: never later than in Redis (R1)"""
-    if not world.lock or not world.lock.fresh or _busy_hearing(world):
+    if not world.lock or not world.lock.fresh or world.is_busy_hearing():
         return False
-    fence = world.lock.fence
+    fence, replica = world.lock.fence, world.nodes.replica
     world.lock = world.lock._replace(fresh=False)
+    if replica and replica.lock and replica.lock.fence == fence:
+        world.lag(lock=replica.lock._replace(fresh=False))
     for attempt, client in enumerate(world.clients):
         if client.at == "holds" and client.fence == fence:
             world.client(attempt, at="lost", fence=0)
-    known = fence if world.without("R1") else 0  # else it makes no difference any more
-    world.change_grants(lambda grant: Grant(known, over=True, adopted=grant.adopted) if grant.fence == fence else grant)
+    believed = world.scene.without in ("R1", "C2", "C2 look", "C3 close")
+    known = fence if believed else 0  # else it makes no difference any more
+    world.change_grants(lambda grant: grant._replace(fence=known, over=True) if grant.fence == fence else grant)
     return True
-
-
-def _busy_hearing(world: World) -> bool:
-    """A process that runs reads its messages long before a lease ends; one that is slower has stood still."""
-    running = [process.state == "up" for process in world.processes]
-    return any(process.inbox for process in world.processes if process.state == "up") or any(
-        client.grant for attempt, client in enumerate(world.clients) if running[world.scene.homes[attempt]]
-    )
 
 
 def expire(world: World, _: int) -> bool:
     """the lease ends in Redis"""
-    if not world.lock or world.lock.fresh:
+    if not world.lock or (world.lock.fresh and not ends_early(world, world.lock)):
         return False
+    rob(world, world.lock)
     world.lock = ()
     return True
 
@@ -333,9 +363,12 @@ def expire(world: World, _: int) -> bool:
 Action = Callable[[World, int], bool]
 
 # what goes on by itself and at once
-CLIENT_STEPS: list[Action] = [serve, read, wake]
+CLIENT_STEPS: list[Action] = [serve, read, wake, obey]
 PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 # what may happen or not
-CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm]
-PROCESS_EVENTS: list[Action] = [notice, stop, go_on, die, cut, mute]
+CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, renew]
+PROCESS_EVENTS: list[Action] = [notice, moved, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]
+NODES: list[Action] = [fall_behind, fail_over]
+# those of which there are so many at most as the scene says
+FAULTS: list[Action] = [leave_unheard, stop, die, cut, mute]

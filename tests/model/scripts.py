@@ -15,9 +15,11 @@ def acquire(world: World, attempt: Attempt) -> Answer:
     """acquire.lua"""
     client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
     if not world.lock and not world.queue:
-        return Answer("granted", _grant(world, attempt, "c"))
+        return Answer("granted", _grant(world, channel, attempt, "c"))
     held = world.lock
     if held and held.id == id:
+        if world.scene.acknowledged and not world.without("C6 repeat") and confirm(world, attempt):
+            held = world.lock or held
         adopted = held.attempt != attempt  # only where an id is a token
         # the end that follows from this answer is a later one
         world.lock = held._replace(fresh=True, attempt=attempt)
@@ -26,13 +28,13 @@ def acquire(world: World, attempt: Attempt) -> Answer:
         if held.flag == "h":
             world.mark = NOBODY
         # its holder seems dead: should it live, its fence is an old one from now on
-        fence = _next_fence(world)
-        world.lock = Lock(id, attempt, fence, "a")
+        fence = _next_fence(world, channel)
+        world.lock = written(world, Lock(id, attempt, fence, "a"))
         _drop(world, [id])
         return Answer("already", Grant(fence, adopted=True))
     if not held and pass_on(world, channel, None if world.without("R9") else id) == "take":
         _drop(world, [id])
-        return Answer("granted", _grant(world, attempt, "c"))
+        return Answer("granted", _grant(world, channel, attempt, "c"))
 
     state = "busy"
     if client.queues:
@@ -61,7 +63,9 @@ def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
     channel = world.scene.homes[held.attempt]
     if channel == world.scene.homes[attempt]:
         return world.clients[held.attempt].at == "gone"
-    return not _counts(world, channel)
+    if not (held.counted and held.node == world.nodes.master) and not world.without("adopt"):
+        return False  # it need not be dead, where it has never been subscribed
+    return not counts(world, channel)
 
 
 def release(world: World, id: Id, channel: int) -> None:
@@ -87,7 +91,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
     if not world.lock or world.lock.attempt != attempt or world.lock.flag == "c":
         return False
     world.mark = NOBODY
-    world.lock = world.lock._replace(flag="c")
+    world.lock = written(world, world.lock._replace(flag="c"))
     return True
 
 
@@ -105,11 +109,11 @@ def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") 
             break
         attempt = _waiter(world, id)
         channel = world.scene.homes[attempt]
-        if (channel in suspects and channel != asker) or not _counts(world, channel):
+        if (channel in suspects and channel != asker) or not counts(world, channel):
             drop.append(id)
         else:
             _drop(world, [id])
-            grant = _grant(world, attempt, "h", drop)
+            grant = _grant(world, asker, attempt, "h", drop)
             world.mark = channel
             _publish(world, channel, Message(id, grant))
             verdict = "passed"
@@ -128,18 +132,36 @@ def _waiter(world: World, id: Id) -> Attempt:
     return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)
 
 
-def _grant(world: World, attempt: Attempt, flag: str, dropped: Sequence[Id] = ()) -> Grant:
+def _grant(world: World, asker: int, attempt: Attempt, flag: str, dropped: Sequence[Id] = ()) -> Grant:
     """grant.lua"""
     _check_turn(world, attempt, dropped)
-    fence = _next_fence(world)
-    world.lock = Lock(world.scene.id(attempt), attempt, fence, flag)
-    return Grant(fence)
+    fence = _next_fence(world, asker)
+    world.lock = written(world, Lock(world.scene.id(attempt), attempt, fence, flag))
+    return Grant(fence, node=world.nodes.master)
 
 
-def _next_fence(world: World) -> int:
+def written(world: World, lock: Lock) -> Lock:
+    """By the node that is the master now."""
+    counted = not world.scene.together or counts(world, world.scene.homes[lock.attempt])
+    return lock._replace(node=world.nodes.master, counted=counted)
+
+
+def _next_fence(world: World, asker: int) -> int:
     """fence.lua"""
     fences = [grant.fence for grant in world.grants()] + [client.fence for client in world.clients]
-    return 1 + max([world.entered, *fences])
+    replica = world.nodes.replica
+    if replica and replica.lock:
+        fences.append(replica.lock.fence)  # which may come back
+    fence = 1 + max([world.entered, *fences])
+    if world.scene.clock == "behind":
+        if world.nodes.master:  # its time has not come to the last fences yet: they do not grow by themselves
+            known = 0 if world.without("known") else world.processes[asker].known
+            drawn = 1 + max(world.nodes.last, known)
+            if drawn < fence:
+                raise Violation("fences: one is drawn that is not above all that were granted before")
+            fence = drawn
+        world.node(last=fence)
+    return fence
 
 
 def _check_turn(world: World, attempt: Attempt, dropped: Sequence[Id]) -> None:
@@ -155,13 +177,15 @@ def _drop(world: World, ids: list[Id]) -> None:
         world.queue = tuple(id for id in world.queue if id not in ids)
 
 
-def _counts(world: World, channel: int) -> bool:
+def counts(world: World, channel: int) -> bool:
+    """Whether the master has the subscriber: one at another node does not count."""
     process = world.processes[channel]
-    return process.state != "dead" and process.subscribed in ("on", "mute")
+    return process.state != "dead" and process.subscribed in ("on", "mute") and process.node == world.nodes.master
 
 
 def _publish(world: World, channel: int, message: Message) -> None:
     process = world.processes[channel]
     # who stands still reads two wakes like one
     if process.subscribed == "on" and message not in process.inbox:
-        world.process(channel, inbox=(*process.inbox, message))
+        copies = (message, message._replace(old=True)) if process.old else (message,)
+        world.process(channel, inbox=(*process.inbox, *copies))

@@ -3,14 +3,16 @@
 Two holders, fences, and turns are checked where they happen, in ``processes.py`` and ``scripts.py``. Here it is that
 nobody is forgotten: in each state in which only clocks can make anything happen, the next look of each process, and
 what follows from it, must bring every waiter of a process that lives back into the queue (or to the lock), and must not
-leave the lock free or with one who has left.
+leave the lock free or with one who has left; and the master must count the process, so that its waiters stay there.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .processes import CLIENT_EVENTS, CLIENT_STEPS, PROCESS_EVENTS, PROCESS_STEPS, TIME, Action, look
+from .failover import count_lost
+from .processes import CLIENT_EVENTS, CLIENT_STEPS, FAULTS, NODES, PROCESS_EVENTS, PROCESS_STEPS, TIME, Action, look
+from .scripts import counts
 from .world import Scene, State, Violation, World
 
 
@@ -29,12 +31,13 @@ class Found(NamedTuple):
 def search(scene: Scene) -> Found:
     """Walk through all states of ``scene``; ends at the first violation."""
     clients, processes = range(len(scene.homes)), range(max(scene.homes) + 1)
-    actions: list[tuple[Action, int]] = [(action, 0) for action in TIME]
+    actions: list[tuple[Action, int]] = [(action, 0) for action in (*TIME, *NODES)]
     actions += [(action, one) for action in (*CLIENT_STEPS, *CLIENT_EVENTS) for one in clients]
     actions += [(action, one) for action in (*PROCESS_STEPS, *PROCESS_EVENTS) for one in processes]
-    start = World(scene).freeze()
-    came_from: dict[State, tuple[State, Action, int] | None] = {start: None}
-    frontier = [start]
+    came_from: dict[State, tuple[State, Action, int] | None] = {}
+    frontier = [_follow_story(scene, actions, came_from)]
+    if scene.only:
+        actions = [(action, one) for action, one in actions if action not in FAULTS or action.__name__ == scene.only]
     while frontier:
         reached = []
         for state in frontier:
@@ -50,21 +53,45 @@ def search(scene: Scene) -> Found:
                 except Violation as violation:
                     trace = (*_trace(came_from, state), _words(action, one))
                     return Found(len(came_from), str(violation), trace)
+                possible = count_lost(world, state)
                 after = world.freeze()
                 world = World(scene, state)
-                if after not in came_from:
+                if possible and after not in came_from:
                     came_from[after] = state, action, one
                     reached.append(after)
         frontier = reached
     return Found(len(came_from))
 
 
+def _follow_story(
+    scene: Scene, actions: list[tuple[Action, int]], came_from: dict[State, tuple[State, Action, int] | None]
+) -> State:
+    """The state in which the scene's story ends."""
+    named = {f"{action.__name__} {one}": (action, one) for action, one in actions}
+    state = World(scene).freeze()
+    came_from[state] = None
+    for step in filter(None, scene.story.split(", ")):
+        world, (action, one) = World(scene, state), named[step]
+        assert action(world, one), step
+        assert count_lost(world, state)
+        before, state = state, world.freeze()
+        came_from[state] = before, action, one
+    return state
+
+
 def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
     world = World(scene, state)
     if not _waiting(world) or not _quiet(world):
         return
-    if world.lock and world.clients[world.lock.attempt].at == "gone" and world.home(world.lock.attempt).state == "up":
-        raise Violation(f"orphan: {world.lock.attempt} has left, and holds the lock for nobody")
+    lock = world.lock
+    # one that a failover has brought back ends by itself, as nobody renews it
+    if (
+        lock
+        and not lock.restored
+        and world.clients[lock.attempt].at == "gone"
+        and world.home(lock.attempt).state == "up"
+    ):
+        raise Violation(f"orphan: {lock.attempt} has left, and holds the lock for nobody")
     oldest = [process.waiters[0] for process in world.processes if process.state == "up" and process.waiters]
     for attempt in oldest:
         look(world, attempt)
@@ -73,6 +100,8 @@ def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
         id = scene.id(attempt)
         if id not in world.queue and not (world.lock and world.lock.id == id):
             raise Violation(f"forgotten: {attempt} waits and is not queued, after the next look of its process")
+        if not counts(world, scene.homes[attempt]):
+            raise Violation(f"forgotten: {attempt} waits, and is taken for dead after the next look of its process")
     if _waiting(world) and not world.lock:
         raise Violation("forgotten: the lock is free, and the next looks of all processes have left it so")
 
@@ -87,8 +116,11 @@ def _waiting(world: World) -> list[int]:
 
 def _quiet(world: World) -> bool:
     """Whether nothing is on its way in the processes that run, and all of them hear what Redis publishes."""
+    if world.nodes.replica:
+        return False  # its promotion is on its way
     for attempt, client in enumerate(world.clients):
-        if world.home(attempt).state == "up" and (client.at in ("asks", "answered") or client.grant):
+        busy = client.at in ("asks", "answered") or client.grant or client.look
+        if world.home(attempt).state == "up" and busy:
             return False
     return all(
         process.subscribed == "on" and not process.inbox and not process.pending
@@ -116,5 +148,5 @@ def _trace(came_from: dict[State, tuple[State, Action, int] | None], state: Stat
 
 def _words(action: Action, one: int) -> str:
     kind = "attempt" if action in (*CLIENT_STEPS, *CLIENT_EVENTS) else "process"
-    who = "" if action in TIME else f"{kind} {one}"
+    who = "" if action in (*TIME, *NODES) else f"{kind} {one}"
     return f"{who:9} {action.__name__:13} {(action.__doc__ or '').splitlines()[0]}"

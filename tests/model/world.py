@@ -17,6 +17,13 @@ class Scene(NamedTuple):
     tokens: str  # the token of each attempt, a letter
     faults: int = 1  # how many stops, deaths, broken connections and lost requests there may be
     without: str = ""  # the rule that is left out
+    # for these, see failover.py
+    lost: int | None = None  # writes that the replica may lack when it is promoted; None: there is no failover
+    clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
+    acknowledged: bool = False  # replicas are asked for: a grant counts when they have it
+    together: bool = False  # attempts with the same token may be at work at the same time
+    only: str = ""  # the only kind of fault that there may be
+    story: str = ""  # how it begins: "begin 0, serve 0"; everything that can happen after that is tried
 
     def id(self, attempt: Attempt) -> Id:
         return self.tokens.index(self.tokens[attempt]) if self.without == "R16" else attempt
@@ -30,6 +37,9 @@ class Lock(NamedTuple):
     fence: Number
     flag: str  # c(onfirmed) or h(anded over)
     fresh: bool = True  # no local clock has seen this lease end yet
+    node: int = 0  # which wrote it last, and by whose clock its lease ends
+    counted: bool = True  # its process was subscribed there then; only where ``together`` makes that matter
+    restored: bool = False  # it had ended already, and the failover has lost that
 
 
 class Grant(NamedTuple):
@@ -38,6 +48,7 @@ class Grant(NamedTuple):
     fence: Number
     over: bool = False  # the local deadline that can be computed from it has passed
     adopted: bool = False  # it is the lease of another attempt with the same token
+    node: int = 0  # who made it
 
 
 class Message(NamedTuple):
@@ -45,11 +56,14 @@ class Message(NamedTuple):
 
     id: Id
     grant: Grant
+    old: bool = False  # a copy, that comes through a subscription at the old master
 
 
 class Answer(NamedTuple):
     state: str  # granted, already, busy, requeued
     grant: Grant | tuple[()] = ()
+    node: int = 0  # who answers
+    sure: bool = True  # the replicas have acknowledged it, or nobody asks for that
 
 
 class Client(NamedTuple):
@@ -76,9 +90,34 @@ class Process(NamedTuple):
     inbox: tuple[Message, ...] = ()
     waiters: tuple[Attempt, ...] = ()  # registered with the listener, oldest first
     pending: tuple[Id, ...] = ()  # releases that are sent in the background
+    node: int = 0  # where it is subscribed
+    anchor: int = 0  # the last node whose clock it knows by an answer; only where clocks differ
+    old: bool = False  # a subscription at the old master still stands beside the new one
+    known: Number = 0  # the highest fence that it has read of
 
 
-# lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left
+class Stored(NamedTuple):
+    """What a replica has."""
+
+    lock: Lock | tuple[()]
+    queue: tuple[Id, ...]
+    mark: int
+    suspects: tuple[int, ...]
+    last: Number
+
+
+class Nodes(NamedTuple):
+    """The master and its replica. There is one failover at most."""
+
+    master: int = 0  # 1 after the failover
+    replica: Stored | tuple[()] = ()  # from the moment when it gets no more writes, until it is the master
+    lost: int = 0  # writes since that moment
+    robbed: tuple[Number, ...] = ()  # fences of leases that have ended early, and that somebody believes
+    last: Number = 0  # the key ``fence``; only where time does not make fences grow
+
+
+# lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left,
+# master and replica
 State = tuple[
     Lock | tuple[()],
     tuple[Id, ...],
@@ -88,6 +127,7 @@ State = tuple[
     tuple[Process, ...],
     Number,
     int,
+    Nodes,
 ]
 
 NOBODY = -1
@@ -100,14 +140,27 @@ class Violation(Exception):
 class World:
     """One state, to be changed. ``mark``, ``suspects``: processes, as R4 notes them."""
 
-    __slots__ = ("clients", "entered", "faults", "lock", "mark", "processes", "queue", "scene", "suspects")
+    __slots__ = (
+        "clients",
+        "entered",
+        "faults",
+        "lock",
+        "mark",
+        "nodes",
+        "processes",
+        "queue",
+        "scene",
+        "suspects",
+    )
 
     def __init__(self, scene: Scene, state: State | None = None) -> None:
         self.scene = scene
         if state is None:
             clients = (Client(),) * len(scene.homes)
-            state = (), (), NOBODY, (), clients, (Process(),) * (max(scene.homes) + 1), 0, scene.faults
-        self.lock, self.queue, self.mark, self.suspects, clients, processes, self.entered, self.faults = state
+            state = (), (), NOBODY, (), clients, (Process(),) * (max(scene.homes) + 1), 0, scene.faults, Nodes()
+        self.lock, self.queue, self.mark, self.suspects, clients, processes, self.entered, self.faults, self.nodes = (
+            state
+        )
         self.clients = list(clients)
         self.processes = list(processes)
 
@@ -127,14 +180,37 @@ class World:
         """Those that Redis knows by this id: one, unless R16 is left out."""
         return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
+    def stored(self) -> Stored:
+        """What the master has."""
+        return Stored(self.lock, self.queue, self.mark, self.suspects, self.nodes.last)
+
+    def node(self, **changes: object) -> None:
+        self.nodes = self.nodes._replace(**changes)  # type: ignore[arg-type]
+
+    def lag(self, **changes: object) -> None:
+        """Change what the replica has that lags behind."""
+        assert self.nodes.replica
+        self.node(replica=self.nodes.replica._replace(**changes))  # type: ignore[arg-type]
+
     def freeze(self) -> State:
         """The state, without what makes no difference any more; numbers become ranks, as only their order counts."""
+        replica = self.nodes.replica
+        queued = {*self.queue, *replica.queue} if replica else self.queue
         for attempt, client in enumerate(self.clients):
             if client.at == "gone" or (client.at != "asks" and self.home(attempt).state == "dead"):
-                ticket = client.ticket if self.scene.id(attempt) in self.queue else 0
+                ticket = client.ticket if self.scene.id(attempt) in queued else 0
                 self.clients[attempt] = Client("gone", ticket)
-        if self.lock and self.lock.fresh and not self._known(self.lock.fence):
+            elif client.ticket and client.at in ("holds", "lost") and self.scene.id(attempt) not in queued:
+                self.client(attempt, ticket=0)
+        if self.lock and self.lock.fresh and not self.knows(self.lock.fence):
             self.lock = self.lock._replace(fresh=False)
+        if replica and replica.lock and replica.lock.fresh and not self.knows(replica.lock.fence):
+            self.lag(lock=replica.lock._replace(fresh=False))
+        for number, process in enumerate(self.processes):
+            if self.scene.lost is not None and self._is_done(number):
+                self.processes[number] = Process(pending=process.pending, node=self.nodes.master, known=process.known)
+        if self.nodes.robbed:
+            self.node(robbed=tuple(fence for fence in self.nodes.robbed if self.knows(fence)))
         self._rank_tickets()
         self._rank_fences()
         return (
@@ -146,7 +222,21 @@ class World:
             tuple(self.processes),
             self.entered,
             self.faults,
+            self.nodes,
         )
+
+    def _is_done(self, number: int) -> bool:
+        """Whether nobody acts in this process any more, and it will hear of nothing."""
+        if self.processes[number].state != "up" or self.processes[number].inbox:
+            return False
+        replica = self.nodes.replica
+        known = [*self.queue, self.lock and self.lock.id]
+        if replica:
+            known += [*replica.queue, replica.lock and replica.lock.id]
+        for attempt, client in enumerate(self.clients):
+            if self.scene.homes[attempt] == number and (client.at != "gone" or self.scene.id(attempt) in known):
+                return False
+        return True
 
     def grants(self) -> list[Grant]:
         """All that are on their way."""
@@ -155,7 +245,21 @@ class World:
         grants += [message.grant for process in self.processes for message in process.inbox]
         return [grant for grant in grants if grant]
 
-    def _known(self, fence: Number) -> bool:
+    def is_busy(self, number: int) -> bool:
+        """What befalls a process where nobody acts yet, or any more, makes no difference."""
+        return self.processes[number].state == "up" and any(
+            self.scene.homes[attempt] == number and client.at not in ("new", "gone")
+            for attempt, client in enumerate(self.clients)
+        )
+
+    def is_busy_hearing(self) -> bool:
+        """A process that runs reads its messages long before a lease ends; one that is slower has stood still."""
+        running = [process.state == "up" for process in self.processes]
+        return any(process.inbox for process in self.processes if process.state == "up") or any(
+            client.grant for attempt, client in enumerate(self.clients) if running[self.scene.homes[attempt]]
+        )
+
+    def knows(self, fence: Number) -> bool:
         """Whether anybody can tell from a clock when the lease with this fence ends."""
         return any(client.fence == fence for client in self.clients) or any(
             grant.fence == fence and not grant.over for grant in self.grants()
@@ -169,16 +273,28 @@ class World:
                     self.client(attempt, ticket=tickets.index(client.ticket))
 
     def _rank_fences(self) -> None:
-        known = {0, self.entered, *(client.fence for client in self.clients)}
+        nodes, replica = self.nodes, self.nodes.replica
+        known = {0, self.entered, nodes.last, *nodes.robbed, *(client.fence for client in self.clients)}
         known.update(grant.fence for grant in self.grants())
+        known.update(process.known for process in self.processes)
         if self.lock:
             known.add(self.lock.fence)
+        if replica:
+            known.add(replica.last)
+            known.add(replica.lock.fence if replica.lock else 0)
         fences = sorted(known)
         if fences[-1] < len(fences):
             return
         self.entered = fences.index(self.entered)
         if self.lock:
             self.lock = self.lock._replace(fence=fences.index(self.lock.fence))
+        if replica:
+            lock = replica.lock and replica.lock._replace(fence=fences.index(replica.lock.fence))
+            self.lag(lock=lock, last=fences.index(replica.last))
+        self.node(robbed=tuple(map(fences.index, nodes.robbed)), last=fences.index(nodes.last))
+        for number, process in enumerate(self.processes):
+            if process.known:
+                self.process(number, known=fences.index(process.known))
         for attempt, client in enumerate(self.clients):
             if client.fence:
                 self.client(attempt, fence=fences.index(client.fence))

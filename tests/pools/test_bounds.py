@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redislock import LockPool
-from django_redislock.store.backend import Backend
+from django_redislock.store.place import Backend
 from tests.helpers.actors import GENEROUS, Ghost
 from tests.helpers.pools import ANY, BUSY, FREE, FRESH, HELD, POOL, TTL, audit, in_line
 
@@ -41,16 +41,16 @@ class Meter:
 
 @pytest.fixture
 def meter(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    meter, execute = Meter(client), Backend.execute
+    meter, exchange = Meter(client), Backend.exchange
 
-    def measured(self: Backend, command: Any, *args: Any) -> Any:
-        answer = execute(self, command, *args)
+    def measured(self: Backend, commands: Any, *args: Any) -> Any:
+        answer = exchange(self, commands, *args)
         after = meter.count()
         meter.most, meter.before = max(meter.most, after - meter.before), after
         meter.scripts += 1
         return answer
 
-    monkeypatch.setattr(Backend, "execute", measured)
+    monkeypatch.setattr(Backend, "exchange", measured)
     return meter
 
 

@@ -15,7 +15,7 @@ from django_redislock.options import AcquireOptions, LockOptions
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of
 from tests.helpers.processes import Worker
-from tests.helpers.state import listener
+from tests.helpers.state import listener, listens
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
@@ -341,5 +341,5 @@ def test_who_polls_for_a_member_gets_it_and_nothing_subscribes(
     member = wanted.result(GENEROUS)
     assert member.key == "alice"
     you(member, "release")
-    assert listener(pool.using)._thread is None
+    assert not listens(listener(pool.using))
     assert me(pool, "health_check") == (0, 1)

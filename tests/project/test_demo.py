@@ -23,7 +23,10 @@ from rich.console import Console
 
 from demo import report
 from demo.facts import Facts, count_inversions, percentile
+from rediscluster import ClusterNode, private_masters
 from redisserver import RedisServer
+from tests.helpers.cluster_node import find_cluster_server
+from tests.helpers.requirements import require
 from tests.project.programs import ROOT
 
 SMALL = ["--seats", "24", "--buyers", "12"]
@@ -158,6 +161,30 @@ def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leav
     assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
 
 
+@pytest.fixture
+def masters() -> Iterator[list[ClusterNode]]:
+    """Of a Redis Cluster."""
+    require(find_cluster_server)
+    with private_masters(3) as nodes:
+        yield nodes
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize(("options", "other"), [([], "redis-py"), (["--asgi"], "redis.asyncio")])
+def test_the_demo_on_a_cluster_keeps_the_order_and_leaves_no_key_for_good(
+    manage: Manage, masters: list[ClusterNode], tmp_path: Path, options: list[str], other: str
+) -> None:
+    figures = tmp_path / "figures.json"
+    url = f"{masters[1].url}?cluster"
+    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=url))
+    assert (code, errors) == (0, "")
+    check_sales(figures, other=other)
+    assert "locks in the Redis Cluster of REDIS_URL" in " ".join(output.split())
+    for node in masters:
+        with node.client() as client:
+            assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
+
+
 @pytest.mark.complete
 @pytest.mark.parametrize("options", [[], ["--asgi"]])
 def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
@@ -278,7 +305,7 @@ def test_bad_options_are_named(manage: Manage, arguments: list[str], message: st
     assert message in errors
 
 
-@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "nonsense"])
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0?cluster", "nonsense"])
 def test_a_redis_that_cannot_be_used_is_a_clear_error(manage: Manage, url: str) -> None:
     code, output, errors = run(manage("demo", REDIS_URL=url))
     assert (code, output) == (1, "")

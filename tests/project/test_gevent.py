@@ -143,7 +143,7 @@ def test_1000_greenlets_get_the_lock_in_the_order_of_the_queue_over_a_bounded_nu
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
     code = """
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 lock = Lock("seat", blocking_timeout=90)
 order, inside = [], 0
 
@@ -157,7 +157,7 @@ def wait():
             gevent.sleep(0.001)
         inside -= 1
 
-say("ready", get_backend()._bound)
+say("ready", get_backend().place.bound)
 hear()
 greenlets = [gevent.spawn(wait) for _ in range(1000)]
 gevent.joinall(greenlets, raise_error=True)
@@ -311,7 +311,7 @@ alive.join()
 
 def test_a_greenlet_hears_at_once_that_its_lock_was_force_released(start_patched: StartPatched) -> None:
     code = """
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from django_redislock.engine.runtime import runtime
 
 def hold():
@@ -370,7 +370,7 @@ def test_a_greenlet_that_reads_for_the_others_waits_on_when_its_connection_is_cu
     start_patched: StartPatched, client: Any
 ) -> None:
     code = """
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.calls import probe_command
 

@@ -15,7 +15,18 @@ from django.core.management import CommandError, call_command
 
 import django_redislock
 from bench.awake import cpus_awake
-from bench.figures import Section, handovers, jain, kept, overtaken, overtaking, percentile, violations
+from bench.figures import (
+    Section,
+    by_name,
+    handovers,
+    jain,
+    kept,
+    order,
+    overtaken,
+    overtaking,
+    percentile,
+    violations,
+)
 from bench.run import MODES
 from bench.serverstats import Command, Statistics
 from shop.management.commands.lockbench import Command as Lockbench
@@ -34,9 +45,10 @@ def lockbench(*args: str, **options: Any) -> str:
 def figures(*args: str, **options: Any) -> dict[str, Any]:
     """The contenders' figures; the frame around them is checked here."""
     result = json.loads(lockbench(*args, json=True, **options))
-    assert set(result) == {"mode", "asyncio", "options", "machine", "contenders", "notes"}
+    assert set(result) == {"mode", "asyncio", "cluster", "options", "machine", "contenders", "notes"}
     assert (result["mode"], result["asyncio"]) == (args[0], options.get("asyncio", False))
-    assert set(result["options"]) == set(MODES[args[0]].options)
+    masters = {"masters"} if options.get("cluster") else set()
+    assert set(result["options"]) == set(MODES[args[0]].options) | masters
     assert {"CPUs", "Python", "redis", "hiredis", "server"} <= set(result["machine"])
     for contender in result["contenders"].values():
         assert {row.key for row in MODES[args[0]].rows} <= set(contender)
@@ -55,6 +67,13 @@ def test_uncontended_pairs_take_two_round_trips(coroutines: bool) -> None:
     assert all(found[key]["round_trips"] == 2 for key in ("floor", "redis-py", "Lock"))
     assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
     assert all(contender["server_us"] > 0 for contender in found.values())
+
+
+@BOTH
+def test_uncontended_pairs_on_a_cluster_take_two_round_trips(coroutines: bool) -> None:
+    found = figures("uncontended", asyncio=coroutines, cluster=True, masters=2, seconds=0.1)
+    assert list(found) == ["redis-py", "Lock"]
+    assert all(found[key]["round_trips"] == 2 and found[key]["server_us"] > 0 for key in found)
 
 
 def test_cpus_are_kept_awake_at_the_lowest_priority_and_may_sleep_afterwards(eventually: Eventually) -> None:
@@ -83,6 +102,39 @@ def test_a_contended_lock_excludes_and_keeps_the_order(coroutines: bool) -> None
     assert sum(found["Lock"]["sections_per_process"]) == found["Lock"]["sections"]
     assert found["Lock"]["inversions_in_server_order"] == 0
     assert found["floor"]["inversions_in_server_order"] is None
+
+
+@BOTH
+def test_a_contended_lock_on_a_cluster_takes_two_round_trips_and_is_on_one_node(coroutines: bool) -> None:
+    found = figures("contended", asyncio=coroutines, cluster=True, masters=2, procs=3, seconds=2, rounds=1)
+    assert list(found) == ["redis-py", "Lock"]
+    ours = found["Lock"]
+    assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
+    assert 1.9 < ours["round_trips"] < 2.2  # those that wait in the end, or a look
+    assert ours["busiest_percent"] == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_each_of_several_names_excludes_and_keeps_the_order(cluster: bool) -> None:
+    found = figures("contended", cluster=cluster, procs=4, names=6, seconds=0.5, rounds=1)
+    assert all(contender["violations"] == 0 for contender in found.values())
+    ours = found["Lock"]
+    assert (ours["inversions_in_server_order"], ours["troubles"]) == (0, {})
+    assert ours["numbered"] == ours["sections"] > 0
+    assert (ours["busiest_percent"] < 90) is cluster  # the six are not on one of the three
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_many_locks_and_waiters_are_counted_and_listed(cluster: bool) -> None:
+    [found] = figures("load", cluster=cluster, locks=50, waiters=400, names=20, seconds=0.1).values()
+    assert found["listed"] == 50
+    # with few of them, what a node keeps for all weighs on each
+    assert 200 < found["lock_bytes"] < 50_000
+    assert 0 < found["waiter_bytes"] < 10_000
+    assert all(found[f"{what}_us"] > 0 for what in ("queue", "look", "renew", "handover", "leave"))
+    nodes = 3 if cluster else 1
+    # those of threads; at each node one to listen, one that takes its place, and one to renew
+    assert 1 <= found["quiet_connections"] <= found["busy_connections"] <= 16 + 3 * nodes
 
 
 OTHER = """
@@ -212,6 +264,12 @@ def test_without_json_there_is_a_table() -> None:
         (["drain"], {"only": "Lock,floor"}, "no contender 'floor' for 'drain'. There are: redis-py"),
         (["drain"], {"asyncio": True, "waiters": 50_001}, "--waiters must be from 1 to 50000, not 50001"),
         (["idle"], {"other": Path("/")}, "--other means nothing to 'idle'"),
+        (["contended"], {"other": Path("/"), "cluster": True}, "--other means nothing to a cluster"),
+        (["drain"], {"cluster": True}, "--cluster means nothing to 'drain'"),
+        (["contended"], {"masters": 2}, "--masters 2 means nothing to 'contended'"),
+        (["contended"], {"masters": 0, "cluster": True}, "--masters must be from 1 to 16, not 0"),
+        (["contended"], {"only": "floor", "cluster": True}, "no contender 'floor' for 'contended --cluster'"),
+        (["load"], {"asyncio": True}, "There is nothing to measure for 'load --asyncio'"),
         (["contended"], {"other": Path("/no")}, "--other must be a folder with a django_redislock in it, not /no"),
         (["contended"], {"other_fair": True}, "--other must be a folder with a django_redislock in it, not None"),
         (
@@ -245,6 +303,23 @@ def test_a_handover_goes_to_another_one_who_waited() -> None:
     assert kept(sections) == 0.5
     assert jain([4, 0]) == 0.5
     assert percentile(range(101), 99) == 99
+
+
+def test_each_lock_has_an_order_of_its_own() -> None:
+    sections = [Section(0, 0, 1, 5, False, 7, 8), Section(1, 0, 2, 3, False, 5, 9, name=1)]
+    assert [violations(one) for one in by_name(sections)] == [0, 0]
+    assert order(sections, 0)["inversions_in_server_order"] == 0
+    together = [section._replace(name=0) for section in sections]
+    assert [violations(one) for one in by_name(together)] == [1]
+    assert order(together, 0)["inversions_in_server_order"] == 1
+
+
+def test_a_command_counts_where_it_ran() -> None:
+    from bench.contenders import OurLock
+
+    nodes = tuple(Statistics(0, {"evalsha": Command(1, us)}) for us in (30, 10))
+    both = Statistics(0, {"evalsha": Command(2, 40)}, nodes=nodes)
+    assert (both.server_us(OurLock), both.busiest(OurLock), nodes[1].busiest(OurLock)) == (40, 30, 10)
 
 
 def test_commands_inside_scripts_are_not_counted_twice() -> None:

@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from django_redislock.steps import run
 from django_redislock.store import calls, scripts
-from django_redislock.store.backend import Backend
+from django_redislock.store.place import Backend
+from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
 from tests.protocol.reference import Attempt, Held, Process, Reference
@@ -401,7 +402,8 @@ class Machine(RuleBasedStateMachine):
     def _wanted(self, one: Someone, process: int, *, listens: bool) -> calls.Wanted:
         id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        return calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, most, owner, listens)
+        asked = calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
+        return asked._replace(owner=owner, listens=listens)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
@@ -609,7 +611,7 @@ def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
                 found = found.replace(snippet, instead)
         return found
 
-    backends, ear = [Backend("default", "redislock") for _ in HOMES], client.pubsub()
+    backends, ear = [make_place("default", "redislock").backend(0) for _ in HOMES], client.pubsub()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scripts, "_text", text)
@@ -620,5 +622,5 @@ def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine
     finally:
-        for one in (*backends, ear):
+        for one in (*(backend.place for backend in backends), ear):
             one.close()

@@ -37,7 +37,7 @@ MUTANTS: dict[str, Change] = {
     "a queue is never forgotten": (ENQUEUE, "redis.call('PEXPIRE', queue, 60000)", ""),
     "one who polls is never dropped": (IS_DEAD, "return us >= alive_until", "return false"),
     "one who polls is watched by nobody": (PASS_ON, "if reserved > 0 and not me then", "if false then"),
-    "the dead are handed the lock": ("pieces/channel.lua", "redis.pcall('PUBSUB', 'NUMSUB', channel)[2] == 0", "false"),
+    "the dead are handed the lock": ("pieces/channel.lua", "listeners(channel) == 0", "false"),
     "a lock that nobody wants stays listed": ("pieces/hand_on_key.lua", "if handed == 0 then", "if false then"),
     "who waits already is refused": (IS_FULL, "or redis.call('ZSCORE', queue, ARGV.id)", ""),
     "the dead keep a queue full": (IS_FULL, "if is_dead(channel, alive_until, absent) then", "if false then"),
@@ -61,7 +61,7 @@ MUTANTS: dict[str, Change] = {
     "suspects stay suspects": (SUSPECTS, "if not from then return end", "if true then return end"),
     # renew
     "a renewal does not list the new end": ("renew.lua", "call('ZADD', KEYS.index, us + left * 1000,", "call('GET',"),
-    "a renewal compares no id": ("renew.lua", "if id ~= ARGV.id then", "if false then"),
+    "a renewal compares no id": ("renew.lua", "if id ~= ARGV.id or", "if false and"),
     "a renewal shortens the lease": ("renew.lua", "left = math.max(left, ms)", "left = ms"),
     "a renewal does not pass on": ("renew.lua", "  hand_on()\n  return", "  return"),
     "a late renewal takes a lock back": ("renew.lua", "if flag == 'd' and ARGV.how ~= 'detach' then", "if false then"),

@@ -10,7 +10,7 @@ from django_redislock import Lock
 from django_redislock.inspection.info import inspect
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.state import KEYS, NAME, QUEUE, TOKEN, WAITERS, count
 

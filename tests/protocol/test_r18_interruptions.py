@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from types import FrameType
 
 import pytest
 import redis
@@ -23,6 +24,7 @@ from django.test import RequestFactory
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from django_redislock.cachelock import CacheLock
+from django_redislock.lock import _leave
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
@@ -225,3 +227,26 @@ def test_another_waiter_takes_over_the_reading_of_one_that_was_interrupted(
     eventually(lambda: queued(client) == 1)
     lock.release()
     worker.expect("acquired", within=15)
+
+
+def test_who_was_interrupted_on_the_way_out_may_wait_for_the_same_lock_at_once() -> None:
+    """It is undone in the background, and until then seemed to be held by whoever asks: a LockError."""
+    lock = Lock(NAME, ttl=LONG)
+    for one in (Lock("another", ttl=LONG), lock):
+        with pytest.raises(Interrupt):
+            leave_interrupted(one)
+    with lock:
+        pass
+
+
+def leave_interrupted(lock: Lock) -> None:
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code is _leave.__code__:
+            raise Interrupt
+
+    before = sys.gettrace()
+    try:
+        with lock:
+            sys.settrace(strike)
+    finally:
+        sys.settrace(before)  # Python ends a trace function that raises

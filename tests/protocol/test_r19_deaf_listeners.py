@@ -49,7 +49,7 @@ def test_a_message_that_begins_and_does_not_end_makes_the_listener_connect_again
     lock = Lock(NAME, ttl=LONG)
     lock.acquire()
     waiting = line.join(Lock(NAME, using="other"))
-    port = ears.connection._sock.getsockname()[1]
+    port = ears.receiver.connection._sock.getsockname()[1]
     (link,) = [link for link in network.links if link.down.fileno() >= 0 and link.down.getpeername()[1] == port]
     link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
     eventually(lambda: ears.generation > generation and ears.ready)

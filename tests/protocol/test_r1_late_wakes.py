@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, flag, holder, queued, value
@@ -84,14 +84,14 @@ def test_a_handed_over_lease_is_no_longer_than_it_is_when_the_clock_of_the_serve
 ) -> None:
     """Whenever the grant was made, it was not made in the future."""
     listening()
-    lock, backend = Lock(NAME), get_backend()
+    lock, node = Lock(NAME), get_backend().node
     lock.acquire()
-    before = backend.anchor
+    before = node.anchor
     waiting = line.join(Lock(NAME, ttl=3, auto_renew=False))
-    eventually(lambda: backend.anchor != before)
-    assert backend.anchor
-    us, sent = backend.anchor
-    backend.anchor = (us - 3_600_000_000, sent)  # what the server said before it jumped
+    eventually(lambda: node.anchor != before)
+    assert node.anchor
+    us, sent = node.anchor
+    node.anchor = (us - 3_600_000_000, sent)  # what the server said before it jumped
     lock.release()
     assert waiting.result()
     assert ends_here(waiting.person, waiting.lock) <= monotonic() + 3

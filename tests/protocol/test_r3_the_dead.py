@@ -11,12 +11,13 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.listener import RESUBSCRIBE_EVERY, Listener
+from django_redislock.engine.listener import Listener
+from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY
 from django_redislock.steps import run
 from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Ghost
-from tests.helpers.state import LOCK, NAME, WAITERS, flag, holder
+from tests.helpers.state import LOCK, NAME, WAITERS, change_probe, flag, holder
 from tests.protocol.scene import LONG, WAITS, Ear, Eventually, Line, Start, channel_of, listed, receivers
 
 HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
@@ -89,7 +90,7 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Calla
         yield "other"
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calls, "PROBE", "redis.pcall('PUBLISH', ARGV[1], 'p') return 0")
+        change_probe(patch, lambda text: text.replace("listeners(ARGV[1])", "0"))
         yield add_alias(server.url)
 
 

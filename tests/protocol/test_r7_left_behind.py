@@ -13,8 +13,8 @@ from django_redislock import Lock, LockPool, LockUnavailable
 from django_redislock.engine.listener import Listener
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import Crowd, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued

@@ -12,12 +12,13 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockUnavailable
+from django_redislock.conf import conf
 from django_redislock.store.aio import ENTERING, LoopConnections, _Loan
-from django_redislock.store.backend import MAX_CONNECTIONS, get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import proxy
-from tests.helpers.state import listener
+from tests.helpers.state import idle, listener
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
 
 from .conftest import Eventually, ause
@@ -29,7 +30,10 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 async def ask(*words: str) -> Any:
     """One command of somebody who has just come."""
-    return await get_backend().aexecute(words, urgency=ENTERING)
+    (answer,), _ = await get_backend().aexchange([words], urgency=ENTERING)
+    if isinstance(answer, redis.ResponseError):
+        raise answer
+    return answer
 
 
 async def queued(lock: Lock, count: int) -> bool:
@@ -56,7 +60,7 @@ async def test_the_number_of_connections_is_bounded(
 
         await asyncio.gather(*map(work, range(100)))
         # the listener's, the watchdog's, and for a moment the one by which the listener probes
-        assert 1 <= max(seen) <= min(bound, MAX_CONNECTIONS) + 3
+        assert 1 <= max(seen) <= min(bound, conf().MAX_CONNECTIONS) + 3
 
 
 @BOTH
@@ -149,7 +153,7 @@ async def test_a_release_goes_before_the_coroutines_that_wait_for_a_connection(
 async def lone(server: RedisServer) -> Any:
     """The connections of a loop that may have one only, and the loan by which somebody has it."""
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1)):
-        connections, loan = await get_backend()._of_loop(), _Loan()
+        connections, loan = await get_backend().place._of_loop(), _Loan()
         await connections._enter(loan, GENEROUS, ENTERING)
         yield connections, loan
 
@@ -229,7 +233,7 @@ async def test_an_error_of_the_sites_own_code_goes_up_and_takes_no_connection(se
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no credentials"):
                 await ask("ECHO", "1")
-        assert get_backend()._loops[asyncio.get_running_loop()]._loans == set()
+        assert get_backend().place._loops[asyncio.get_running_loop()]._loans == set()
 
 
 # -- whose answer it is ---------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ async def test_a_late_answer_is_given_to_nobody_else(server: RedisServer) -> Non
             await ask("ECHO", "late")
         await ask_again(lambda: ask("ECHO", "between"), b"between")
         with stopped(server), pytest.raises(redis.TimeoutError):
-            await get_backend().aexecute_many([("ECHO", "late"), ("ECHO", "later")], urgency=ENTERING)
+            await get_backend().aexchange([("ECHO", "late"), ("ECHO", "later")], urgency=ENTERING)
         await ask_again(lambda: ask("ECHO", "next"), b"next")
 
 
@@ -282,17 +286,17 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
             assert await asking is True
 
 
-@pytest.mark.parametrize("idle", [-1.0, 1000.0], ids=["looked at", "not looked at"])
+@pytest.mark.parametrize("look_after", [-1.0, 1000.0], ids=["looked at", "not looked at"])
 async def test_a_connection_killed_while_it_idles_is_replaced(
-    idle: float, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    look_after: float, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.aio.IDLE", idle)
+    monkeypatch.setattr("django_redislock.store.aio.IDLE", look_after)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         for _ in range(3):
             assert not await Lock("a").alocked()
             kill(client)
         assert not await Lock("a").alocked()
-        assert len(get_backend()._loops[asyncio.get_running_loop()]._idle) == 1
+        assert len(idle(get_backend().place._loops[asyncio.get_running_loop()])) == 1
 
 
 @pytest.mark.parametrize("how", ["an answer that nobody asked for", "closed under our hands"])
@@ -302,8 +306,8 @@ async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
     monkeypatch.setattr("django_redislock.store.aio.IDLE", -1.0)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert await ask("ECHO", "1") == b"1"
-        (of_loop,) = get_backend()._loops.values()
-        connection: Any = of_loop._idle[0][0]
+        (of_loop,) = get_backend().place._loops.values()
+        (connection,) = idle(of_loop)
         if how == "closed under our hands":
             await connection.disconnect()
         else:
@@ -318,9 +322,9 @@ async def test_the_errors_of_single_commands_stand_among_the_answers(using: str)
     backend = get_backend(using)
     for _ in range(2):  # the connection is still good
         commands = [("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")]
-        first, error, second = await backend.aexecute_many(commands, urgency=ENTERING)
+        (first, error, second), _ = await backend.aexchange(commands, urgency=ENTERING)
         assert (first, second) == (b"1", b"2")
         assert isinstance(error, redis.ResponseError)
-    with pytest.raises(redis.ResponseError):
-        await backend.aexecute(("NO-SUCH",), urgency=ENTERING)
-    assert await backend.aexecute(("ECHO", "1"), urgency=ENTERING) == b"1"
+    (alone,), _ = await backend.aexchange([("NO-SUCH",)], urgency=ENTERING)
+    assert isinstance(alone, redis.ResponseError)
+    assert (await backend.aexchange([("ECHO", "1")], urgency=ENTERING))[0] == [b"1"]

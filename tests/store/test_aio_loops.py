@@ -11,9 +11,10 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
+from tests.helpers.state import idle
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections
 
 from .conftest import Eventually, ause
@@ -39,7 +40,7 @@ def test_fifty_event_loops_leave_no_connection_behind(
             asyncio.run(main())
         gc.collect()  # a socket that nobody closed would warn now
         eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
-        assert get_backend()._loops == {}
+        assert get_backend().place._loops == {}
     assert caplog.text == ""
 
 
@@ -68,7 +69,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
         for turn in range(10):
             asyncio.run(main(turn))
         gc.collect()  # a socket that nobody closed would warn now
-        assert get_backend()._loops == {}
+        assert get_backend().place._loops == {}
     eventually(lambda: not connections(client))
     assert "never retrieved" not in caplog.text
 
@@ -77,7 +78,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
 def test_a_loop_that_ends_while_its_connections_are_dropped_leaves_none_open(where: Alias, turns: int) -> None:
     async def main() -> None:
         await ause(1)
-        get_backend().drop_connections()
+        get_backend().place.doubt(get_backend().node)
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -92,11 +93,11 @@ def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, even
         try:
             for _ in range(3):
                 loop.run_until_complete(ause(1))
-                assert len(get_backend()._loops) == 1
+                assert len(get_backend().place._loops) == 1
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-        eventually(lambda: get_backend()._loops == {} and len(of_commands(client)) <= 2)
+        eventually(lambda: get_backend().place._loops == {} and len(of_commands(client)) <= 2)
         asyncio.run(ause(1))
 
 
@@ -106,14 +107,14 @@ def test_a_loop_that_was_closed_without_an_end_is_in_nobodys_way(server: RedisSe
     def without_an_end() -> None:
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
-        (left,) = get_backend()._loops.values()
-        loop.run_until_complete(left._idle[0][0].disconnect())
+        (left,) = get_backend().place._loops.values()
+        loop.run_until_complete(idle(left)[0].disconnect())
         loop.close()
 
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         without_an_end()
         asyncio.run(ause(1))
-        assert get_backend()._loops == {}
+        assert get_backend().place._loops == {}
         without_an_end()
     # and the change of the settings does not mind either
 
@@ -143,4 +144,4 @@ def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer
         for done in [threads.submit(run, number) for number in range(2)]:
             done.result(60)
         assert worst == [1] * 50
-        assert get_backend()._loops == {}
+        assert get_backend().place._loops == {}

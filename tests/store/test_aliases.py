@@ -22,7 +22,8 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.backend import get_backend
+from django_redislock.store.aio import _makers
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
 from tests.helpers.state import listener
@@ -139,7 +140,7 @@ def test_tls_with_certificates_on_both_sides(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
         exercise()
-        assert listener().connection.__class__ is redis.SSLConnection
+        assert listener().receiver.connection.__class__ is redis.SSLConnection
 
 
 def test_a_certificate_that_cannot_be_verified_is_a_clear_error(
@@ -255,8 +256,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         if crowd.awaits:
-            maker = get_backend()._maker
-            assert maker is not None
+            maker = _makers[get_backend().node]
             assert isinstance(maker.make(None), AsyncOwn)
 
 
@@ -267,7 +267,7 @@ async def test_a_check_of_the_certificate_is_never_left_out(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     pinned = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0", **files)
     with override_settings(DJANGO_REDIS_CONNECTION_FACTORY=f"{__name__}.PinningFactory"), caches(pinned):
-        assert get_backend().origin.kind is Pinning
+        assert get_backend().place.origin.kind is Pinning
         with pytest.raises(LockUnavailable, match="not the certificate"):
             await sync_to_async(Lock("a").acquire)()
         with pytest.raises(ImproperlyConfigured, match=r"Pinning has no counterpart.*alias 'default'.*async_class"):

@@ -17,13 +17,14 @@ from django.test import override_settings
 
 from django_redislock import Lock
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import backend as module
+from django_redislock.store import places as module
 from django_redislock.store.aio import ENTERING
-from django_redislock.store.backend import Backend, get_backend
+from django_redislock.store.place import Place
+from django_redislock.store.places import get_backend, get_place, make_place
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.processes import Worker
-from tests.helpers.state import lease_of, listener
+from tests.helpers.state import lease_of, listener, listens
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
 
 from .conftest import Eventually, Exercise, all_at_once, ause
@@ -33,14 +34,14 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 
 def test_threads_that_come_first_together_share_one(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Backend] = []
-    make = Backend.__init__
+    made: list[Place] = []
+    make = Place.__init__
 
-    def noted(self: Backend, *args: Any) -> None:
+    def noted(self: Place, *args: Any) -> None:
         made.append(self)
         make(self, *args)
 
-    monkeypatch.setattr(Backend, "__init__", noted)
+    monkeypatch.setattr(Place, "__init__", noted)
     with caches(alias(DJANGO, server.url)):
         all_at_once(lambda _: get_backend(), 20)
     assert len(made) == 1
@@ -58,6 +59,7 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
         assert get_backend("default") is first
         exercise()
         ears = listener()
+        thread = ears.receiver.thread
         assert connections(client)
         with redis_server() as another, caches(alias(backend, another.url)):
             assert get_backend() is not first
@@ -66,8 +68,8 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
                 assert there.exists("redislock{0}:lock:a")
             assert not client.exists("redislock{0}:lock:a")
             eventually(lambda: not connections(client))
-            ears._thread.join(GENEROUS)
-            assert not ears._thread.is_alive()
+            thread.join(GENEROUS)
+            assert not thread.is_alive()
         exercise()
         assert listener() is not ears
     eventually(lambda: not connections(client))
@@ -77,12 +79,12 @@ def test_a_backend_that_was_closed_is_given_to_nobody_any_more(
     fresh: None, client: redis.Redis, eventually: Eventually
 ) -> None:
     closed = get_backend()
-    closed.close()
+    closed.place.close()
     assert get_backend() is not closed
     with Lock("a", ttl=600):  # it is held for long, so its process listens
         eventually(lambda: client.pubsub_numsub(get_backend().channel)[0][1])
     again = get_backend()
-    closed.close()
+    closed.place.close()
     assert get_backend() is again
 
 
@@ -119,7 +121,7 @@ def test_a_lock_that_is_held_for_long_beyond_a_change_starts_nothing_that_listen
     lease = me.read(lambda: lease_of(lock))
     # the watchdog has seen it and has planned its next look
     eventually(lambda: lease.seen and lease.due > monotonic() + 1)
-    assert runtime().listener(lease.backend)._thread is None
+    assert not listens(runtime().listener(lease.backend))
     me(lock, "release")
     eventually(lambda: not connections(client))
 
@@ -133,7 +135,8 @@ async def test_what_coroutines_send_after_a_change_leaves_no_connection_behind(
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         unused = get_backend()
     for backend in (used, unused):
-        assert await backend.aexecute_many([("ECHO", "1"), ("ECHO", "2")], urgency=ENTERING) == [b"1", b"2"]
+        answers, _ = await backend.aexchange([("ECHO", "1"), ("ECHO", "2")], urgency=ENTERING)
+        assert answers == [b"1", b"2"]
     await aeventually(lambda: not connections(client))
 
 
@@ -251,14 +254,14 @@ def test_a_finalizer_may_use_an_alias_while_its_backend_is_made(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The garbage collector runs it on the thread that makes the backend, in the midst of that."""
-    nested: list[Backend] = []
+    nested: list[Place] = []
 
-    def make(alias: str, prefix: str) -> Backend:
+    def make(alias: str, prefix: str) -> Place:
         if not nested:
-            nested.append(Backend(alias, prefix))
-            nested[0] = get_backend("ours")
-        return Backend(alias, prefix)
+            nested.append(make_place(alias, prefix))
+            nested[0] = get_place("ours")
+        return make_place(alias, prefix)
 
     with override_settings(CACHES=settings.CACHES | {"ours": settings.CACHES["default"]}):
-        monkeypatch.setattr(module, "Backend", make)
-        assert other()(lambda: get_backend("ours")) is get_backend("ours") is nested[0]
+        monkeypatch.setattr(module, "make_place", make)
+        assert other()(lambda: get_place("ours")) is get_place("ours") is nested[0]

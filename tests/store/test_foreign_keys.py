@@ -20,7 +20,7 @@ from django_redislock import (
     LockUnavailable,
     force_release,
 )
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, PREFIX, TOKEN
 

@@ -10,7 +10,7 @@ import redis
 from django.core.management import call_command
 
 from django_redislock import Lock, LockError, LockPool, get_lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, PREFIX, QUEUE, WAITERS, listener
 

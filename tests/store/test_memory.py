@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_redislock import Lock, LockError, LockLost, get_lock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker

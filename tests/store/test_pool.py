@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockUnavailable, get_lock
-from django_redislock.store.backend import MAX_CONNECTIONS, get_backend
+from django_redislock.conf import conf
+from django_redislock.store.places import get_backend
 from django_redislock.store.pool import _Loan
 from django_redislock.store.wire import exchange
 from redisserver import RedisServer
@@ -53,7 +54,7 @@ def test_the_number_of_connections_is_bounded(
     with caches(alias(backend, server.url, client_name=NAME, max_connections=bound)):
         all_at_once(work, 60)
     # the listener's, the watchdog's, and for a moment the one by which the listener probes
-    assert 1 <= max(seen) <= min(bound, MAX_CONNECTIONS) + 3
+    assert 1 <= max(seen) <= min(bound, conf().MAX_CONNECTIONS) + 3
 
 
 @BOTH
@@ -91,11 +92,11 @@ def test_who_finds_no_connection_free_is_told_so_in_the_end(
 ) -> None:
     monkeypatch.setattr("django_redislock.store.pool.PATIENCE", 0.02)
     retry_for(0.05)
-    pool, loan = one_connection._pool, _Loan()
+    pool, node, loan = one_connection.place._pool, one_connection.node, _Loan()
     pool._enter(loan, None)
     with pytest.raises(LockUnavailable, match="no connection became free in time"):
         Lock("a").acquire()
-    pool._leave(loan)
+    pool._leave(node, loan)
     with Lock("a"):
         pass
 
@@ -103,28 +104,28 @@ def test_who_finds_no_connection_free_is_told_so_in_the_end(
 def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
     one_connection: Any, other: Callable[[], Other], eventually: Eventually
 ) -> None:
-    pool, loan = one_connection._pool, _Loan()
+    pool, node, loan = one_connection.place._pool, one_connection.node, _Loan()
     pool._enter(loan, None)
     waiting = [other().start(lambda: one_connection.execute(("ECHO", "1"))) for _ in range(5)]
     eventually(lambda: pool._waiting == 5)
-    pool._leave(loan)
+    pool._leave(node, loan)
     assert [asked.result(GENEROUS) for asked in waiting] == [b"1"] * 5
     assert not pool._loans
 
 
 def test_nobody_waits_for_a_connection_beyond_its_own_deadline(one_connection: Any) -> None:
     loan = _Loan()
-    one_connection._pool._enter(loan, None)
+    one_connection.place._pool._enter(loan, None)
     with pytest.raises(redis.ConnectionError, match="no connection became free in time"):
-        one_connection.execute(("ECHO", "1"), by=monotonic() + 0.05)
-    one_connection._pool._leave(loan)
-    assert one_connection.execute(("ECHO", "1"), by=monotonic() + GENEROUS) == b"1"
+        one_connection.exchange([("ECHO", "1")], by=monotonic() + 0.05)
+    one_connection.place._pool._leave(one_connection.node, loan)
+    assert one_connection.exchange([("ECHO", "1")], by=monotonic() + GENEROUS)[0] == [b"1"]
 
 
 def test_a_loan_that_nobody_gives_back_ends_with_its_object(one_connection: Any) -> None:
     """As where a signal handler raises in the very moment of giving it back."""
     loan = _Loan()
-    one_connection._pool._enter(loan, None)
+    one_connection.place._pool._enter(loan, None)
     del loan
     assert one_connection.execute(("ECHO", "1")) == b"1"
 
@@ -140,19 +141,19 @@ def test_a_late_answer_is_given_to_nobody_else(server: RedisServer) -> None:
             backend.execute(("ECHO", "late"))
         ask_again(lambda: backend.execute(("ECHO", "between")), b"between")
         with stopped(server), pytest.raises(redis.TimeoutError):
-            backend.execute_many([("ECHO", "late"), ("ECHO", "later")])
+            backend.exchange([("ECHO", "late"), ("ECHO", "later")])
         ask_again(lambda: backend.execute(("ECHO", "next")), b"next")
-        ask_again(lambda: backend.execute_many([("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")])[::2], [b"1", b"2"])
+        ask_again(lambda: backend.exchange([("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")])[0][::2], [b"1", b"2"])
 
 
 def test_an_answer_is_waited_for_no_longer_than_to_the_deadline(one_connection: Any, server: RedisServer) -> None:
     assert one_connection.execute(("ECHO", "first")) == b"first"
     for warm in (True, False):
         if not warm:
-            one_connection.drop_connections()
+            one_connection.place.doubt(one_connection.node)
         begin = monotonic()
         with stopped(server), pytest.raises((redis.TimeoutError, redis.ConnectionError)):
-            one_connection.execute(("ECHO", "late"), by=begin + 0.1)
+            one_connection.exchange([("ECHO", "late")], by=begin + 0.1)
         assert monotonic() - begin < 4  # the timeout is 5 s
         assert one_connection.execute(("ECHO", "next")) == b"next"
 
@@ -162,11 +163,11 @@ def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
 ) -> None:
     monkeypatch.setattr("django_redislock.store.pool.IDLE", -1.0)
     assert one_connection.execute(("ECHO", "1")) == b"1"
-    connection = one_connection._pool._idle[0][0]
+    connection = one_connection.node.idle[0][0]
     connection.send_command("ECHO", "of somebody else")
     assert connection.can_read(GENEROUS)
     assert one_connection.execute(("ECHO", "2")) == b"2"
-    assert one_connection._pool._idle[0][0] is not connection
+    assert one_connection.node.idle[0][0] is not connection
 
 
 @pytest.mark.parametrize("idle", [-1.0, 1000.0], ids=["looked at", "not looked at"])
@@ -178,7 +179,7 @@ def test_a_connection_killed_while_it_idles_is_replaced(
         assert not Lock("a").locked()
         kill(client)
     assert not Lock("a").locked()
-    assert len(one_connection._pool._idle) == 1
+    assert len(one_connection.node.idle) == 1
 
 
 def test_the_errors_of_single_commands_stand_among_the_answers(server: RedisServer) -> None:

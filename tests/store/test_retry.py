@@ -12,8 +12,8 @@ import django_redislock
 from django_redislock import Lock, LockUnavailable
 from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.backend import get_backend
 from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import queued

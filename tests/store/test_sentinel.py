@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import Crowd
 from tests.helpers.ways import Sentinels, caches, connections, kill, stopped
 

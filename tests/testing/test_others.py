@@ -23,10 +23,10 @@ from django_redislock import (
     locked_view,
 )
 from django_redislock.cachelock import CacheLock
-from django_redislock.store.backend import get_backend
+from django_redislock.store.places import get_backend
 from django_redislock.testing import assert_locked, assert_not_locked, hold, lose, redis_away
 from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.state import NAME, lease_of, listener
+from tests.helpers.state import NAME, lease_of, listener, reader_of
 
 Eventually = Callable[..., Any]
 
@@ -216,7 +216,7 @@ def test_it_is_as_before_afterwards(other: Callable[[], Other], eventually: Even
     ears = listener()
     with hold(NAME):
         got = other().start(lambda: Lock(NAME, blocking_timeout=GENEROUS).acquire())
-        eventually(lambda: ears.reader is not None and get_lock(NAME).waiters)  # type: ignore[union-attr]
+        eventually(lambda: reader_of(ears) is not None and get_lock(NAME).waiters)  # type: ignore[union-attr]
         generation = ears.generation
         with redis_away():
             if not get_backend().memory:

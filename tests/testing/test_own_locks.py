@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from django_redislock import ConditionalValue, Counter, Lock, LockPool, LockUnavailable, get_lock, list_locks, lock_lost
 from django_redislock.conf import conf
-from django_redislock.store.backend import get_backend, made_backends
+from django_redislock.store.places import get_backend, made_places
 from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
 from redisserver import RedisServer
 from tests.checks import BACKEND
@@ -162,7 +162,7 @@ def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest
         if own is not None:
             own.stop()
     assert leases() == []
-    assert made_backends() == []
+    assert made_places() == []
 
 
 # -- reset -------------------------------------------------------------------------------------------------------------

@@ -34,8 +34,9 @@ from django_redislock.cli.watch import watch
 from django_redislock.display import duration, printable
 from django_redislock.jobs.locked_command import BUSY, LOST, UNAVAILABLE, quiet_when_busy
 from django_redislock.log import unprinted
-from django_redislock.store.backend import Backend, get_backend, get_backends
 from django_redislock.store.keys import make_keys
+from django_redislock.store.place import Place
+from django_redislock.store.places import get_backend, get_place, get_places
 
 T = TypeVar("T")
 
@@ -76,15 +77,15 @@ class Command(BaseCommand):
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         try:
             using = options["using"]
-            for backend in get_backends(using) if subcommand in EVERYWHERE else [get_backend(using)]:
-                if backend.memory and subcommand == "run" and not settings.DEBUG:
+            for place in get_places(using) if subcommand in EVERYWHERE else [get_place(using)]:
+                if place.memory and subcommand == "run" and not settings.DEBUG:
                     raise CommandError(
-                        f"Not run: the cache alias {backend.alias!r} is not Redis, so the lock would guard this "
+                        f"Not run: the cache alias {place.alias!r} is not Redis, so the lock would guard this "
                         f"process only. Name an alias with a Redis in REDISLOCK['CACHE'], or with --using."
                     )
-                if backend.memory:
+                if place.memory:
                     self.stderr.write(
-                        f"The cache alias {backend.alias!r} is not Redis: its locks live in the memory of each "
+                        f"The cache alias {place.alias!r} is not Redis: its locks live in the memory of each "
                         f"process, and this one sees and guards only its own."
                     )
             getattr(self, f"handle_{subcommand}")(**options)
@@ -141,10 +142,10 @@ class Command(BaseCommand):
         self.add_format(parser)
 
     def handle_show(self, *, name: str, format: str, using: str | None, **options: Any) -> None:
-        backends = get_backends(using)
-        locks = find_held([name], backends)
+        places = get_places(using)
+        locks = find_held([name], places)
         if not locks:
-            raise CommandError("\n".join(not_held([name], backends)))
+            raise CommandError("\n".join(not_held([name], places)))
         lock = the_only({lock.alias: lock for lock in locks})
         self.say(json.dumps(with_queue(lock), indent=2) if format == "json" else portrait(lock))
 
@@ -157,11 +158,11 @@ class Command(BaseCommand):
         self.add_format(parser)
 
     def handle_pool(self, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
-        backends = get_backends(using)
+        places = get_places(using)
         if name is None:
-            self.say(all_pools(format, backends))
+            self.say(all_pools(format, places))
             return
-        found = {backend.alias: LockPool(name, using=backend.alias).info() for backend in backends}
+        found = {place.alias: LockPool(name, using=place.alias).info() for place in places}
         pools = {alias: pool for alias, pool in found.items() if pool.members or pool.waiters}
         if not pools:
             raise CommandError(f"No members: {printable(name)}")
@@ -198,13 +199,13 @@ class Command(BaseCommand):
     ) -> None:
         if bool(names) + (match is not None) + options["all"] != 1:
             raise CommandError("Give either names, or --match PATTERN, or --all.")
-        backends = get_backends(using)
-        several = len(backends) > 1
+        places = get_places(using)
+        several = len(places) > 1
         if names:
-            locks = find_held(dict.fromkeys(names), backends)
+            locks = find_held(dict.fromkeys(names), places)
             missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
         else:
-            locks, missing = matching("*" if match is None else match, backends), []
+            locks, missing = matching("*" if match is None else match, places), []
         changed: list[str] = []
 
         if locks and dry_run:
@@ -219,7 +220,7 @@ class Command(BaseCommand):
         elif not missing:
             self.say("No locks are held." if match is None else f"No held lock matches {printable(match)}.")
         lines = [f"Left alone, since the holder has changed: {', '.join(changed)}"] if changed else []
-        lines += not_held(missing, backends) if names else []
+        lines += not_held(missing, places) if names else []
         if lines:
             raise CommandError("\n".join(lines))
 
@@ -351,9 +352,9 @@ def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
             parser._add_action(again)
 
 
-def find_held(names: Iterable[str], backends: Sequence[Backend]) -> list[LockInfo]:
+def find_held(names: Iterable[str], places: Sequence[Place]) -> list[LockInfo]:
     """The locks of these names that are held, wherever they are."""
-    found = [get_lock(name, using=backend.alias) for name in names for backend in backends]
+    found = [get_lock(name, using=place.alias) for name in names for place in places]
     return [lock for lock in found if lock is not None]
 
 
@@ -364,9 +365,9 @@ def the_only(found: Mapping[str, T]) -> T:
     return next(iter(found.values()))
 
 
-def matching(pattern: str, backends: Sequence[Backend]) -> list[LockInfo]:
+def matching(pattern: str, places: Sequence[Place]) -> list[LockInfo]:
     """The held locks whose names match, wherever they are, by name."""
-    found = [lock for backend in backends for lock in list_locks(pattern, using=backend.alias)]
+    found = [lock for place in places for lock in list_locks(pattern, using=place.alias)]
     return sorted(found, key=lambda lock: lock.name)
 
 
@@ -375,13 +376,13 @@ def label(lock: LockInfo, several: bool) -> str:
     return f"{printable(lock.name)} ({printable(lock.alias)})" if several else printable(lock.name)
 
 
-def not_held(names: Sequence[str], backends: Sequence[Backend]) -> list[str]:
+def not_held(names: Sequence[str], places: Sequence[Place]) -> list[str]:
     """What to say of locks that are not held by one of us: nobody holds them, or somebody else wrote the key."""
     foreign = {
-        name: make_keys(backend.prefix, name).lock
+        name: make_keys(get_backend(place.alias, name).prefix, name).lock
         for name in names
-        for backend in backends
-        if Lock(name, using=backend.alias).locked()
+        for place in places
+        if Lock(name, using=place.alias).locked()
     }
     free = [printable(name) for name in names if name not in foreign]
     lines = [f"Not held: {', '.join(free)}"] if free else []
@@ -392,21 +393,21 @@ def not_held(names: Sequence[str], backends: Sequence[Backend]) -> list[str]:
     ]
 
 
-def all_pools(format: str, backends: Sequence[Backend]) -> str:
+def all_pools(format: str, places: Sequence[Place]) -> str:
     """The pools of these aliases, as text."""
-    found = [pool for backend in backends for pool in list_pools(using=backend.alias)]
+    found = [pool for place in places for pool in list_pools(using=place.alias)]
     pools = sorted(found, key=lambda pool: pool.name)
     if format == "json":
         return json.dumps([asdict(pool) for pool in pools], indent=2)
-    return pools_table(pools, aliases=len(backends) > 1) if pools else "There are no pools."
+    return pools_table(pools, aliases=len(places) > 1) if pools else "There are no pools."
 
 
 def listing(pattern: str, format: str, using: str | None, *, indent: int | None = None, room: int | None = None) -> str:
     """The held locks that match, as text. ``room``: see table()."""
-    backends = get_backends(using)
-    locks = matching(pattern, backends)
+    places = get_places(using)
+    locks = matching(pattern, places)
     if format == "json":
         return json.dumps([as_json(lock) for lock in locks], indent=indent)
     if locks:
-        return table(locks, aliases=len(backends) > 1, room=room)
+        return table(locks, aliases=len(places) > 1, room=room)
     return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."

@@ -1,8 +1,9 @@
 -- renew: moves the end of a lease that this attempt holds; confirms a handoff.
 -- KEYS     @lock queue waiters index fence
--- ARGV     name id channel known ttl how ms token
+-- ARGV     name id channel known ttl how ms token fence
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; add = ms more; set = ms from now;
 --            detach = the same, and nobody here holds it any more
+--            fence: of the acquisition; '' for whatever this attempt holds
 -- returns  {state, server us, lease left in ms of whoever holds it}; states: calls.py
 --#include time
 --#include holder
@@ -19,8 +20,9 @@ if not value then
 end
 
 local id, channel, flag, fence, since, token, owner = parse_holder(value)
-if id ~= ARGV.id then
-  local adopted = id and token ~= '-' and token == ARGV.token
+-- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
+if id ~= ARGV.id or ARGV.fence ~= '' and fence ~= ARGV.fence then
+  local adopted = id and id ~= ARGV.id and token ~= '-' and token == ARGV.token
   return {adopted and ADOPTED or LOST, us, lease_left()}
 end
 

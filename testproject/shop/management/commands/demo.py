@@ -26,11 +26,12 @@ except ImportError:
 
 from demo import report
 from demo.facts import Facts
-from demo.sale import ASYNCIO_LOCK, CACHE_LOCK, LOCK, NO_LOCK, Sale, Way
+from demo.sale import ASYNCIO_LOCK, CACHE_LOCK, CLUSTER_LOCK, LOCK, NO_LOCK, Sale, Way
 from demo.servers import ServerError, Servers
 from demo.stage import database, interruptible, own_keys
 from django_redislock import LockUnavailable, list_locks
 from shop.models import Event
+from shop.settings import CLUSTER
 
 PROCESSES = 3  # with a real Redis
 INTERRUPTED = 130  # what shells return for Ctrl-C
@@ -41,7 +42,8 @@ class Command(BaseCommand):
         "Sells seats over HTTP to many buyers at once: without a lock, with cache.lock of django-redis, and with Lock. "
         "Exits with 0 when the locked sales oversold nothing and Lock kept the order, else with 1. Needs no Redis, but "
         "then there is no cache.lock; with REDIS_URL in the environment it uses that one, and several server "
-        "processes. With --asgi the views are coroutines, and redis.asyncio's lock stands for cache.lock."
+        "processes; if it ends in ?cluster, its Redis Cluster, with redis-py's lock for cache.lock. With --asgi the "
+        "views are coroutines, and redis.asyncio's lock stands for cache.lock."
     )
 
     requires_system_checks = []  # a wrong REDIS_URL is told by ourselves
@@ -64,7 +66,7 @@ class Command(BaseCommand):
                 redis = bool(os.environ.get("REDIS_URL"))
                 servers = _open_shop(stack, redis=redis, asgi=asgi, sabotage=sabotage)
                 console.print(_welcome(servers, buyers, seats, redis=redis, asgi=asgi), highlight=False)
-                other = ASYNCIO_LOCK if asgi else CACHE_LOCK
+                other = ASYNCIO_LOCK if asgi else CLUSTER_LOCK if CLUSTER else CACHE_LOCK
                 ways = [NO_LOCK, other, LOCK] if redis else [NO_LOCK, LOCK]
                 left_out = [] if redis else [other.title]
                 sales = _sell(console, servers, ways, buyers, seats)
@@ -111,7 +113,7 @@ def _welcome(servers: Servers, buyers: int, seats: int, *, redis: bool, asgi: bo
     what = f"{'' if asgi else 'threaded '}server process{'es' if count > 1 else ''}"
     how = " (async views on uvicorn)" if asgi else ""
     where = (
-        "locks in the Redis of REDIS_URL"
+        f"locks in the Redis {'Cluster ' if CLUSTER else ''}of REDIS_URL"
         if redis
         else "locks in its memory (set REDIS_URL for a real Redis and several processes)"
     )

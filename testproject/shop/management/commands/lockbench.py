@@ -1,4 +1,4 @@
-"""``manage.py lockbench``: our lock against others, on a private redis-server."""
+"""``manage.py lockbench``: our lock against others, on a private redis-server or cluster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.console import Console
 
 from bench.crew import BenchError
 from bench.report import label, show
-from bench.run import MODES, run
+from bench.run import CLUSTER_OPTIONS, MODES, run
 from redisserver import NoServerError
 
 WIDTH = 132  # where the output is no terminal
-OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "members", "rounds")
+OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "members", "rounds", "names", "locks", "masters")
 
 
 class Command(BaseCommand):
     help = (
         "Measures our lock against redis-py's, python-redis-lock and a bare floor, interleaved in one run, on a "
-        "private redis-server that it starts itself."
+        "private redis-server, or (--cluster) on a private Redis Cluster, that it starts itself."
     )
     requires_system_checks = []
 
@@ -33,16 +33,30 @@ class Command(BaseCommand):
             choices=MODES,
             help="uncontended: one process alone. contended: many processes on one lock. idle: what waiting costs. "
             "drain: many of one process get the lock one after the other. dogpile: many of many processes want one "
-            "value that is not in the cache. pool: many processes check its members out and in.",
+            "value that is not in the cache. pool: many processes check its members out and in. load: what many locks "
+            "and waiters cost the server.",
         )
         parser.add_argument("--procs", type=int, metavar="N", help=f"Processes. {_defaults('procs')}")
         parser.add_argument("--asyncio", action="store_true", help="Coroutines use the locks, not threads.")
+        parser.add_argument("--cluster", action="store_true", help="uncontended, contended, load: on a Redis Cluster.")
+        parser.add_argument(
+            "--masters", type=int, metavar="N", help=f"Of the cluster. Default: {CLUSTER_OPTIONS['masters']}."
+        )
         parser.add_argument(
             "--hold-ms", type=float, metavar="X", help=f"Work inside; dogpile: for the value. {_defaults('hold_ms')}"
         )
-        parser.add_argument("--seconds", type=float, metavar="S", help=f"How long to measure. {_defaults('seconds')}")
-        parser.add_argument("--waiters", type=int, metavar="N", help=f"Waiting in a process. {_defaults('waiters')}")
+        parser.add_argument(
+            "--seconds",
+            type=float,
+            metavar="S",
+            help=f"How long to measure; load: to rest at the end. {_defaults('seconds')}",
+        )
+        parser.add_argument(
+            "--waiters", type=int, metavar="N", help=f"Waiting in a process; load: in all. {_defaults('waiters')}"
+        )
         parser.add_argument("--members", type=int, metavar="N", help=f"Of the pool. {_defaults('members')}")
+        parser.add_argument("--names", type=int, metavar="N", help=f"Locks to contend for. {_defaults('names')}")
+        parser.add_argument("--locks", type=int, metavar="N", help=f"Held. {_defaults('locks')}")
         parser.add_argument("--rounds", type=int, metavar="N", help=f"Turns of each. {_defaults('rounds')}")
         parser.add_argument(
             "--let-cpus-sleep", action="store_true", help="uncontended: do not keep the CPUs awake meanwhile."
@@ -70,6 +84,7 @@ class Command(BaseCommand):
                     only,
                     lambda text: status.update(f"lockbench {options['mode']}: {text}"),
                     coroutines=options["asyncio"],
+                    cluster=options["cluster"],
                     may_sleep=options["let_cpus_sleep"],
                     other=options["other"] and options["other"].resolve(),
                     other_fair=options["other_fair"],

@@ -1,0 +1,216 @@
+"""The subscriber keeps the listeners of a place subscribed, each at the node that runs its scripts (R3, C3).
+
+Its thread lives only while there is something to subscribe.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from logging import WARNING
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from ..store.node import Node
+from ..store.place import PASSING, Place
+from .listener import RECONNECTING, SIT_OUT, Listener
+from .notifier import Notifier
+from .outage import Outage
+from .receiver import Receiver
+
+RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
+STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
+
+
+class Subscriber:
+    """See the module."""
+
+    def __init__(self, place: Place, notifier: Notifier) -> None:
+        self.place: Place = place
+        self._notifier = notifier
+        self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
+        self._wanted = threading.Condition(self._mutex)
+        self._due: dict[Listener, float] = {}  # those to subscribe, and when (monotonic)
+        self._receivers: dict[Node, Receiver[Listener]] = {}
+        self._joining: Receiver[Listener] | None = None  # not yet one of them
+        self._thread: threading.Thread | None = None
+        self._outage: Outage | None = None
+        self._pauses: dict[Listener, float] = {}  # seconds until the next try of those that were refused
+        self._last_refusal = ""
+        place.on_close.append(self.close)
+
+    def want(self, listener: Listener) -> None:
+        """Subscribe this one, or see to it that it is where it should be. Returns at once; ``ready`` follows."""
+        with self._mutex:
+            if self.place.closed:
+                return
+            self._due.setdefault(listener, 0.0)  # one that was refused is not tried sooner for that
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._run, name="redislock-subscriber", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._wanted.notify()
+
+    def close(self) -> None:
+        """Settings have changed: nobody listens any more."""
+        with self._mutex:
+            self._due.clear()
+            self._wanted.notify()
+            receivers, self._receivers = list(self._receivers.values()), {}
+        for receiver in receivers:
+            receiver.retire()
+
+    def leave_parent(self) -> None:
+        """In a forked child."""
+        for receiver in (self._joining, *self._receivers.values()):
+            if receiver is not None:
+                receiver.leave_parent()
+
+    # -- its thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            try:
+                self._subscribe(batch)
+            except Exception as error:  # whatever it is: nobody would start us again
+                self._failed(batch, error)
+
+    def _next(self) -> list[Listener] | None:
+        """Those that are due, when they are; None: there is nothing more to do."""
+        with self._mutex:
+            while self._due:
+                now = monotonic()
+                due = [listener for listener, when in self._due.items() if when <= now]
+                if due:
+                    for listener in due:
+                        del self._due[listener]
+                    return due
+                self._wanted.wait(min(self._due.values()) - now)
+            self._thread = None
+            return None
+
+    def _subscribe(self, batch: Sequence[Listener]) -> None:
+        groups: dict[Node, list[Listener]] = defaultdict(list)
+        for listener in batch:
+            node = self.place.node_of(listener.backend.tag)
+            if listener.hears and listener.receiver is not None and listener.receiver.node is node:
+                continue  # it stands where it should
+            groups[node].append(listener)
+        for node, listeners in groups.items():
+            try:
+                self._subscribe_at(node, listeners)
+            except Exception as error:
+                self.place.doubt(node)
+                self._failed(listeners, error)
+
+    def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
+        """A new receiver for these, and for those that have one there already, which it replaces."""
+        old, outage = self._receivers.get(node), self._outage
+        others = (
+            [] if old is None else [each for each in old.listeners if each.receiver is old and each not in listeners]
+        )
+        self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
+        try:
+            try:
+                found = receiver.subscribe(listeners)
+            except ResponseError as error:  # on connecting
+                found = dict.fromkeys(receiver.listeners, error)
+            for listener in listeners:
+                self._stand(listener, receiver, found[listener])
+            if not any(isinstance(found[listener], int) for listener in listeners):
+                receiver.connection.disconnect()  # nobody has any use for it
+                self._joining = None
+                return
+            receiver.start()
+        except BaseException:
+            receiver.connection.disconnect()
+            raise
+        with self._mutex:
+            closed = self.place.closed
+            self._receivers[node] = receiver
+        self._joining = None
+        for each in others:
+            if each in found:  # it belongs elsewhere by now
+                each.on_unsubscribed()
+            else:
+                each.receiver = receiver
+        if closed:
+            receiver.retire()
+        elif old is not None:
+            old.retire()
+        # another one has begun, if the receiver has ended meanwhile
+        if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
+            self._log("listener-reconnected", outage=outage.lasted)
+
+    def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
+        if isinstance(counted, PASSING):
+            self.place.redirect(listener.backend, counted, receiver.node)
+            self._retry([listener], RECONNECTING / 10)
+        elif isinstance(counted, ResponseError):
+            # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
+            if str(counted) != self._last_refusal:
+                self._last_refusal = str(counted)
+                self._log("not-subscribed", error=counted)
+            listener.subscribed(None, polled=True)
+            pause = self._pauses.get(listener, RECONNECTING)
+            self._pauses[listener] = min(pause * 2, RESUBSCRIBE_EVERY)
+            self._retry([listener], pause)
+        else:
+            self._pauses.pop(listener, None)
+            self._last_refusal = ""
+            # the reader comes last: nobody can be told anything while he reads himself
+            listener.subscribed(receiver, polled=counted == 0)
+
+    def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
+        """Called in the thread of a receiver whose connection has ended."""
+        with self._mutex:
+            if self._receivers.get(receiver.node) is receiver:
+                del self._receivers[receiver.node]
+        concerned = [listener for listener in receiver.listeners if listener.receiver is receiver]
+        if error is not None and not self.place.closed:
+            self.place.doubt(receiver.node)
+            if monotonic() - receiver.since >= STANDS:
+                self._outage = None
+            try:
+                self._failed(concerned, error)
+            except RuntimeError:  # the system gives no more threads: this one, which would end here, goes on as ours
+                self._go_on()
+        else:
+            for listener in concerned:
+                listener.unsubscribed()
+
+    def _go_on(self) -> None:
+        with self._mutex:
+            if self._thread is not None and self._thread.is_alive():
+                return  # pragma: no cover (another one was faster)
+            self._thread = threading.current_thread()
+        self._run()
+
+    def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
+        for listener in listeners:
+            listener.unsubscribed()
+        outage = self._outage = self._outage or Outage()
+        if outage.log_is_due():
+            self._log("listener-disconnected", outage=outage.lasted, error=error)
+        if outage.lasted > SIT_OUT:
+            for listener in listeners:
+                listener.tell_all()
+        self._retry(listeners, outage.fail() * random.uniform(0.5, 1))
+
+    def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
+        with self._mutex:
+            if not self.place.closed:
+                due = monotonic() + delay
+                for listener in listeners:
+                    self._due[listener] = due
+                self._wake()
+
+    def _log(self, event: str, **facts: Any) -> None:
+        self._notifier.log(WARNING, event, alias=self.place.alias, **facts)

@@ -1,0 +1,184 @@
+"""A place that is a Redis Cluster, whose slots redis-py's own cluster code knows. See C1 to C6 in docs/protocol.rst.
+
+A name has one of TAGS hash tags, whatever the cluster looks like, and with it a slot. The cluster may move a slot from
+node to node: nothing here depends on where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from inspect import signature
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+from django.core.exceptions import ImproperlyConfigured
+from redis.cluster import ClusterNode, NodesManager
+from redis.connection import ConnectionPool
+from redis.crc import key_slot
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    RedisClusterException,
+    ResponseError,
+    SlotNotCoveredError,
+)
+
+from .aliases import Origin
+from .node import Node
+from .place import Backend, Place
+from .wire import CONNECTION_ERRORS
+
+TAGS = 64  # for ever: one name in two slots is two locks
+OLDEST = 7
+ASKING_TAKES = 1.0  # seconds at most that a node may take to tell where the slots are
+
+
+def tag_of(text: str) -> int:
+    """C1: the tag of all that belongs to a name, the same in every process and on every cluster."""
+    return crc32(text.encode()) % TAGS
+
+
+def _clients(manager: NodesManager) -> list[Any]:
+    return [node.redis_connection for node in manager.nodes_cache.values()]
+
+
+class Cluster(Place):
+    """See the module and Place."""
+
+    tags = TAGS
+    clustered = True
+
+    def __init__(self, origin: Origin, key_prefix: str) -> None:
+        super().__init__(origin, key_prefix)
+        self._manager: NodesManager | None = None
+        self._owners: dict[int, Node] = {}  # by tag
+        self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
+        self._stale = True  # the slots may have moved
+        self._doubted: Node | None = None
+        self._mutex = threading.RLock()
+        self._failed_at = 0.0  # monotonic
+        self._failure: Exception | None = None
+
+    # -- its nodes --------------------------------------------------------------------------------------------------
+
+    def node_of(self, tag: int) -> Node:
+        if self._stale:
+            self.refresh()
+        return self._owners[tag]
+
+    async def anode_of(self, tag: int) -> Node:
+        if self._stale:
+            await asyncio.get_running_loop().run_in_executor(None, self.refresh)
+        return self._owners[tag]
+
+    def known_node(self, tag: int) -> Node | None:
+        return self._owners.get(tag)
+
+    def refresh(self) -> None:
+        """Ask the cluster where the slots are, unless that is known. Raises ConnectionError."""
+        asked = monotonic()
+        with self._mutex:
+            if not self._stale:
+                return  # another thread was faster
+            if self._failure is not None and self._failed_at > asked:
+                raise ConnectionError(str(self._failure))  # the same, while this one waited
+            try:
+                self._read_slots()
+            except (RedisClusterException, SlotNotCoveredError) as error:
+                self._failure, self._failed_at = ConnectionError(str(error)), monotonic()
+                raise self._failure from error
+            self._stale = False
+
+    def _read_slots(self) -> None:
+        if self._manager is None:
+            self._manager = self._make_manager()
+            self._check_version(self._manager)
+        else:
+            self._manager.initialize(**self._order(self._manager))
+        for client in _clients(self._manager):
+            client.connection_pool.disconnect()  # until it is asked again
+        for tag, slot in enumerate(self._slots):
+            node = self._manager.get_node_from_slot(slot)
+            self._owners[tag] = self._node_at(node.host, int(node.port))
+        self._forget_the_gone(self._manager)
+
+    def _forget_the_gone(self, manager: NodesManager) -> None:
+        """Nodes come and go, and each would keep a connection or two."""
+        there = {f"{each.host}:{each.port}" for each in manager.nodes_cache.values()}
+        for address in self._nodes.keys() - there:
+            node = self._nodes.pop(address)
+            super().doubt(node)  # the connections of event loops
+            node.close()
+
+    def _order(self, manager: NodesManager) -> dict[str, Any]:
+        address = "" if self._doubted is None else self._doubted.origin.address
+        if "last_failed_node_name" in signature(manager.initialize).parameters:
+            return {"last_failed_node_name": address}
+        nodes: Any = manager.startup_nodes  # before redis-py 8, they are asked in this order
+        if address in nodes:
+            nodes[address] = nodes.pop(address)
+        return {}
+
+    def _make_manager(self) -> NodesManager:
+        keywords: dict[str, Any] = {
+            key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")
+        }
+        patience = min(self.timeout, ASKING_TAKES)
+        keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
+        return NodesManager(
+            startup_nodes=[ClusterNode(host, port) for host, port in self.origin.startup],
+            from_url=True,  # that is: by pools of any class of connections
+            connection_pool_class=ConnectionPool,
+            connection_class=self.origin.kind,
+            address_remap=self.origin.remap,
+            **keywords,
+        )
+
+    def _check_version(self, manager: NodesManager) -> None:
+        try:
+            text = str(_clients(manager)[0].info("server")["redis_version"])
+        except ResponseError:
+            return  # a user that may not ask: without sharded pub/sub, waiters poll
+        if int(text.split(".")[0]) < OLDEST:
+            raise ImproperlyConfigured(
+                f"The Redis Cluster used for locks (cache alias {self.alias!r}) is version {text}; locks on a cluster "
+                f"need Redis {OLDEST} or later, for sharded pub/sub."
+            )
+
+    def _node_at(self, host: str, port: int) -> Node:
+        address = f"{host}:{port}"
+        return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
+
+    def doubt(self, node: Node | None) -> None:
+        super().doubt(node)
+        self._doubt(node)
+
+    def _doubt(self, node: Node | None) -> None:
+        """The slots may have moved. This node is asked last: it may hang, or be cut off and know nothing of it."""
+        self._doubted = node
+        self._stale = True
+
+    def look_around(self, node: Node) -> None:
+        self.doubt(node)
+        try:
+            self.refresh()
+        except CONNECTION_ERRORS:
+            pass  # whoever tries again asks again
+
+    def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
+        # ASK needs nothing: a script has several keys, and waits until all of them have moved
+        if isinstance(error, ClusterDownError):
+            self._doubt(node)
+        if not isinstance(error, MovedError):
+            return False
+        self._owners[backend.tag] = self._node_at(*self._remap(error, node))
+        return True
+
+    def _remap(self, error: Any, node: Node) -> tuple[str, int]:
+        host = error.host or str(node.origin.keywords["host"])  # "": the host that was asked
+        remap = self.origin.remap
+        found: tuple[str, int] = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
+        return found

@@ -1,0 +1,48 @@
+"""One Redis server, as this process reaches it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+
+from redis.connection import Connection
+
+from .aliases import Origin
+
+
+class Node:
+    """A server, or the master that Sentinels name.
+
+    ``anchor`` pairs its time (microseconds) with the local monotonic time at which the request for it was sent, which
+    is never later than the server's own moment. Other nodes have other clocks.
+    """
+
+    __slots__ = ("__weakref__", "anchor", "closed", "idle", "on_close", "origin")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin: Origin = origin
+        self.anchor: tuple[int, float] | None = None
+        # connections of threads that nobody uses, and since when (monotonic); see pool.py
+        self.idle: deque[tuple[Connection, float]] = deque()
+        self.closed: bool = False
+        self.on_close: list[Callable[[], object]] = []
+
+    def connect_by(self, by: float | None) -> Connection:
+        """A connection that gives up at ``by`` (monotonic); None: with the timeouts of the alias."""
+        return self.origin.connection(None if by is None else max(0.001, by - monotonic()))
+
+    def close(self) -> None:
+        """No connection to it is kept from now on."""
+        self.closed = True
+        for callback in self.on_close:
+            callback()
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Close what idles, so that the next command connects anew."""
+        try:
+            while True:
+                self.idle.pop()[0].disconnect()
+        except IndexError:
+            pass

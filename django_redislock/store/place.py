@@ -1,0 +1,230 @@
+"""Where the locks of one cache alias live, as this process knows it: one server, or (cluster.py) many."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import Any
+
+from redis.connection import Connection
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+
+from ..conf import conf
+from .aio import ENTERING, LoopConnections
+from .aliases import Origin
+from .node import Node
+from .pool import ConnectionPool
+from .wire import Command
+
+# errors of a cluster: whoever gets one has only to ask again, elsewhere or later
+PASSING = (MovedError, AskError, TryAgainError, ClusterDownError)
+
+
+class Place:
+    """The connections of this process to the Redis of one alias: here, to one server or Sentinel's master.
+
+    All that belongs to one name has the same hash tag, a number. Here there is one tag.
+    """
+
+    tags: int = 1
+    clustered: bool = False
+
+    def __init__(self, origin: Origin, key_prefix: str) -> None:
+        self.origin: Origin = origin
+        self.alias: str = origin.alias
+        self.memory: bool = origin.memory
+        self.timeout: float = origin.timeout
+        own = f"{origin.key_prefix}:" if origin.key_prefix else ""
+        self.prefix: str = f"{own}{key_prefix}"
+        # locks in the same place exclude each other
+        self.identity: tuple[object, ...] = (origin.database, self.prefix)
+        self.closed: bool = False
+        self.on_close: list[Callable[[], object]] = []
+        self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
+        self.backends: dict[int, Backend] = {}  # those that were asked for, by tag
+        self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
+        self._only = Node(origin)
+        self._nodes: dict[str, Node] = {} if self.clustered else {"": self._only}  # by address
+        self._pool = ConnectionPool(self.bound, self._nodes.values())
+        self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
+
+    # -- its locks --------------------------------------------------------------------------------------------------
+
+    def backend(self, tag: int) -> Backend:
+        """That of a tag: the same one each time."""
+        return self.backends.get(tag) or self.backends.setdefault(tag, Backend(self, tag))
+
+    def everywhere(self) -> list[Backend]:
+        """Those of all tags."""
+        return [self.backend(tag) for tag in range(self.tags)]
+
+    # -- its nodes --------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> Collection[Node]:
+        """Those that this process has met."""
+        return self._nodes.values()
+
+    def node_of(self, tag: int) -> Node:
+        """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be."""
+        return self._only
+
+    async def anode_of(self, tag: int) -> Node:
+        """See node_of()."""
+        return self._only
+
+    def known_node(self, tag: int) -> Node | None:
+        """The same as far as is known, without asking."""
+        return self._only
+
+    def doubt(self, node: Node | None) -> None:
+        """This node could not be reached, or is no master any more: the next command connects (asks Sentinel) anew."""
+        if node is None:
+            return
+        node.drop_idle()
+        for loop, connections in list(self._loops.items()):
+            if connections.idle:
+                _in_loop(loop, lambda connections=connections: connections.drop_idle_soon(node))  # type: ignore[misc]
+
+    def look_around(self, node: Node) -> None:
+        """In the background, after trouble with this node: whether others have taken over what it had."""
+
+    def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
+        """Learn from an error of ``node`` that another one has these locks now. Returns whether it says so."""
+        return False
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> list[Any]:
+        """The answers of ``node``, sent in one write; an error of a single command stands among them.
+
+        ``by``: the monotonic time at which to give up, if the timeouts are longer.
+        """
+        if by is not None and (self.memory or by - monotonic() >= self.timeout):
+            by = None
+        return self._pool.exchange(node, commands, by)
+
+    async def aexchange(
+        self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
+    ) -> list[Any]:
+        """See exchange(). ``urgency``: before which other coroutines that wait for a connection (aio.py)."""
+        if self.memory:  # in this process: there is nothing to wait for
+            return self.exchange(node, commands)
+        connections = await self._of_loop()
+        return await connections.exchange(node, commands, by, urgency=urgency)
+
+    async def _of_loop(self) -> LoopConnections:
+        """The connections of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._loops.get(loop)
+        if found is None or (found.closed and not self.closed):
+            for other in [known for known in list(self._loops) if known.is_closed()]:
+                self._loops.pop(other, None)
+            found = LoopConnections(self.bound)
+            found.closed = self.closed
+            self._loops[loop] = found
+            await found.open(lambda: self._forget(loop))
+        return found
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loops.pop(loop, None)
+        for callback in self.on_loop_end:
+            callback(loop)
+
+    # -- closing ----------------------------------------------------------------------------------------------------
+
+    def trim(self) -> None:
+        """Close the connections that nobody has needed for a while, but for one of threads and one of each loop."""
+        self._pool.trim()
+        for loop, connections in list(self._loops.items()):
+            if connections.idle:
+                _in_loop(loop, connections.trim_soon)
+
+    def close(self) -> None:
+        """Keep no connection from now on, and listen no more."""
+        self.closed = True
+        for callback in self.on_close:
+            callback()
+        self._pool.close()
+        for loop, connections in list(self._loops.items()):
+            connections.closed = True
+            if connections.idle:
+                _in_loop(loop, connections.drop_idle_soon)
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        pass  # the loop was closed, and its connections with it
+
+
+class Backend:
+    """The locks of one alias that share a hash tag, as this process knows them: all in one slot, and so on one node.
+
+    ``known`` is the highest fence that this process has seen there.
+    """
+
+    def __init__(self, place: Place, tag: int) -> None:
+        self.place: Place = place
+        self.tag: int = tag
+        self.alias: str = place.alias
+        self.memory: bool = place.memory
+        self.prefix: str = f"{place.prefix}{{{tag}}}:"
+        # "!": messages go by sharded pub/sub, see channel.lua
+        self.channel: str = f"{self.prefix}wake{'!' if place.clustered else ':'}{secrets.token_urlsafe(12)}"
+        self.known = 0
+        # told the node of each answer that is not the one where this process is subscribed
+        self.subscribed_at: Node | None = None
+        self.on_other_node: Callable[[], object] = lambda: None
+
+    @property
+    def closed(self) -> bool:
+        return self.place.closed
+
+    @property
+    def timeout(self) -> float:
+        return self.place.timeout
+
+    @property
+    def node_if_known(self) -> Node | None:
+        """The node that runs the scripts, as far as is known."""
+        return self.place.known_node(self.tag)
+
+    @property
+    def node(self) -> Node:
+        """The same; a cluster that was never asked is asked now."""
+        return self.node_if_known or self.place.node_of(self.tag)
+
+    def _heard_from(self, node: Node) -> None:
+        if self.subscribed_at is not None and self.subscribed_at is not node:
+            self.on_other_node()
+
+    def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
+        """The answers to several commands in one write, errors of single ones among them; and whose they are."""
+        node = self.place.node_of(self.tag)
+        answers = self.place.exchange(node, commands, by)
+        self._heard_from(node)
+        return answers, node
+
+    async def aexchange(
+        self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
+    ) -> tuple[list[Any], Node]:
+        """See exchange(). ``urgency``: see Place.aexchange()."""
+        node = await self.place.anode_of(self.tag)
+        answers = await self.place.aexchange(node, commands, by, urgency=urgency)
+        self._heard_from(node)
+        return answers, node
+
+    def execute(self, command: Command) -> Any:
+        """One command, one answer, in this thread."""
+        (answer,), _ = self.exchange([command])
+        if isinstance(answer, ResponseError):
+            raise answer
+        return answer
+
+    def connect(self, timeout: float) -> Connection:
+        """A connection of one's own, outside the pool, with a timeout of its own."""
+        return self.node.origin.connection(timeout)

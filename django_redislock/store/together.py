@@ -1,0 +1,108 @@
+"""Reading from many backends at once: what is asked at the same time goes to each node in one write."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ..steps import Pause, Request, Steps
+from .node import Node
+from .place import Backend, Place
+from .retry import Execute
+from .wire import CONNECTION_ERRORS, Command
+
+T = TypeVar("T")
+
+Resume = Callable[[Any], Request]
+
+
+class _Locate:
+    """Sends back the node of this backend."""
+
+    __slots__ = ("backend",)
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend: Backend = backend
+
+    def run(self) -> Node:
+        return self.backend.place.node_of(self.backend.tag)
+
+    async def arun(self) -> Node:
+        return await self.backend.place.anode_of(self.backend.tag)
+
+
+class _Exchange:
+    """Sends back the answers of a node."""
+
+    __slots__ = ("commands", "node", "place")
+
+    def __init__(self, place: Place, node: Node, commands: Sequence[Command]) -> None:
+        self.place: Place = place
+        self.node: Node = node
+        self.commands: Sequence[Command] = commands
+
+    def run(self) -> list[Any]:
+        return self.place.exchange(self.node, self.commands)
+
+    async def arun(self) -> list[Any]:
+        return await self.place.aexchange(self.node, self.commands)
+
+
+def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """The results of several steps that only read, each with a backend of its own.
+
+    The first error that one of them raises propagates.
+    """
+    if len(several) == 1:
+        return [(yield from several[0])]
+    results: dict[int, T] = {}
+    waiting: dict[int, Request] = {}
+
+    def resume(i: int, how: Resume, value: Any) -> None:
+        waiting.pop(i, None)
+        try:
+            waiting[i] = how(value)
+        except StopIteration as end:
+            results[i] = end.value
+
+    try:
+        for i, steps in enumerate(several):
+            resume(i, steps.send, None)
+        while waiting:
+            # each waits for Redis, or has met trouble and lets some time go by
+            pauses = {i: request.seconds for i, request in waiting.items() if isinstance(request, Pause)}
+            asking = {i: request for i, request in waiting.items() if isinstance(request, Execute)}
+            if pauses:
+                yield Pause(max(pauses.values()))
+            for i in pauses:
+                resume(i, several[i].send, None)
+            for i, outcome in (yield from _ask(asking)).items():
+                resume(i, several[i].throw if isinstance(outcome, Exception) else several[i].send, outcome)
+    finally:
+        for steps in several:
+            steps.close()
+    return [results[i] for i in range(len(several))]
+
+
+def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
+    """What becomes of these requests: answers and node, or a connection error."""
+    outcomes: dict[int, Any] = {}
+    groups: dict[tuple[Place, Node], list[int]] = defaultdict(list)
+    for i, request in asking.items():
+        try:
+            node = yield _Locate(request.backend)
+        except CONNECTION_ERRORS as error:
+            outcomes[i] = error
+        else:
+            groups[request.backend.place, node].append(i)
+    for (place, node), group in groups.items():
+        commands = [command for i in group for command in asking[i].commands]
+        try:
+            answers = iter((yield _Exchange(place, node, commands)))
+        except CONNECTION_ERRORS as error:
+            outcomes |= dict.fromkeys(group, error)
+        else:
+            for i in group:
+                outcomes[i] = [next(answers) for _ in asking[i].commands], node
+    return outcomes

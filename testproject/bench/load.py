@@ -1,0 +1,278 @@
+"""One process holds many locks, and many wait for some of them: what each costs the server.
+
+The locks are held by ``Lock`` objects. The waiters are rows in Redis: their requests are the package's own, but sent
+many at a time by one process, which listens to what they are told and does nothing about it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import StringIO
+from statistics import median
+from time import monotonic, perf_counter, process_time
+from typing import Any, ClassVar
+
+from django.core.management import call_command
+from redis.connection import Connection
+from redis.exceptions import NoScriptError
+
+from django_redislock import Lock
+from django_redislock.store.calls import HOLDER, QUEUED, WITHDRAWAL, Wanted, release_command, renew_command
+from django_redislock.store.keys import make_keys
+from django_redislock.store.place import Backend
+from django_redislock.store.places import get_backend
+from django_redislock.store.scripts import Script, with_source
+from django_redislock.store.wire import Command
+
+from .contenders import Entrant, OurLock
+from .crew import BenchError, Crew
+from .figures import Figures
+from .report import Row
+from .serverstats import Observer
+from .stages import Deed
+from .worker import Job, Worker
+
+TTL = 3600  # seconds: nothing ends or is renewed meanwhile
+LIMIT = 600.0  # seconds for each step
+BATCH = 100  # requests in one write
+FORGOTTEN_AFTER = 60.0  # seconds after which Redis forgets a queue in which nobody looks
+TURNS = 10  # hand-overs of each lock
+THREADS = 40  # that all want a connection at once
+RUSH = 0.5  # seconds
+LISTS = 3
+
+ROWS = (
+    Row("lock_bytes", "memory per held lock, bytes", "{:.0f}"),
+    Row("waiter_bytes", "memory per waiter, bytes", "{:.0f}"),
+    Row("queue_us", "server CPU to queue, us", "{:.1f}"),
+    Row("look_us", "to look, us", "{:.1f}"),
+    Row("renew_us", "to renew, us", "{:.1f}"),
+    Row("handover_us", "to release and hand over, us", "{:.1f}"),
+    Row("leave_us", "to leave the queue, us", "{:.1f}"),
+    Row("list_seconds", "redislocks list, s", "{:.2f}"),
+    Row("list_cpu", "client CPU for that, s", "{:.2f}"),
+    Row("busy_connections", "connections of the process, busy", "{:d}"),
+    Row("quiet_connections", "connections of the process, after a rest", "{:d}"),
+)
+
+
+class Ours(Entrant):
+    """No other lock has a queue, or a list."""
+
+    key: ClassVar[str] = OurLock.key
+    on_cluster = True
+
+
+KINDS = (Ours,)
+
+
+class Waiting(Wanted):
+    """One who waits. The process proper would give back at once what is granted on its own channel to no one there."""
+
+    @property
+    def channel(self) -> str:
+        return self.backend.channel[:-16] + "load-of-waiters-"
+
+
+class Scene:
+    """The locks that are held, and those who wait: ``queues`` has those of each name, in their order."""
+
+    def __init__(self, locks: int, names: int) -> None:
+        self.locks = [Lock(f"load:{number}", ttl=TTL) for number in range(locks)]
+        self.queues: list[list[Waiting]] = [[] for _ in range(min(names, locks))]
+        self.tickets: dict[str, str] = {}  # by id
+        self._acquire = Script("acquire")
+        self._ears: list[Connection] = []
+
+    def waiter(self, name: str) -> Waiting:
+        backend = get_backend(name=name)
+        id = secrets.token_urlsafe(16)
+        return Waiting(backend, make_keys(backend.prefix, name), name, id, TTL, owner="host:4711 MainThread")
+
+    def listen(self) -> None:
+        """Else the scripts take those who wait for dead."""
+        for channel, backend in {waiter.channel: waiter.backend for queue in self.queues for waiter in queue}.items():
+            ear = backend.connect(LIMIT)
+            ear.connect()
+            ear.send_command("SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE", channel)
+            ear.read_response()
+            self._ears.append(ear)
+
+    def hear_no_more(self) -> None:
+        for ear in self._ears:
+            ear.disconnect()
+
+    def ask(self, wanted: Wanted) -> Command:
+        """The request by which it queues, and later looks."""
+        values = {
+            **wanted._asdict(),
+            "channel": wanted.channel,
+            "known": "0",
+            "ttl": f"{TTL * 1000}",
+            "wait": QUEUED,
+            "ticket": self.tickets.get(wanted.id, ""),
+            "token": "-",
+            "most": "",
+        }
+        keys = (*wanted.keys.all, f"{wanted.backend.prefix}gone:{wanted.id}")
+        return self._acquire.command(keys, [values[name] for name in self._acquire.args])
+
+
+def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, Any]]:
+    """Each with its answer."""
+    parts: dict[Backend, list[tuple[Wanted, Command]]] = defaultdict(list)
+    for wanted, command in commands:
+        parts[wanted.backend].append((wanted, command))
+    for backend, part in parts.items():
+        for start in range(0, len(part), BATCH):
+            batch = part[start : start + BATCH]
+            answers, _ = backend.exchange([command for _, command in batch])
+            for (wanted, command), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, NoScriptError):
+                    answer = backend.execute(with_source(command))
+                if isinstance(answer, Exception):
+                    raise answer
+                yield wanted, answer
+
+
+# -- the steps, in their order ----------------------------------------------------------------------------------------
+
+
+def hold(worker: Worker, locks: int, names: int) -> Deed[None]:
+    scene = Scene(locks, names)
+    worker.kept.append(scene)
+    yield worker.ready()
+    for lock in scene.locks:
+        lock.acquire()
+
+
+def queue(worker: Worker, waiters: int) -> Deed[None]:
+    scene = _scene(worker)
+    for number in range(waiters):
+        row = scene.queues[number % len(scene.queues)]
+        row.append(scene.waiter(f"load:{number % len(scene.queues)}"))
+    scene.listen()
+    yield worker.ready()
+    for wanted, answer in send([(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]):
+        scene.tickets[wanted.id] = str(answer[2])
+
+
+def look(worker: Worker) -> Deed[int]:
+    scene = _scene(worker)
+    commands = [(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]
+    yield worker.ready()
+    return sum(1 for _ in send(commands))
+
+
+def renew(worker: Worker) -> Deed[int]:
+    scene = _scene(worker)
+    held = [scene.waiter(lock.name)._replace(id=lock.token or "") for lock in scene.locks]
+    commands: list[tuple[Wanted, Command]] = [(wanted, renew_command(wanted, "keep", TTL)) for wanted in held]
+    yield worker.ready()
+    return sum(answer[0] for _, answer in send(commands))
+
+
+def hand_over(worker: Worker) -> Deed[int]:
+    """Each in turn gives the lock back, but for the last ones of each queue, who go on waiting."""
+    scene = _scene(worker)
+    for lock, _ in zip(scene.locks, scene.queues, strict=False):
+        lock.release()  # to the first of them
+    yield worker.ready()
+    turns = min(TURNS, len(scene.queues[-1]) - 1)
+    done = 0
+    for _ in range(turns):
+        leaving = [row.pop(0) for row in scene.queues]
+        commands = [(wanted, release_command(wanted, unknown=False, how=HOLDER)) for wanted in leaving]
+        done += sum(answer[0] for _, answer in send(commands))
+    return done
+
+
+def leave(worker: Worker) -> Deed[int]:
+    """All but the first of each queue, who has the lock."""
+    scene = _scene(worker)
+    leaving = [wanted for row in scene.queues for wanted in row[1:]]
+    commands = [(wanted, release_command(wanted, unknown=False, how=WITHDRAWAL)) for wanted in leaving]
+    yield worker.ready()
+    return sum(1 for _ in send(commands))
+
+
+def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
+    """Seconds, seconds of CPU time, and how many it shows."""
+    scene = _scene(worker)
+    scene.hear_no_more()
+    yield worker.ready()
+    wall, cpu = [], []
+    for _ in range(LISTS):
+        output, began, worked = StringIO(), perf_counter(), process_time()
+        call_command("redislocks", "list", stdout=output)
+        wall.append(perf_counter() - began)
+        cpu.append(process_time() - worked)
+    return median(wall), median(cpu), output.getvalue().count("\nload:")
+
+
+def rush(worker: Worker) -> Deed[None]:
+    """Many threads at once, each with a lock of its own."""
+
+    def hurry(number: int) -> Deed[None]:
+        end = monotonic() + RUSH
+        while monotonic() < end:
+            with Lock(f"rush:{number}"):
+                pass
+        yield (int,)
+
+    yield worker.ready()
+    yield worker.stage.aside, worker.stage.start(THREADS, hurry).over.wait, LIMIT
+
+
+def _scene(worker: Worker) -> Scene:
+    [scene] = worker.kept
+    assert isinstance(scene, Scene)
+    return scene
+
+
+def measure(
+    hire: Callable[[int], Crew],
+    observer: Observer,
+    kinds: Mapping[str, type[Ours]],
+    *,
+    locks: int,
+    waiters: int,
+    names: int,
+    seconds: float,
+    tell: Callable[[str], None],
+) -> dict[str, Figures]:
+    """All steps once. ``seconds``: the rest, in which connections are closed that nobody needs."""
+    figures: Figures = {}
+    with hire(1) as crew:
+
+        def step(job: Job, *args: Any) -> Any:
+            tell(job.__name__)
+            [answer] = crew.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
+            return answer
+
+        def server_us(calls: int) -> float | None:
+            """CPU time: what Redis counts for scripts goes on while it has no CPU."""
+            return observer.read().cpu / calls * 1e6 if calls else None
+
+        memory = observer.memory()
+        step(hold, locks, names)
+        figures["lock_bytes"] = (observer.memory() - memory) / locks
+        memory = observer.memory()
+        began = monotonic()
+        step(queue, waiters)
+        figures["queue_us"] = server_us(waiters)
+        figures["waiter_bytes"] = (observer.memory() - memory) / waiters
+        if monotonic() - began > FORGOTTEN_AFTER:
+            raise BenchError("This machine is too slow now: the first queues were forgotten before the last had begun.")
+        for job in (look, renew, hand_over, leave):
+            figures[f"{job.__name__.replace('_', '')}_us"] = server_us(step(job))
+        figures["list_seconds"], figures["list_cpu"], figures["listed"] = step(listing)
+        step(rush)
+        figures["busy_connections"] = observer.connections()
+        tell("rest")
+        time.sleep(seconds)
+        figures["quiet_connections"] = observer.connections()
+    return dict.fromkeys(kinds, figures)

@@ -1,0 +1,76 @@
+"""A Redis Cluster of three masters with a replica each, and names whose locks are on a certain node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from django.test import override_settings
+from redis.crc import key_slot
+
+from django_redislock.engine.listener import Listener
+from django_redislock.names import slot_text
+from django_redislock.store.cluster import tag_of
+from tests.helpers.cluster import Cluster, redis_cluster
+from tests.helpers.cluster_node import Node, find_cluster_server
+from tests.helpers.requirements import require
+from tests.helpers.ways import DJANGO_REDIS, alias
+
+Eventually = Callable[..., None]
+
+
+def slot_of(name: str) -> int:
+    """The slot of everything that belongs to the lock ``name``."""
+    return key_slot(str(tag_of(slot_text(name))).encode())
+
+
+def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
+    """So many names, with tags of their own, whose locks this node has."""
+    owners, found = cluster.owners(), dict[int, str]()
+    for i in count():
+        name = f"order:{i}"
+        if owners[slot_of(name)] is node:
+            found.setdefault(slot_of(name), name)
+        if len(found) == number:
+            return list(found.values())
+    raise AssertionError
+
+
+def port_of(listener: Listener) -> int:
+    """Of the node where it is subscribed."""
+    assert listener.receiver is not None
+    return int(listener.receiver.node.origin.keywords["port"])
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Cluster]:
+    """One for many tests, none of which ends a node."""
+    with redis_cluster(executable=require(find_cluster_server)) as cluster:
+        yield cluster
+
+
+def use(cluster: Cluster, **settings: object) -> override_settings:
+    location = [node.url for node in cluster.masters()[:2]]
+    return override_settings(
+        CACHES={
+            "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+            "locks": alias(DJANGO_REDIS, location),
+        },
+        REDISLOCK={"CACHE": "locks", "CLUSTER": True, **settings},
+    )
+
+
+@pytest.fixture
+def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
+    for node in shared.masters():
+        node.client().flushall()
+    with use(shared):
+        yield shared
+
+
+@pytest.fixture
+def own_cluster(own_pools: None) -> Iterator[Cluster]:
+    """One that a test may break."""
+    with redis_cluster(executable=require(find_cluster_server)) as cluster, use(cluster, TTL=3, RETRY_FOR=10):
+        yield cluster

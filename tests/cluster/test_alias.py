@@ -1,0 +1,222 @@
+"""Which aliases can be clusters, what the checks say of them, and what is refused by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
+from redis.exceptions import MovedError, ResponseError
+
+from django_redislock import Lock, LockUnavailable, get_lock, list_locks
+from django_redislock.engine.runtime import runtime
+from django_redislock.store.cluster import Cluster as Place
+from django_redislock.store.places import get_backend, get_place, make_place
+from tests.helpers.cluster import Cluster
+from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
+
+CLUSTER = {"CACHE": "locks", "CLUSTER": True}
+
+
+def ids(*, deploy: bool = True) -> list[str]:
+    found = run_checks(include_deployment_checks=deploy)
+    return [str(message.id).removeprefix("django_redislock.") for message in found if "redislock" in str(message.id)]
+
+
+@pytest.mark.parametrize(
+    ("location", "why"),
+    [
+        ("redis://127.0.0.1:6379/3", "names database 3, and a cluster has only database 0"),
+        ("unix:///tmp/redis.sock", "is reached by UnixDomainSocketConnection"),
+    ],
+)
+def test_what_cannot_be_a_cluster_is_refused(location: str, why: str, settings: Any) -> None:
+    settings.CACHES = {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": location}}
+    settings.REDISLOCK = {"CLUSTER": True}
+    with pytest.raises(ImproperlyConfigured, match=f"is a cluster, but it {why}"):
+        Lock("a").acquire()
+    assert "E003" in ids()
+
+
+@pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGO])
+@pytest.mark.parametrize("cluster", [True, ["default"], ["other"], False])
+def test_the_setting_names_the_aliases(backend: str, cluster: object, settings: Any) -> None:
+    settings.CACHES = {"default": alias(backend, ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2"])}
+    settings.REDISLOCK = {"CLUSTER": cluster}
+    place = get_place()
+    assert place.clustered is (cluster in (True, ["default"]))
+    if place.clustered:
+        assert place.origin.startup == (("127.0.0.1", 1), ("127.0.0.1", 2))
+        assert place.identity == (("cluster", ("127.0.0.1", 1), ("127.0.0.1", 2)), "redislock")
+
+
+def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
+    assert ids() == []
+    settings.REDISLOCK = {**CLUSTER, "REPLICAS": 2}
+    assert ids() == ["W009"]
+    cluster.masters()[1].client().config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        assert ids() == ["W009", "W005"]
+    finally:
+        cluster.masters()[1].client().config_set("maxmemory-policy", "noeviction")
+    settings.REDISLOCK = {"CACHE": "locks"}
+    assert ids() == ["E007"]
+
+
+def test_a_cluster_that_is_away_is_one_that_cannot_be_inspected(settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
+    settings.REDISLOCK = {**CLUSTER, "RETRY_FOR": 0}
+    assert ids() == ["W004"]
+    with pytest.raises(LockUnavailable, match="cannot be reached for the lock 'a'"):
+        Lock("a").acquire()
+
+
+def test_a_client_whose_cluster_is_away_is_unavailable(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from redis.cluster import RedisCluster
+
+    def get_client(self: Any, write: bool = True) -> Any:
+        return RedisCluster.from_url("redis://127.0.0.1:1")
+
+    monkeypatch.setattr("django_redis.client.DefaultClient.get_client", get_client)
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
+    settings.REDISLOCK = {"CACHE": "locks"}
+    with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
+        Lock("a").acquire()
+    assert ids() == ["W004"]
+    assert ids(deploy=False) == []
+
+
+@pytest.mark.parametrize("version", ["6.2.14", "7.0.0"])
+def test_a_cluster_without_sharded_messages_is_refused_by_name(version: str, settings: Any) -> None:
+    client = SimpleNamespace(info=lambda section: {"redis_version": version})
+    manager: Any = SimpleNamespace(nodes_cache={"a": SimpleNamespace(redis_connection=client)})
+    settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
+    settings.REDISLOCK = {"CLUSTER": True}
+    place = make_place("default", "x")
+    assert isinstance(place, Place)
+    if version.startswith("6"):
+        with pytest.raises(ImproperlyConfigured, match=r"is version 6\.2\.14; locks on a cluster need"):
+            place._check_version(manager)
+    else:
+        place._check_version(manager)
+
+    def refuse(section: str) -> None:
+        raise ResponseError("NOPERM")
+
+    client.info = refuse
+    place._check_version(manager)
+
+
+def test_a_node_in_doubt_is_asked_last(settings: Any) -> None:
+    """Before redis-py 8, nodes are asked in their order; from then on at random, but for one that has failed."""
+    settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
+    settings.REDISLOCK = {"CLUSTER": True}
+    place = make_place("default", "x")
+    assert isinstance(place, Place)
+    place.doubt(place._node_at("127.0.0.1", 1))
+    old: Any = SimpleNamespace(startup_nodes={"127.0.0.1:1": 1, "127.0.0.1:2": 2}, initialize=lambda: None)
+    assert place._order(old) == {}
+    assert list(old.startup_nodes) == ["127.0.0.1:2", "127.0.0.1:1"]
+    new: Any = SimpleNamespace(initialize=lambda last_failed_node_name=None: None)
+    assert place._order(new) == {"last_failed_node_name": "127.0.0.1:1"}
+    place.doubt(None)
+    old.startup_nodes.clear()
+    assert place._order(old) == {}
+
+
+def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def remap(address: tuple[str, int]) -> tuple[str, int]:
+        seen.append(address)
+        return "127.0.0.1", address[1]
+
+    url = cluster.masters()[0].url
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url, address_remap=remap)}
+    with Lock("a"):
+        assert {port for _, port in seen} >= {node.port for node in cluster.masters()}
+    place, backend = get_place(), get_backend(None, "a")
+    assert isinstance(place, Place)
+    error = MovedError(f"1 :{cluster.masters()[0].port}")  # the host that was asked
+    assert place.redirect(backend, error, backend.node)
+    assert seen[-1] == ("127.0.0.1", cluster.masters()[0].port)
+    with Lock("a"):
+        pass
+
+
+def test_a_user_that_may_not_wait_for_replicas_is_told_so(cluster: Cluster, settings: Any) -> None:
+    for node in cluster.masters():
+        node.client().execute_command("ACL SETUSER locks on >secret ~* &* +@all -wait")
+    try:
+        url = cluster.masters()[0].url.replace("redis://", "redis://locks:secret@")
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url)}
+        with pytest.raises(LockUnavailable, match="Without WAIT, no replicas can be asked for: set REPLICAS to 0"):
+            Lock("a", replicas=1).acquire()
+        with Lock("a"):
+            pass
+    finally:
+        for node in cluster.masters():
+            node.client().execute_command("ACL DELUSER locks")
+
+
+def test_a_user_with_the_rights_that_readme_names(cluster: Cluster, settings: Any, other: Any, eventually: Any) -> None:
+    text = re.search(r"ACL SETUSER locks reset on >s3cret(.*?)\n\n", Path("README.rst").read_text(), re.S)
+    assert text is not None
+    rights = {word for word in text[1].split() if word[0] == "+"} - {"+subscribe", "+publish", "+pubsub|numsub"}
+    rights |= {"+ssubscribe", "+spublish", "+pubsub|shardnumsub", "+cluster|slots", "+wait"}
+    rights |= {"~redislock{*}:*", "&redislock{*}:wake!*"}
+    clients = [node.client() for node in cluster.nodes]
+    for client in clients:
+        client.execute_command("ACL", "SETUSER", "locks", "reset", "on", ">s3cret", "resetchannels", *sorted(rights))
+    try:
+        url = cluster.masters()[0].url.replace("redis://", "redis://locks:s3cret@")
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url)}
+        for name in [f"order:{number}" for number in range(6)]:
+            held = Lock(name, replicas=1)
+            held.acquire()
+            waiting = other().start(Lock(name).acquire)
+            eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
+            eventually(lambda name=name: runtime().listener(get_backend(None, name)).hears)
+            held.release()
+            assert waiting.result(30)
+        assert len(list_locks()) == 6
+    finally:
+        for client in clients:
+            client.execute_command("ACL", "DELUSER", "locks")
+
+
+def test_sentinels_are_no_cluster(settings: Any) -> None:
+    settings.CACHES = {
+        "default": {
+            "BACKEND": DJANGO_REDIS,
+            "LOCATION": "redis://service/0",
+            "OPTIONS": {
+                "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                "CONNECTION_POOL_CLASS": "redis.sentinel.SentinelConnectionPool",
+                "SENTINELS": [("127.0.0.1", 1)],
+                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            },
+        }
+    }
+    settings.REDISLOCK = {"CLUSTER": True}
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+    with pytest.raises(ImproperlyConfigured, match="is reached by SentinelManaged"):
+        Lock("a").acquire()
+
+
+def test_the_settings_are_checked(settings: Any) -> None:
+    settings.REDISLOCK = {"CLUSTER": "yes"}
+    with pytest.raises(
+        ImproperlyConfigured,
+        match=r"^REDISLOCK\['CLUSTER'\] must be True, False or a list of cache aliases, not 'yes'\.$",
+    ):
+        Lock("a").acquire()
+
+
+def test_an_alias_that_is_not_in_caches_is_told(settings: Any) -> None:
+    settings.REDISLOCK = {"CLUSTER": ["lokcs"]}
+    assert ids(deploy=False) == ["E002"]

@@ -1,0 +1,150 @@
+"""Slots that move to another node, and nodes that come and go, while locks are held and waited for (C3, C4)."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock, LockUnavailable, get_lock
+from django_redislock.engine.runtime import runtime
+from django_redislock.store.places import get_backend, get_place
+from rediscluster import HOST
+from tests.helpers.cluster import Cluster
+from tests.helpers.state import lease_of
+
+from .conftest import Eventually, names_on, port_of, slot_of
+
+pytestmark = pytest.mark.complete
+
+
+@pytest.fixture
+def contended(own_cluster: Cluster, other: Any, eventually: Eventually) -> Any:
+    """A lock that is held, and one that waits for it: its name, the holder, and what the waiter will have."""
+    first = own_cluster.masters()[0]
+    (name,) = names_on(own_cluster, first)
+    held, thread = Lock(name), other()
+    held.acquire()
+    waiting = thread.start(Lock(name).acquire)
+    eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
+    eventually(lambda: runtime().listener(get_backend(None, name)).hears)
+    return name, held, waiting
+
+
+def test_a_lock_and_its_waiter_move_with_their_slot(
+    own_cluster: Cluster, contended: Any, eventually: Eventually
+) -> None:
+    name, held, waiting = contended
+    listener = runtime().listener(get_backend(None, name))
+    source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
+    fence, generation = held.fence, listener.generation
+    own_cluster.move(slot_of(name), to=target)
+    assert own_cluster.owner_of(slot_of(name)) is target is not source
+    # Redis has told the process that its subscription is over; it subscribes anew, and all who wait look again
+    eventually(lambda: listener.hears and listener.generation > generation)
+    assert port_of(listener) == target.port
+    eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
+    held.extend(1)
+    assert held.fence == fence
+    held.release()
+    assert waiting.result(30)
+    info = get_lock(name)
+    assert info is not None
+    assert info.fence > fence
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
+def test_one_that_tries_once_is_not_refused_because_a_slot_is_on_its_way(
+    half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually
+) -> None:
+    first, target = own_cluster.masters()[:2]
+    (name,) = names_on(own_cluster, first)
+    neighbour = next(f"n:{i}" for i in count() if slot_of(f"n:{i}") == slot_of(name))
+    Lock(neighbour, ttl=60).acquire()
+    own_cluster.begin_move(slot_of(name), to=target)
+    if half:  # the fence alone: the index stays
+        (fence,) = first.client().keys("*fence")
+        first.client().execute_command("MIGRATE", HOST, target.port, fence, 0, 5000)
+    else:
+        own_cluster.migrate_keys(slot_of(name))
+    lock = Lock(name)
+    trying = crowd().start(lock, "acquire", blocking_timeout=0)
+    told = "errorstat_TRYAGAIN" if half else "errorstat_ASK"
+    eventually(lambda: told in first.client().info("errorstats") or trying.done())
+    assert not trying.done()
+    if half:
+        own_cluster.migrate_keys(slot_of(name))
+    own_cluster.finish_move(slot_of(name))
+    assert trying.result(30)
+
+
+def test_renewals_follow_a_slot(own_cluster: Cluster, eventually: Eventually) -> None:
+    first, target = own_cluster.masters()[:2]
+    names = names_on(own_cluster, first, 8)
+    locks = [Lock(name, ttl=3) for name in names]
+    for lock in locks:
+        lock.acquire()
+    own_cluster.move(*map(slot_of, names), to=target)
+    ends = [lease_of(lock).ends for lock in locks]
+    eventually(lambda: all(lease_of(lock).ends > end for lock, end in zip(locks, ends, strict=True)))
+    assert not any(lock.lost for lock in locks)
+
+
+def test_a_node_that_joins_and_one_that_leaves(own_cluster: Cluster, contended: Any, eventually: Eventually) -> None:
+    name, held, waiting = contended
+    source = own_cluster.owner_of(slot_of(name))
+    joined = own_cluster.add_master()
+    own_cluster.move(slot_of(name), to=joined)
+    own_cluster.remove(source)
+    eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
+    held.release()
+    assert waiting.result(30)
+    # nothing of the one that has left is kept
+    eventually(lambda: source.port not in [node.origin.keywords["port"] for node in get_place().nodes])
+
+
+def test_a_manual_failover_under_the_feet_of_holder_and_waiters(
+    own_cluster: Cluster, crowd: Any, eventually: Eventually
+) -> None:
+    first = own_cluster.masters()[0]
+    names = names_on(own_cluster, first, 3)
+    held = [(crowd(), Lock(name)) for name in names]
+    for person, lock in held:
+        person(lock, "acquire")
+    waiting = [crowd().start(Lock(name), "acquire") for name in names for _ in range(3)]
+    for name in names:
+        eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 3)
+    (replica,) = own_cluster.replicas_of(first)
+    own_cluster.failover(replica)
+    # with everything that the old master had; the processes notice by their looks and renewals
+    for name in names:
+        listener = runtime().listener(get_backend(None, name))
+        eventually(lambda listener=listener: listener.hears and port_of(listener) == replica.port)
+    for person, lock in held:
+        assert not person.read(lambda lock=lock: lock.lost)
+        person(lock, "release")
+    eventually(lambda: sum(future.done() for future in waiting) == 3)
+
+
+def test_a_cluster_that_is_away_is_an_ordinary_day(own_cluster: Cluster, settings: Any) -> None:
+    settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.2}
+    (name,) = names_on(own_cluster, own_cluster.masters()[0])
+    with Lock(name):
+        pass
+    for node in own_cluster.nodes:
+        own_cluster.pause(node)
+    with pytest.raises(LockUnavailable, match="cannot be reached"):
+        Lock(name).acquire(blocking_timeout=0)
+
+    async def main() -> None:
+        with pytest.raises(LockUnavailable, match="cannot be reached"):
+            await Lock(name).aacquire(blocking_timeout=0)
+
+    asyncio.run(main())
+    for node in own_cluster.nodes:
+        own_cluster.resume(node)
+    settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 20}
+    with Lock(name):
+        pass

@@ -1,0 +1,303 @@
+"""A real Redis Cluster on the loopback interface, for the time of a block. It needs Redis 7 or Valkey.
+
+Every method that changes something waits until all nodes that can be reached agree on it, unless it says otherwise.
+Nothing is persisted: a master that is started again before a failover comes back empty, and empties its replicas.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from rediscluster import HOST, Seen, join
+
+from .cluster_node import Node, find_cluster_server
+from .guard import Guard
+from .waiting import until
+
+
+class Cluster:
+    """``options`` are those of redis.conf, for every node.
+
+    A ``partitionable`` one can be cut in two; its nodes speak to each other through proxies in this process.
+    """
+
+    def __init__(
+        self,
+        masters: int = 3,
+        replicas: int = 1,
+        *,
+        executable: str | None = None,
+        node_timeout: int = 2000,
+        partitionable: bool = False,
+        **options: Any,
+    ) -> None:
+        self.executable = executable or find_cluster_server()
+        self.partitionable = partitionable
+        self.options = {"cluster_node_timeout": node_timeout, "repl_diskless_sync_delay": 0, **options}
+        if "requirepass" in options:
+            self.options["masterauth"] = options["requirepass"]
+        self.nodes: list[Node] = []
+        self._made = 0
+        self._guard = Guard()
+        self._cut_off: set[Node] = set()
+        self._deaf: set[Node] = set()  # replicas that may not follow their master
+        self._moves: dict[int, tuple[Node, Node]] = {}
+        try:
+            for _ in range(masters * (1 + replicas)):
+                self._make()
+            self._form(masters)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> Node:
+        node = Node(self.executable, self._made if self.partitionable else None, **self.options)
+        self._made += 1
+        self.nodes.append(node)
+        self._guard.watch(node.folder)
+        return node
+
+    def _form(self, count: int) -> None:
+        join(self.nodes, count)
+        masters, replicas = self.nodes[:count], self.nodes[count:]
+        for number, node in enumerate(replicas):
+            self._follow(node, masters[number % count])
+        self.wait_until_ok()
+
+    def _follow(self, replica: Node, master: Node) -> None:
+        until(lambda: master.id in replica.sees())
+        replica.ask("CLUSTER", "REPLICATE", master.id)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        self._guard.close()
+
+    # what it looks like
+
+    def reachable(self) -> list[Node]:
+        """The nodes that run, and are not cut off."""
+        return [node for node in self.nodes if node.process and not node.paused and node not in self._cut_off]
+
+    def sees(self) -> dict[Node, Seen]:
+        """What the first node that can be reached knows of all nodes now."""
+        seen = self.reachable()[0].sees()
+        return {node: seen[node.id] for node in self.nodes if node.id in seen}
+
+    def masters(self) -> list[Node]:
+        return [node for node, seen in self.sees().items() if "master" in seen.flags and "fail" not in seen.flags]
+
+    def replicas_of(self, master: Node) -> list[Node]:
+        return [node for node, seen in self.sees().items() if seen.master == master.id and "fail" not in seen.flags]
+
+    def owners(self) -> dict[int, Node]:
+        """Of every slot. A master that died owns its slots until the failover."""
+        owners: dict[int, Node] = {}
+        for node, seen in self.sees().items():
+            for first, last in seen.ranges:
+                owners |= dict.fromkeys(range(first, last + 1), node)
+        return owners
+
+    def owner_of(self, slot: int) -> Node:
+        return self.owners()[slot]
+
+    def is_ok(self) -> bool:
+        """Whether all nodes that can be reached see the same, each other, and a reachable owner of every slot; and no
+        replica lags behind."""
+        nodes = self.reachable()
+        ids = {node.id for node in nodes}
+        try:
+            views = [node.sees() for node in nodes]
+            roles = [{id: (seen.master, seen.ranges) for id, seen in view.items()} for view in views]
+            return (
+                all(role == roles[0] for role in roles)
+                and roles[0].keys() == {node.id for node in self.nodes}
+                and all(view[id].is_up for view in views for id in ids)
+                and all(id in ids for id, seen in views[0].items() if seen.ranges)
+                and all(b"cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes)
+                and all(
+                    node.replication()["master_link_status"] == "up"
+                    for node in nodes
+                    if views[0][node.id].master in ids
+                )
+            )
+        except (redis.RedisError, KeyError):  # one has just gone, is loading, or has just changed its role
+            return False
+
+    def wait_until_ok(self) -> None:
+        self._until(self.is_ok)
+
+    def _until(self, condition: Callable[[], Any]) -> None:
+        try:
+            until(condition)
+        except AssertionError as error:
+            seen = [f"{node.port}: {node.sees()} {node.replication()}" for node in self.reachable()]
+            raise AssertionError("\n".join([str(error), *seen])) from None
+
+    # faults: these do not wait
+
+    def kill(self, node: Node) -> None:
+        """As a crash would."""
+        node.stop()
+
+    def start(self, node: Node) -> None:
+        """Again, with what it knew of the cluster."""
+        node.start()
+        if node in self._deaf:
+            self._deafen(node)
+
+    def pause(self, node: Node) -> None:
+        assert node.process is not None
+        node.process.send_signal(signal.SIGSTOP)
+        node.paused = True
+
+    def resume(self, node: Node) -> None:
+        assert node.process is not None
+        node.process.send_signal(signal.SIGCONT)
+        node.paused = False
+
+    def partition(self, *minority: Node) -> None:
+        """Cut these off from the others; clients reach them all. A second partition replaces the first."""
+        assert self.partitionable, "make the cluster with partitionable=True"
+        self.heal()
+        sides = {node.id: node in minority for node in self.nodes}
+        for node in self.nodes:
+            assert node.proxy is not None
+            node.proxy.cut(*[other.address for other in self.nodes if sides[other.id] != sides[node.id]])
+        for node in self.reachable():
+            if sides.get(node.sees()[node.id].master, sides[node.id]) != sides[node.id]:
+                self._deaf.add(node)
+                self._deafen(node)
+        self._cut_off = set(minority)
+
+    def _deafen(self, replica: Node) -> None:
+        """This link does not pass the proxies: clients come to that port. A wrong password keeps the replica away."""
+        replica.ask("CONFIG", "SET", "masterauth", "wrong")
+        replica.ask("CLIENT", "KILL", "TYPE", "master")
+
+    def heal(self) -> None:
+        for node in self.nodes:
+            if node.proxy:
+                node.proxy.mend()
+        for node in self._deaf:
+            if node.process:
+                node.ask("CONFIG", "SET", "masterauth", node.options.get("masterauth", ""))
+        self._deaf.clear()
+        self._cut_off = set()
+
+    # failovers
+
+    def wait_for_failover(self, old: Node) -> None:
+        """Until others own the slots of a master that was killed, paused or cut off."""
+        self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
+
+    def failover(self, replica: Node, *how: str) -> None:
+        """Make it a master; ``how`` may be FORCE or TAKEOVER."""
+        asked = -math.inf
+
+        def is_master() -> bool:
+            nonlocal asked
+            if "master" in replica.sees()[replica.id].flags:
+                return True
+            if time.monotonic() > asked + 6:  # it gives up after five seconds, and says so only in its log
+                asked = time.monotonic()
+                try:
+                    replica.ask("CLUSTER", "FAILOVER", *how)
+                except redis.ResponseError:
+                    pass  # its link to the master is not up at this moment
+            return False
+
+        self._until(is_master)
+        self.wait_until_ok()
+
+    # slots that move while clients use them, as redis-cli moves them
+
+    def begin_move(self, *slots: int, to: Node) -> None:
+        """All of one master. From now on keys that it does not have are asked for at the new owner.
+
+        A failover of that master before the move is finished closes it on its side, and Redis 7.0's new owner then
+        believes that nobody owns the slots, until ``finish_move`` or for ever.
+        """
+        owners = self.owners()
+        (source,) = {owners[slot] for slot in slots}
+        self._moves |= dict.fromkeys(slots, (source, to))
+        to.ask_all([("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id) for slot in slots])
+        source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
+
+    def migrate_keys(self, *slots: int) -> None:
+        """Of slots whose move has begun."""
+        for slot in slots:
+            source, target = self._moves[slot]
+            password = source.options.get("requirepass")
+            login = ["AUTH", password] if password else []
+            while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+                source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, *login, "KEYS", *keys)
+
+    def finish_move(self, *slots: int) -> None:
+        """All of one move."""
+        ((source, target),) = {self._moves.pop(slot) for slot in slots}
+        others = [node for node in self.masters() if node not in (source, target)]
+        # the target first: if it died in between, the slots would have no owner the other way round
+        for node in (target, source, *others):
+            try:
+                node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", target.id) for slot in slots])
+            except redis.ResponseError as error:
+                if "only with masters" not in str(error):
+                    raise  # else it lost its last slot, has heard so already, and is a replica now
+        done = dict.fromkeys(slots, target)
+        self._until(lambda: self.is_ok() and done.items() <= self.owners().items())
+
+    def move(self, *slots: int, to: Node) -> None:
+        self.begin_move(*slots, to=to)
+        self.migrate_keys(*slots)
+        self.finish_move(*slots)
+
+    # nodes that come and go
+
+    def add_master(self) -> Node:
+        """One that owns no slots yet."""
+        node = self._make()
+        node.start()
+        for other in self.reachable():
+            if other is not node:
+                node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
+        self.wait_until_ok()
+        return node
+
+    def add_replica(self, master: Node) -> Node:
+        node = self.add_master()
+        self._follow(node, master)
+        self.wait_until_ok()
+        return node
+
+    def remove(self, node: Node) -> None:
+        """Its slots go to the other masters before."""
+        slots = [slot for slot, owner in self.owners().items() if owner is node]
+        others = [other for other in self.masters() if other is not node]
+        share = math.ceil(len(slots) / len(others))
+        for number, other in enumerate(others):
+            if some := slots[number * share : (number + 1) * share]:
+                self.move(*some, to=other)
+        self._until(lambda: not self.replicas_of(node))  # they follow the slots, and a replica cannot forget its master
+        self.nodes.remove(node)
+        for other in self.reachable():
+            other.ask("CLUSTER", "FORGET", node.id)
+        node.close()
+        self.wait_until_ok()
+
+
+@contextmanager
+def redis_cluster(**options: Any) -> Iterator[Cluster]:
+    """A cluster for the time of a block."""
+    cluster = Cluster(**options)
+    try:
+        yield cluster
+    finally:
+        cluster.close()

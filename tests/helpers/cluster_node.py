@@ -1,0 +1,60 @@
+"""A node of a Redis Cluster on the loopback interface. It needs Redis 7 or Valkey."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import rediscluster
+from rediscluster import HOST, ClusterNode
+from redisserver import NoServerError
+
+from .proxy import Proxy
+from .requirements import MissingError
+
+
+def find_cluster_server() -> str:
+    """The executable that the tests use, or one that is new enough."""
+    try:
+        return rediscluster.find_cluster_server()
+    except NoServerError as error:
+        raise MissingError("Redis 7 or newer", "apt-get install redis-server, or name one in REDIS_SERVER") from error
+
+
+class Node(ClusterNode):
+    """One node. With ``number``, its bus is behind a proxy, and its own connections come from an own address."""
+
+    def __init__(self, executable: str, number: int | None, **options: Any) -> None:
+        super().__init__(executable, **options)
+        self.paused = False
+        self.proxy: Proxy | None = None
+        if number is not None:
+            self.address = f"127.0.0.{number + 2}"
+            self.proxy = Proxy(self.bus_port)
+            self.bus_port = self.proxy.port
+            self.options |= {"cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.address}
+            self.options["protected-mode"] = "no"  # it takes no other address for one of this machine
+
+    @property
+    def url(self) -> str:
+        password = self.options.get("requirepass")
+        return f"redis://:{quote(password, safe='')}@{HOST}:{self.port}/0" if password else super().url
+
+    def stop(self) -> None:
+        super().stop()
+        self.paused = False
+
+    def close(self) -> None:
+        super().close()
+        if self.proxy:
+            self.proxy.close()
+
+    def ask_all(self, commands: list[tuple[str | int, ...]]) -> None:
+        """At once: a node writes its nodes.conf once for all of them."""
+        with self._asking.pipeline(transaction=False) as pipeline:
+            for words in commands:
+                pipeline.execute_command(*words)
+            pipeline.execute()
+
+    def replication(self) -> dict[str, Any]:
+        return self._asking.info("replication")

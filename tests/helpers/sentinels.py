@@ -1,0 +1,203 @@
+"""Real sentinels on the loopback interface, with the master and the replicas that they watch.
+
+Every method that changes something waits until all sentinels that run agree on it, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from redisserver import RedisServer
+
+from .guard import Guard
+from .waiting import GENEROUS, until
+
+HOST = "127.0.0.1"
+NAME = "tickets"  # of the master, for the sentinels
+# ms. They find each other and the replicas, and demote an old master, within seconds instead of ten. But not too soon:
+# after four PUBLISH-PERIODs sentinels undo a promotion of which its leader has not told them; and they promote only
+# what has sent its INFO, which comes once a second then, in the last five PING-PERIODs
+PERIODS = ("INFO-PERIOD", "100", "PING-PERIOD", "300", "PUBLISH-PERIOD", "500")
+APART = 200  # ms between the sentinels' beliefs that a server is dead; if all had it at once, each would elect itself
+
+
+class SentinelServer(RedisServer):
+    """One sentinel. It writes what it learns into its sentinel.conf."""
+
+    def __init__(self, executable: str | None, *lines: str) -> None:
+        super().__init__(executable)
+        conf = [f"port {self.port}", f"bind {HOST}", f"dir {self.folder}", *lines]
+        (self.folder / "sentinel.conf").write_text("\n".join(conf) + "\n")
+
+    def command(self) -> list[str]:
+        return [self.executable, str(self.folder / "sentinel.conf"), "--sentinel"]
+
+    def start(self) -> RedisServer:
+        super().start()
+        with self.client() as client:
+            try:
+                client.execute_command("SENTINEL", "DEBUG", *PERIODS)
+            except redis.ResponseError:
+                pass  # before Redis 7
+        return self
+
+
+class SentinelGroup:
+    """``servers`` are the first master and its replicas, ``options`` those of redis.conf for them; times are in ms."""
+
+    def __init__(
+        self,
+        replicas: int = 2,
+        sentinels: int = 3,
+        *,
+        executable: str | None = None,
+        down_after: int = 500,
+        failover_timeout: int = 2000,
+        **options: Any,
+    ) -> None:
+        options = {"repl_diskless_sync_delay": 0, **options}
+        password = options.get("requirepass")
+        if password:
+            options["masterauth"] = password
+        self._guard = Guard()
+        self.servers = [RedisServer(executable, **options) for _ in range(1 + replicas)]
+        # a master that is demoted closes its connections
+        patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
+        self.clients = [server.client(socket_timeout=20, **patient) for server in self.servers]
+        port = self.servers[0].port
+        lines = [
+            f"sentinel monitor {NAME} {HOST} {port} {sentinels // 2 + 1}",
+            f"sentinel failover-timeout {NAME} {failover_timeout}",
+        ]
+        if password:
+            lines.append(f'sentinel auth-pass {NAME} "{password}"')
+        self.sentinels = [
+            SentinelServer(executable, *lines, f"sentinel down-after-milliseconds {NAME} {down_after + APART * number}")
+            for number in range(sentinels)
+        ]
+        self.sentinel_clients = [sentinel.client(socket_timeout=5, **patient) for sentinel in self.sentinels]
+        try:
+            for server in (*self.servers, *self.sentinels):
+                self._guard.watch(server.folder)
+            for server in self.servers:
+                server.start()
+            for client in self.clients[1:]:
+                client.replicaof(HOST, str(port))
+            # a sentinel that starts sooner takes a while to see that the links are up
+            until(lambda: all(client.info("replication")["master_link_status"] == "up" for client in self.clients[1:]))
+            for sentinel in self.sentinels:
+                sentinel.start()
+            self.wait_until_ok()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for client in (*self.clients, *self.sentinel_clients):
+            client.close()
+        for server in (*self.sentinels, *self.servers):
+            server.close()
+        self._guard.close()
+
+    @property
+    def sentinel_addresses(self) -> list[tuple[str, int]]:
+        """Of those that run."""
+        return [(HOST, sentinel.port) for sentinel in self.sentinels if sentinel.process]
+
+    def master_address(self) -> tuple[str, int]:
+        """As the first sentinel that runs says."""
+        address: Any = self._asked()[0].sentinel_get_master_addr_by_name(NAME)
+        return address[0].decode(), int(address[1])
+
+    def master_server(self) -> RedisServer:
+        """The same, whether it runs or not."""
+        _, port = self.master_address()
+        return next(server for server in self.servers if server.port == port)
+
+    def is_ok(self) -> bool:
+        """Whether the sentinels agree on the master, it knows that it is one, and they find all servers that run well,
+        and each other."""
+        try:
+            seen: list[Any] = [client.sentinel_master(NAME) for client in self._asked()]
+            port = seen[0]["port"]
+            clients = {server.port: client for server, client in zip(self.servers, self.clients, strict=True)}
+            running = {server.port for server in self.servers if server.process}
+            return (
+                all(one["port"] == port and one["flags"] == "master" for one in seen)
+                and all(one["num-other-sentinels"] == len(self.sentinels) - 1 for one in seen)
+                and clients[port].info("replication")["role"] == "master"
+                and all(self._good_replicas(client) >= running - {port} for client in self._asked())
+            )
+        except (redis.RedisError, KeyError):  # one has just gone, or has not heard of all
+            return False
+
+    def wait_until_ok(self) -> None:
+        until(self.is_ok)
+
+    def kill_master(self) -> RedisServer:
+        """As a crash would; this does not wait. Its ``start()`` lets it come back, as a replica in the end."""
+        server = self.master_server()
+        server.stop()
+        return server
+
+    def wait_for_failover(self, old: RedisServer) -> None:
+        """Until another server is the master, and all others that run follow it."""
+        until(lambda: self.master_server() is not old and self.is_ok())
+
+    def failover(self, within: float = GENEROUS) -> None:
+        """Make a replica the master; the old one lives on as a replica. Before Redis 7 this takes 20 seconds."""
+        old = self.master_server()
+        self.promote(within)
+        self.wait_for_failover(old)
+
+    def promote(self, within: float = GENEROUS) -> None:
+        """The same, but the first sentinel's word is enough. One that finds its servers slow, on a busy machine, gives
+        up on what it was asked to do: it is asked again."""
+        old, asked = self.master_server(), -math.inf
+
+        def is_over() -> bool:
+            nonlocal asked
+            if self.master_server() is not old:
+                return True
+            if time.monotonic() > asked + 3:
+                asked = time.monotonic()
+                try:
+                    self._asked()[0].sentinel_failover(NAME)
+                except redis.ResponseError:
+                    pass  # it still tries, or sees no good replica at this moment
+            return False
+
+        until(is_over, within)
+
+    def wait_for_it(self, seconds: float) -> None:
+        """The first sentinel believes that a server is dead that has not answered for so long, the next ones later."""
+        for number, client in enumerate(self._asked()):
+            client.sentinel_set(NAME, "down-after-milliseconds", round(seconds * 1000) + APART * number)
+
+    def _asked(self) -> list[redis.Redis]:
+        return [
+            client for sentinel, client in zip(self.sentinels, self.sentinel_clients, strict=True) if sentinel.process
+        ]
+
+    def _good_replicas(self, client: redis.Redis) -> set[int]:
+        """Their ports, as this sentinel sees them."""
+        replicas = client.sentinel_slaves(NAME)
+        return {one["port"] for one in replicas if one["flags"] == "slave" and one["master-link-status"] == "ok"}
+
+
+@contextmanager
+def redis_sentinels(**options: Any) -> Iterator[SentinelGroup]:
+    """A group for the time of a block."""
+    group = SentinelGroup(**options)
+    try:
+        yield group
+    finally:
+        group.close()

@@ -1,0 +1,63 @@
+"""What a failover may forget: who was granted the lock, and that somebody else had it in between."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.calls import Wanted
+from django_redislock.store.keys import make_keys
+from django_redislock.store.places import get_backend
+from tests.helpers.state import LOCK, NAME, lease_of
+
+
+def attempt(id: str) -> Wanted:
+    backend = get_backend()
+    return Wanted(backend, make_keys(backend.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
+
+
+def acquire(wanted: Wanted) -> calls.Taken:
+    return run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+
+
+def test_a_renewal_finds_out_that_its_attempt_was_granted_the_lock_once_more(client: redis.Redis) -> None:
+    one, other = attempt("a"), attempt("b")
+    first = acquire(one)
+    client.delete(LOCK)  # a new master that has never heard of it, and has the attempt in its queue
+    assert acquire(other).state == calls.GRANTED
+    run(calls.release(other, unknown=False))
+    again = acquire(one)
+    assert again.number > first.number
+    for how in ("keep", "confirm", "set", "detach"):
+        assert run(calls.renew(one, how, 30.0, first.number)).state == calls.LOST
+    assert run(calls.renew(one, "keep", 30.0, again.number)).state == calls.HELD
+
+
+def test_whoever_held_it_before_is_told(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    mine = lease_of(lock).wanted
+    client.delete(LOCK)
+    assert acquire(mine).state == calls.GRANTED
+    with pytest.raises(LockLost):
+        lock.extend(10)
+    assert lock.lost
+
+
+def test_fences_are_learnt_from_handoffs(client: redis.Redis, other: Any, eventually: Any) -> None:
+    """Or a master whose clock is behind, and which has lost the last fence, could draw it again."""
+    held = Lock(NAME)
+    held.acquire()
+    thread = other()
+    waiter = Lock(NAME)
+    waiting = thread.start(waiter.acquire)
+    eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
+    held.release()
+    assert waiting.result(30)
+    assert get_backend().known == thread(lambda: waiter.fence)

@@ -1,0 +1,80 @@
+"""Idle connections are closed after a while, and a process has a bounded number of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock
+from django_redislock.engine import watchdog
+from django_redislock.store import aio, pool
+from django_redislock.store.places import get_place
+from tests.helpers.actors import Other
+
+Eventually = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("own_pools")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody idles for long."""
+    monkeypatch.setattr(pool, "IDLE_FOR", 0.0)
+    monkeypatch.setattr(aio, "IDLE_FOR", 0.0)
+    monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
+
+
+def idle() -> int:
+    return sum(len(node.idle) for node in get_place().nodes)
+
+
+def test_a_process_that_was_busy_and_is_quiet_keeps_one_connection(
+    impatient: None, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    threads = [other() for _ in range(8)]
+    locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
+    with get_place()._pool._mutex:  # so that each has to connect
+        asking = [thread.start(lock.acquire) for thread, lock in zip(threads, locks, strict=True)]
+    assert all(future.result(30) for future in asking)
+    eventually(lambda: idle() == 1)
+    for thread, lock in zip(threads, locks, strict=True):
+        thread(lock.release)
+
+
+def test_a_quiet_event_loop_keeps_one_connection(impatient: None, eventually: Eventually) -> None:
+    async def main() -> None:
+        locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
+        await asyncio.gather(*(lock.aacquire() for lock in locks))
+        (connections,) = get_place()._loops.values()
+        assert connections._count_idle() > 1
+        for _ in range(1000):
+            if connections._count_idle() == 1:
+                break
+            await asyncio.sleep(0.03)
+        assert connections._count_idle() == 1
+        get_place().trim()  # the last one stays
+        await asyncio.sleep(0)
+        assert connections._count_idle() == 1
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
+    class Taken(deque[Any]):
+        def __bool__(self) -> bool:
+            return True
+
+    with Lock("a"):
+        pass
+    (node,) = get_place().nodes
+    node.idle = Taken()
+    assert pool._close_oldest([node])
+
+
+def test_the_setting_bounds_the_connections(settings: Any) -> None:
+    settings.REDISLOCK = {"MAX_CONNECTIONS": 3, "KEY_PREFIX": "few"}
+    assert get_place().bound == 3

@@ -1,0 +1,27 @@
+"""Answers of Redis as values and errors."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import MovedError, ResponseError
+
+from django_redislock.store.wire import CLUSTER_ERRORS, classified
+
+
+@pytest.mark.parametrize("word", CLUSTER_ERRORS)
+def test_what_a_cluster_says_has_a_class_of_its_own(word: str) -> None:
+    """redis-py 5 leaves these to the parser of its own cluster client."""
+    error = classified(ResponseError(f"{word} 7 127.0.0.1:6379"))
+    assert type(error) is CLUSTER_ERRORS[word]
+    assert classified(error) is error
+
+
+def test_a_redirection_names_its_node() -> None:
+    error = classified(ResponseError("MOVED 7 127.0.0.1:6379"))
+    assert isinstance(error, MovedError)
+    assert (error.slot_id, error.host, error.port) == (7, "127.0.0.1", 6379)
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    error = ResponseError("OOM command not allowed")
+    assert classified(error) is error
