@@ -44,15 +44,22 @@ class Conf:
     VIEW_OWNER: str | None = "django_redislock.web.request_owner"
     VIEW_UNAVAILABLE_STATUS: int | None = None
     RELEASE_IN_TRANSACTION: str = "warn"
+    FENCED: tuple[str, ...] = ()
+    FENCE_TIMEOUT: float | None = 10.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ttls", _compiled(self.TTLS))
         object.__setattr__(self, "_max_waiters", _compiled(self.MAX_WAITERS))
+        object.__setattr__(self, "_fenced", _compiled(dict.fromkeys(self.FENCED, True)))
 
     def ttl_of(self, name: str) -> float:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
         ttl: float = _first_match(self._ttls, name, self.TTL)  # type: ignore[attr-defined]
         return ttl
+
+    def is_fenced(self, name: str) -> bool:
+        """Whether whoever holds a lock of this name has to claim it in the database: a pattern of FENCED matches."""
+        return bool(self.FENCED) and bool(_first_match(self._fenced, name, False))  # type: ignore[attr-defined]
 
     def is_cluster(self, alias: str) -> bool:
         """Whether the cache alias names nodes of a Redis Cluster."""
@@ -148,6 +155,12 @@ def _by_pattern(read: _Reader, values: str) -> _Reader:
     return check
 
 
+def _patterns(value: object, what: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{what} must be a list of shell-style patterns, not {shown(value)}.")
+    return tuple(_text(pattern, f"A pattern in {what}") for pattern in value)
+
+
 def _cluster(value: object, what: str) -> bool | tuple[str, ...]:
     if isinstance(value, (list, tuple)) and all(isinstance(alias, str) for alias in value):
         return tuple(value)
@@ -177,6 +190,8 @@ _READ: dict[str, _Reader] = {
     "VIEW_OWNER": _or_none(_text),
     "VIEW_UNAVAILABLE_STATUS": _or_none(_status),
     "RELEASE_IN_TRANSACTION": _reaction,
+    "FENCED": _patterns,
+    "FENCE_TIMEOUT": _or_none(seconds),
 }
 
 

@@ -7,10 +7,14 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS
+
 from . import engine, signals
 from .conf import conf
 from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
 from .exceptions import LockNotOwned, LockUnavailable
+from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
 from .inspection.suspension import resume, suspend
@@ -53,7 +57,7 @@ def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
         if error is None:
             raise LockNotOwned.to("release", lock.name)
     elif (yield from section.exit(error)) and error is None:
-        warn_of_release(section.held.name)
+        warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
 
 
 def _warn_of_fields(name: str, caller: str) -> None:
@@ -112,6 +116,12 @@ class Lock:
         How many replicas of the Redis server must have acknowledged the grant before it counts; with fewer within half
         a second, acquiring raises LockUnavailable. A failover then loses a grant less often, not never. A contended
         acquisition takes one round trip more. None: from the settings (by default 0).
+    ``fenced``
+        Whether every transaction under the lock has to :meth:`claim` it, or on which aliases in ``DATABASES``; None:
+        from the settings (FENCED). :func:`locked_atomic`, :func:`locked_view` and, inside a transaction, :func:`locked`
+        claim by themselves; a lock that is released without a claim warns.
+    ``fence_timeout``
+        Seconds that a claim may wait for another transaction; None: from the settings (by default 10).
     ``note``
         A text for people, at most 1000 bytes, kept with the lock and with the place in the queue. ``info().note``, the
         command and the admin show it.
@@ -300,6 +310,26 @@ class Lock:
         if lease.lost:
             raise lease.lost_error()
 
+    def claim(self, using: str = DEFAULT_DB_ALIAS) -> None:
+        """Write the lock's fence into the database, first of all in a transaction of your own on the alias ``using``.
+
+        From then on until COMMIT, nobody else can claim the lock; afterwards, nobody with a lower fence. So a holder
+        that has lost the lock without knowing (a pause, a failover, a flush) can write nothing over what its successor
+        has written. Read nothing before: only what is read after the claim is sure to be up to date.
+
+        Raises RuntimeError outside of a transaction; LockNotOwned; LockLost where a younger holder has claimed the
+        lock, or it is known to be lost; LockUnavailable where another transaction that has claimed it is still open
+        after ``fence_timeout`` seconds; ImproperlyConfigured where the database has no table for it (``migrate``). Let
+        these errors roll your transaction back. Where the database asks to repeat a transaction (REPEATABLE READ and
+        above), its error propagates: :func:`locked_atomic` repeats by itself.
+        """
+        claim(self._held(current_owner(), "claim").held, using)
+
+    @twin
+    async def aclaim(self, caller: Caller, using: str = DEFAULT_DB_ALIAS) -> None:
+        """See claim(). For a transaction in the thread of Django's async ORM (``sync_to_async``)."""
+        await sync_to_async(claim)(self._held(caller.owner(), "claim").held, using)
+
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be lost, or must be presumed lost by the local clock. No round trip.
@@ -435,7 +465,7 @@ class Lock:
         if section is None and not free:
             raise LockNotOwned.to("release", self.name)
         if free:
-            warn_of_release(self.name)
+            warn_of_release(self.name, unclaimed=section is not None and section.held.unclaimed)
 
     def _detach(self, owner: Owner, ttl: Seconds | None) -> Steps[str]:
         section = self._held(owner, "detach")

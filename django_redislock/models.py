@@ -1,4 +1,4 @@
-"""The model behind the admin's pages. It has no table: what it shows is read from Redis."""
+"""The models: one without a table behind the admin's pages, and the table of fences."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .conf import conf
 from .display import printable
+from .fencing import TABLE
 from .inspection import LockInfo
 
 # No name has this character: it stands between an alias and a name. Browsers remove dots from a URL, however they are
@@ -78,3 +79,21 @@ class HeldLock(models.Model):
         if using is not None:
             return cls(key=f"{using}{MARK}{name}")
         return cls(key=name + MARK if name in DOTS else name)
+
+
+class Fence(models.Model):
+    """The highest fence with which a lock was claimed in this database; see fencing/table.py."""
+
+    key: models.CharField[str, str] = models.CharField(_("key"), primary_key=True, max_length=64, editable=False)
+    name: models.TextField[str, str] = models.TextField(_("name"), editable=False)
+    fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fence"), editable=False)
+    claimed: models.DateTimeField[Any, Any] = models.DateTimeField(_("last claimed"), editable=False)
+
+    class Meta:
+        db_table = TABLE
+        default_permissions: ClassVar[tuple[str, ...]] = ("view",)
+        verbose_name: ClassVar[Any] = _("fence")
+        verbose_name_plural: ClassVar[Any] = _("fences")
+
+    def __str__(self) -> str:
+        return printable(self.name)

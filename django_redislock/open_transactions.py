@@ -34,11 +34,19 @@ def open_aliases() -> list[str]:
     return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
-def warn_of_release(name: str) -> None:
+def warn_of_release(name: str, *, unclaimed: bool = False) -> None:
     """Warn, or as RELEASE_IN_TRANSACTION says, when the lock ``name`` has been released inside a transaction.
 
     It is free by now: to keep the lock would do more harm, and an error out of the block rolls the transaction back.
+    ``unclaimed``: it is fenced, and the database was never told, of which this warns as well.
     """
+    if unclaimed:
+        text = (
+            f"The lock {name!r} is fenced, and was released without having been claimed: what was written under it can "
+            f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
+            f"each transaction."
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
     reaction = conf().RELEASE_IN_TRANSACTION
     if reaction == "ignore" or asyncio._get_running_loop() is not None or not (aliases := open_aliases()):
         return

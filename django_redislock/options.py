@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from asgiref.sync import iscoroutinefunction
+from django.db import connections
 from redis.backoff import AbstractBackoff
 
 from .conf import check_count, check_flag, conf
@@ -46,6 +47,8 @@ class LockOptions(AcquireOptions, total=False):
     adopt: bool
     max_waiters: int | None
     using: str | None
+    fenced: bool | str | Sequence[str] | None
+    fence_timeout: Seconds | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Options:
     backoff: AbstractBackoff | None = None
     attempts: int | None = None
     replicas: int | None = None
+    fenced: Any = None  # True, False or a tuple of aliases in DATABASES
+    fence_timeout: float | None = None
     note: str = ""
     purpose: str = ""
     template: str = ""
@@ -84,6 +89,10 @@ class Options:
             check_count(self.max_waiters, "max_waiters")
         if self.replicas is not None:
             check_count(self.replicas, "replicas")
+        if self.fenced is not None:
+            self.fenced = check_fenced(self.fenced)
+        if self.fence_timeout is not None:
+            self.fence_timeout = seconds(self.fence_timeout, "fence_timeout")
         if self.on_lost is not None:
             _check_on_lost(self.on_lost)
         if self.note != "":
@@ -138,6 +147,20 @@ def _names(known: type) -> frozenset[str]:
 
 def check_timeout(value: Seconds | None) -> float | None:
     return None if value is None else seconds(value, "blocking_timeout", positive=False)
+
+
+def check_fenced(value: Any) -> bool | tuple[str, ...]:
+    """``value`` if it is True or False; one alias in ``DATABASES`` or several as a tuple."""
+    if isinstance(value, bool):
+        return value
+    aliases = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    if not aliases or not all(isinstance(alias, str) for alias in aliases):
+        raise TypeError(f"fenced must be True, False, an alias in DATABASES or a list of aliases, not {shown(value)}.")
+    if unknown := [alias for alias in aliases if alias not in connections]:
+        raise ValueError(
+            f"fenced names {unknown[0]!r}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
+        )
+    return aliases
 
 
 def _check_on_lost(value: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError, Namespace
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -60,6 +62,13 @@ def _seconds(text: str, *, zero: bool) -> float:
         return seconds(number, "it", positive=not zero)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def age(text: str) -> timedelta:
+    found = re.fullmatch(r"([1-9]\d{0,5})([dhm])", text)
+    if found is None:
+        raise ArgumentTypeError(f"must be a time such as 30d, 12h or 90m, not {text!r}")
+    return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[found[2]]: int(found[1])})
 
 
 def exit_status(text: str) -> int:

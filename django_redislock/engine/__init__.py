@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .acquisition import Acquisition, Frame
 from .description import describe_owner
-from .extension import detach, renew, renew_by_token, start_listening
+from .extension import detach, raise_fence, renew, renew_by_token, start_listening
 from .lease import Lease, Section
 from .owner import Owner, current_owner, running_task, shown_owner
 from .release import release, release_by_token, release_surely
@@ -24,6 +24,7 @@ __all__ = [
     "current_owner",
     "describe_owner",
     "detach",
+    "raise_fence",
     "release",
     "release_by_token",
     "release_surely",

@@ -217,6 +217,8 @@ class Acquisition:
         lease.renewing = settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew
         lease.max_hold = settings.MAX_HOLD if options.max_hold is None else options.max_hold
         lease.template = self._template
+        lease.fenced = settings.is_fenced(self.name) if options.fenced is None else options.fenced
+        lease.fence_timeout = settings.FENCE_TIMEOUT if options.fence_timeout is None else options.fence_timeout
         lease.on_lost = None if options.on_lost == "cancel" else options.on_lost
         lease.canceller = canceller
         lease.owner = weakref.ref(self.owner)

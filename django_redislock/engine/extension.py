@@ -28,6 +28,25 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
         raise lease.lost_error()
 
 
+def raise_fence(lease: Lease) -> Steps[None]:
+    """Take a new fence for this very acquisition, higher than all that this process knows of.
+
+    Nothing may have been done under the old one. Raises LockLost, LockUnavailable.
+    """
+    watchdog = runtime().watchdog
+    lease.raising = True
+    try:
+        # by whatever fence: one that is sent twice finds its own
+        answer = yield from calls.renew(lease.wanted, "raise", lease.ttl)
+        if answer.state != calls.HELD:
+            watchdog.lose(lease, reason_of(answer))
+            raise lease.lost_error()
+        lease.fence = answer.fence
+        watchdog.extended(lease, answer.ends)
+    finally:
+        lease.raising = False
+
+
 def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
     """Move the end of the lease, whoever has acquired it, if ``bears`` agrees to its token. Returns whether it was."""
     held = yield from calls.find_held(backend, name, bears)

@@ -39,12 +39,16 @@ class Lease:
 
     __slots__ = (
         "__weakref__",
+        "asked_fence",
         "canceller",
+        "claimed",
         "closed",
         "detaching",
         "due",
         "ends",
         "fence",
+        "fence_timeout",
+        "fenced",
         "handed",
         "keeper",
         "lost_reason",
@@ -52,6 +56,7 @@ class Lease:
         "on_lost",
         "owner",
         "pid",
+        "raising",
         "renewing",
         "seen",
         "shares",
@@ -88,6 +93,11 @@ class Lease:
         self.due: float = 0.0  # when the watchdog looks next
         self.urgent: bool = False  # ask Redis now, whatever the clock says
         self.seen: bool = False  # by the watchdog: it is no short section
+        self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are open
+        self.fence_timeout: float | None = None  # seconds
+        self.claimed: bool = False  # anywhere
+        self.raising: bool = False  # a new fence was asked for
+        self.asked_fence: int = fence  # with which it was renewed last
 
     matters = True  # whether a failure to renew it is worth a warning
 
@@ -167,6 +177,11 @@ class Lease:
             self.name,
             lease_left=left,
         )
+
+    @property
+    def unclaimed(self) -> bool:
+        """Whether it should have been claimed, and was not."""
+        return bool(self.fenced) and not self.claimed
 
     @property
     def end_reason(self) -> str:

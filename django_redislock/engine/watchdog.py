@@ -317,6 +317,11 @@ class Watchdog:
             with self._mutex:
                 self._plan(self._next(lease), lease)
             return None
+        if lease.raising:  # with which fence?
+            with self._mutex:
+                self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
+            return None
+        lease.asked_fence = lease.fence
         return renew_command(lease.wanted, how, lease.ttl, lease.fence)
 
     @staticmethod
@@ -401,6 +406,10 @@ class Watchdog:
                     lease.ends = max(lease.ends, answer.ends)
                     lease.handed = False
                     self._plan(self._next(lease), lease)
+        elif lease.raising or lease.asked_fence != lease.fence:
+            with self._mutex:  # asked with a fence that was about to change
+                if lease.watched:
+                    self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
         else:
             self.lose(lease, reason_of(answer))
 

@@ -11,7 +11,8 @@ from asgiref.sync import iscoroutinefunction
 
 from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_generators, template_of
 from ..engine import Acquisition, current_owner
-from ..open_transactions import warn_of_release
+from ..fencing import begin
+from ..open_transactions import open_aliases, warn_of_release
 from ..options import LockOptions, mark_locked, read_options
 from ..steps import Call, Steps, arun, run_blocking
 
@@ -53,6 +54,12 @@ def locked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(function, "locked")
+        is_async = iscoroutinefunction(function)
+        if is_async and checked.fenced:
+            raise TypeError(
+                f"locked(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
+                f"where one is open."
+            )
         signature = inspect.signature(function)
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
@@ -61,9 +68,15 @@ def locked(
             lock, note, its_token = texts.fill(signature, args, kwargs)
             its_options = checked.with_note(note)
             section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
-            result = yield from section.around(Call(function, args, kwargs))
-            warn_of_release(lock)
+            call = Call(function, args, kwargs) if is_async else Call(claiming, (section, function, args, kwargs), {})
+            result = yield from section.around(call)
+            warn_of_release(lock, unclaimed=section.held.unclaimed)
             return result
+
+        def claiming(section: Acquisition, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            """Call the function; where transactions are open, claim the lock before, if it is fenced."""
+            with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
+                return function(*args, **kwargs)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -73,7 +86,7 @@ def locked(
         async def awrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
             return await arun(guarded(args, kwargs))
 
-        result = awrapper if iscoroutinefunction(function) else wrapper
+        result = awrapper if is_async else wrapper
         mark_locked(result, checked)
         return result  # type: ignore[return-value]
 

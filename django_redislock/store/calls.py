@@ -192,12 +192,13 @@ class Renewed(NamedTuple):
     ends: float  # local monotonic time at which the lease must be presumed over
     taken: bool  # when lost: somebody else holds the lock
     acknowledged: int = 0  # by so many replicas, where that was asked for
+    fence: int = 0  # the new one, where that was asked for
 
 
 def renew_command(wanted: Wanted, how: str, left: float, fence: int | None = None) -> Command:
     """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant), add (``left``
-    more), set (``left`` from now), detach (the same, and nobody here holds it any more). ``fence``: of the acquisition;
-    None: of whatever this attempt holds.
+    more), set (``left`` from now), detach (the same, and nobody here holds it any more), raise (as keep, and draw a new
+    fence). ``fence``: of the acquisition; None: of whatever this attempt holds.
     """
     backend, keys = wanted.backend, wanted.keys
     args = (wanted.name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), how, _ms(left))
@@ -228,9 +229,9 @@ def confirm(wanted: Wanted, fence: int, *, until: float, by: float | None) -> St
 
 
 def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
-    state, us, left = answer
+    state, us, left, *fence = answer
     node.anchor = us, sent
-    return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0)
+    return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0, fence=fence[0] if fence else 0)
 
 
 def force(

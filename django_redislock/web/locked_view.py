@@ -16,7 +16,7 @@ from django.http import HttpRequest, StreamingHttpResponse
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
 from ..engine import Acquisition, Frame, current_owner, release_surely
-from ..exceptions import LockUnavailable
+from ..exceptions import LockLost, LockUnavailable
 from ..log import log_event
 from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
 from ..options import LockOptions, Options, mark_locked, read_options
@@ -172,13 +172,15 @@ class _LockedView:
                 return (yield from _unavailable(request, section, error))
             if refusal is not None:
                 return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
-            function = view if aliases is None else open_transactions(view, aliases, section.held)
+            function = view
+            if aliases is not None:
+                required = bool(options.fenced)
+                function = open_transactions(view, aliases, section.held, begun=begun, required=required)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(section, request, response, begun)
             else:
-                yield from release_surely(section, request=section.purpose)
-                warn_of_release(made)
+                yield from self._release(section)
             return response
         except BaseException as error:
             if begun and section.lease is not None:  # whoever catches it may still commit
@@ -186,6 +188,18 @@ class _LockedView:
             else:
                 yield from section.fail(error)
             raise
+
+    @staticmethod
+    def _release(section: Acquisition) -> Steps[None]:
+        lease = section.held
+        try:
+            yield from release_surely(section, request=section.purpose)
+        except LockLost:
+            # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
+            if not lease.claimed:
+                raise
+        else:
+            warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
 
 def _unavailable(request: HttpRequest, section: Acquisition, error: LockUnavailable) -> Steps[Any]:

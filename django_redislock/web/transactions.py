@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connections
 
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..display import Secret
-from ..engine import ExitMethod, Lease, WithBlock, block_of
+from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
+from ..exceptions import LockLost
+from ..fencing import begin
 from ..lock import Lock
 from ..name_templates import has_fields
 from ..names import check_name
@@ -72,6 +74,10 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
         options.setdefault("template", template_of(self._name))
         self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"])
+        fenced = self._checked.fenced
+        if isinstance(fenced, tuple) and not {*fenced} <= {*self._aliases}:
+            choices = ", ".join(self._aliases)
+            raise ValueError(f"fenced must name some of the aliases in db ({choices}), not {fenced!r}.")
         self._options = options
         self._entered = threading.local()  # a block of a transaction belongs to its thread
 
@@ -122,11 +128,24 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         refuse_event_loop()
         for alias in self._aliases:
             _refuse_open(name, alias)
-        with Lock(name, token=token, **options) as lock, ExitStack() as transactions:
-            for alias in self._aliases:
-                transactions.enter_context(transaction.atomic(using=alias, durable=True))
-            yield lock
-            lock.check()
+        valid = False
+        try:
+            with Lock(name, token=token, **options) as lock:
+                lease = _lease_of(lock)
+                with begin(self._aliases, lease, durable=True):
+                    yield lock
+                    lock.check()
+                valid = lease.claimed
+        except LockLost:
+            # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
+            if not valid:
+                raise
+
+
+def _lease_of(lock: Lock) -> Lease:
+    section = current_owner().section(lock)
+    assert section is not None
+    return section.held
 
 
 def _leave(
@@ -152,19 +171,25 @@ def _refuse_open(name: str, alias: str) -> None:
     )
 
 
-def open_transactions(function: Callable[..., R], aliases: list[str], lease: Lease | None = None) -> Callable[..., R]:
+def open_transactions(
+    function: Callable[..., R],
+    aliases: list[str],
+    lease: Lease | None = None,
+    *,
+    begun: Sequence[str] = (),
+    required: bool = False,
+) -> Callable[..., R]:
     """``function`` inside a transaction on each alias, the last one outermost, as Django's handler nests them.
 
-    They are rolled back when the ``lease`` under which it runs is known to be lost at the end.
+    They claim the ``lease`` under which it runs, where it is fenced, and are rolled back when it is known to be lost at
+    the end. ``begun``, ``required``: see begin().
     """
 
-    def checked(*args: Any, **kwargs: Any) -> R:
-        result = function(*args, **kwargs)
-        if lease is not None and lease.lost:
-            raise lease.lost_error()
-        return result
+    def inside(*args: Any, **kwargs: Any) -> R:
+        with begin(aliases[::-1], lease, beside=begun, required=required):
+            result = function(*args, **kwargs)
+            if lease is not None and lease.lost:
+                raise lease.lost_error()
+            return result
 
-    wrapped = checked
-    for alias in aliases:
-        wrapped = transaction.atomic(using=alias)(wrapped)
-    return wrapped
+    return inside

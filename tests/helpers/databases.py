@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_redislock import list_locks
+from django_redislock.models import Fence
 from tests.helpers.actors import GENEROUS
 
 
@@ -61,6 +62,16 @@ def one_database(alias: str, options: dict[str, Any]) -> Iterator[Account]:
         else:
             connections.settings[alias] = before
             connections[alias] = kept
+
+
+@contextmanager
+def with_fences(alias: str) -> Iterator[None]:
+    """The table of fences is in this database, and empty."""
+    with connections[alias].schema_editor() as editor:
+        if Fence._meta.db_table in connections[alias].introspection.table_names():
+            editor.delete_model(Fence)
+        editor.create_model(Fence)
+    yield
 
 
 class Commits:

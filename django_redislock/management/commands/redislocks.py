@@ -10,6 +10,7 @@ from argparse import SUPPRESS, Action
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
+from datetime import timedelta
 from shutil import get_terminal_size
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import Lock, LockInfo, LockPool, LockUnavailable, force_release, get_lock, list_locks, list_pools
+from django_redislock.cli import fences
 from django_redislock.cli.arguments import (
     SubcommandParser,
     exit_status,
@@ -47,6 +49,7 @@ SUBCOMMANDS = {
     "pool": "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
     "Without a name: all pools.",
     "clear": "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once.",
+    "fences": "Look after the fences that the database keeps of claimed locks.",
     "run": "Run a program under a lock and exit with its status. The lock is renewed while the program runs.",
 }
 # those that cover every alias that has locks, unless --using names one
@@ -70,11 +73,14 @@ class Command(BaseCommand):
         for name, text in SUBCOMMANDS.items():
             subparser = subparsers.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
             getattr(self, f"add_{name}_arguments")(subparser)
-            default = "all that have locks" if name in EVERYWHERE else "the one in REDISLOCK['CACHE']"
-            subparser.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {default}.")
+            if name != "fences":  # which are in the database
+                default = "all that have locks" if name in EVERYWHERE else "the one in REDISLOCK['CACHE']"
+                subparser.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {default}.")
             _repeat(base, subparser)
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
+        if subcommand == "fences":
+            return self.handle_fences(**options)
         try:
             using = options["using"]
             for place in get_places(using) if subcommand in EVERYWHERE else [get_place(using)]:
@@ -328,6 +334,14 @@ class Command(BaseCommand):
             status = run(name, program, busy_status=conflict_exit_code, **{option: options[option] for option in known})
         if status:
             sys.exit(status)
+
+    # -- fences -----------------------------------------------------------------------------------------------------
+
+    def add_fences_arguments(self, parser: CommandParser) -> None:
+        fences.add_arguments(parser)
+
+    def handle_fences(self, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
+        self.say(fences.handle(older_than=older_than, dry_run=dry_run, database=database))
 
     def say(self, text: str) -> None:
         """Print ``text``; characters that the terminal's encoding lacks are escaped."""

@@ -2,9 +2,9 @@
 -- KEYS     @lock queue waiters index fence
 -- ARGV     name id channel known ttl how ms token fence
 --            how: keep = at least ms from now; confirm = at least ttl from the grant; add = ms more; set = ms from now;
---            detach = the same, and nobody here holds it any more
+--            detach = the same, and nobody here holds it any more; raise = as keep, and draw a new fence
 --            fence: of the acquisition; '' for whatever this attempt holds
--- returns  {state, server us, lease left in ms of whoever holds it}; states: calls.py
+-- returns  {state, server us, lease left in ms of whoever holds it, the fence if it was raised}; states: calls.py
 --#include time
 --#include holder
 --#include parse_holder
@@ -36,14 +36,20 @@ if ARGV.how == 'add' then
   left = left + ms
 elseif ARGV.how == 'set' or ARGV.how == 'detach' then
   left = ms
-elseif ARGV.how == 'keep' then
+elseif ARGV.how == 'keep' or ARGV.how == 'raise' then
   left = math.max(left, ms)
 end
-if handed or ARGV.how == 'detach' then
+local drawn
+if ARGV.how == 'raise' then
+--#include fence
+  fence = next_fence()
+  drawn = tonumber(fence)
+end
+if handed or drawn or ARGV.how == 'detach' then
   write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
   if handed then clear_handoff(flag) end
 else
   move_end(left)
 end
 redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
-return {HELD, us, left}
+return {HELD, us, left, drawn}

@@ -1,0 +1,22 @@
+"""The fence of a lock, checked by the database: an older holder of a name cannot write behind a younger one's back."""
+
+from __future__ import annotations
+
+from .begin import begin
+from .claim import claim, claims_on
+from .field import FencedManager, FencedQuerySet, FenceField
+from .prune import Pruned, prune
+from .table import TABLE, key_of
+
+__all__ = [
+    "TABLE",
+    "FenceField",
+    "FencedManager",
+    "FencedQuerySet",
+    "Pruned",
+    "begin",
+    "claim",
+    "claims_on",
+    "key_of",
+    "prune",
+]

@@ -1,0 +1,58 @@
+"""Forgetting names that nobody has claimed for long."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from .table import MARK, MARK_NAME, bounded, fences
+
+BATCH = 1000  # rows that are deleted in one transaction
+WITHIN = 10.0  # seconds to wait for those who claim a name for the first time just now
+
+
+class Pruned(NamedTuple):
+    """How many rows were (or would be) deleted, and how many are left."""
+
+    deleted: int
+    left: int
+
+
+def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = False) -> Pruned:
+    """Delete the rows of names whose latest claim is longer ago; return how many, and how many are left.
+
+    What must not happen: A stalls before its claim, B claims and commits, B's row is deleted, A wakes, finds no row,
+    and writes. So the highest fence of all deleted rows stays behind in a row of its own, and a name without a row is
+    open only to higher fences (see raise_fence()). Whoever looks at that row for a new name keeps it shared until
+    COMMIT, and this waits for them; those who come later see it raised. So A is refused, however long it stalled.
+    """
+    rows = fences().using(using).exclude(key=MARK)
+    old = rows.filter(claimed__lt=timezone.now() - older_than)
+    if dry_run:
+        count = old.count()
+        return Pruned(count, rows.count() - count)
+    deleted = 0
+    fences().using(using).bulk_create(
+        [fences().model(key=MARK, name=MARK_NAME, fence=0, claimed=timezone.now())], ignore_conflicts=True
+    )
+    while True:
+        with transaction.atomic(using=using), bounded(connections[using], WITHIN):
+            mark = fences().using(using).select_for_update().get(key=MARK)
+            # locked, so that nobody claims them between the look and the deletion
+            batch = list(
+                old.select_for_update(skip_locked=_skips(using)).order_by("key")[:BATCH].values("key", "fence")
+            )
+            mark.fence = max([mark.fence, *(row["fence"] for row in batch)])
+            mark.claimed = timezone.now()
+            mark.save(using=using, update_fields=["fence", "claimed"])
+            deleted += rows.filter(key__in=[row["key"] for row in batch]).delete()[0]
+        if len(batch) < BATCH:
+            return Pruned(deleted, rows.count())
+
+
+def _skips(using: str) -> bool:
+    """Whether rows that are being claimed at this moment can be passed over."""
+    return bool(connections[using].features.has_select_for_update_skip_locked)

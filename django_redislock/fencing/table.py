@@ -1,0 +1,164 @@
+"""The table of fences: a row for each name that was ever claimed in this database, with the highest fence so far.
+
+Whoever raises the fence in a row keeps the row locked until COMMIT. So a stale transaction has either committed before
+the block of its successor begins, or it is refused. (Kleppmann 2016, "How to do distributed locking"; the idea of a
+number that the guarded resource checks is that of Chubby's sequencers, Burrows 2006.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+from django.apps import apps
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
+
+TABLE = "redislock_fence"
+MARK = ""  # key of the row with the highest fence of all rows that were ever pruned
+MARK_NAME = "(pruned)"
+RAISE = "UPDATE {table} SET {fence} = %s, {claimed} = %s WHERE {key} = %s AND {fence} <= %s"
+# PostgreSQL: the same with a bounded wait, in one statement. The usual bound is back before the next one runs.
+RAISE_WITHIN = (
+    "WITH usual AS MATERIALIZED"
+    " (SELECT current_setting('lock_timeout') AS bound, set_config('lock_timeout', %s, true) AS ours),"
+    f" raised AS ({RAISE} AND (SELECT ours FROM usual) IS NOT NULL RETURNING 1),"
+    " counted AS (SELECT count(*) AS number FROM raised)"
+    " SELECT number, set_config('lock_timeout', bound, number >= 0) FROM counted, usual"
+)
+SHARE = {"postgresql": "FOR SHARE", "mysql": "LOCK IN SHARE MODE"}  # SQLite has one writer at a time
+
+
+def key_of(name: str) -> str:
+    """The key of a lock's row. A digest: collations take names for the same that differ in case or accents."""
+    return sha256(name.encode()).hexdigest()
+
+
+def fences() -> Any:
+    """The manager of the model, which is in a room above this one."""
+    return apps.get_model("django_redislock", "Fence")._default_manager
+
+
+def raise_fence(connection: BaseDatabaseWrapper, name: str, fence: int, within: float | None) -> int:
+    """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there.
+
+    Returns the fence that counts now: a higher one than given means that nothing was written. ``within``: the seconds
+    to wait for another transaction that has the row; None: for as long as the database lets it.
+    """
+    key = key_of(name)
+    if _raise(connection, key, fence, within):
+        return fence
+    # no row yet, or a refusal. Locking reads: they see what is there now, where a snapshot does not
+    with bounded(connection, within):
+        while True:
+            found = _share(connection, key, MARK)
+            if key in found:
+                if found[key] > fence:
+                    return found[key]
+                if _raise(connection, key, fence, None):
+                    return fence
+            elif MARK not in found:
+                _insert(connection, MARK, MARK_NAME, 0)
+            elif found[MARK] >= fence:  # a row that was pruned may have held a higher one
+                return found[MARK]
+            else:
+                _insert(connection, key, name, fence)
+
+
+def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | None) -> bool:
+    """Whether this transaction reads from a snapshot that is older than the latest claim of ``name`` by another one.
+
+    MySQL and MariaDB at REPEATABLE READ would raise the fence of today, and let the block read the rows of yesterday.
+    Other databases refuse to do so by themselves. To be asked before the fence is raised: one's own writes are seen.
+    """
+    if connection.vendor != "mysql" or getattr(connection, "isolation_level", None) == "read committed":
+        return False
+    row = fences().using(connection.alias).filter(key=key_of(name)).values_list("fence", flat=True)
+    with bounded(connection, within):
+        today = list(row.select_for_update())  # first: without a snapshot yet, the next line takes one
+    return today != list(row)
+
+
+def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, within: float | None) -> bool:
+    now = connection.ops.adapt_datetimefield_value(timezone.now())
+    values: list[Any] = [fence, now, key, fence]
+    sql = RAISE
+    if within is not None:
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(_quoted(connection, RAISE_WITHIN), [f"{_ms(within)}ms", *values])
+                return bool(cursor.fetchone()[0])
+        if not getattr(connection, "mysql_is_mariadb", False):
+            with bounded(connection, within):
+                return _raise(connection, key, fence, None)
+        sql = f"SET STATEMENT innodb_lock_wait_timeout = {math.ceil(within)} FOR {sql}"
+    with connection.cursor() as cursor:
+        cursor.execute(_quoted(connection, sql), values)
+        return bool(cursor.rowcount)
+
+
+def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, int]:
+    """The fences of these rows as they are now, which nobody changes until this transaction ends."""
+    places = ", ".join(["%s"] * len(keys))
+    sql = f"SELECT {{key}}, {{fence}} FROM {{table}} WHERE {{key}} IN ({places}) {SHARE.get(connection.vendor, '')}"
+    with connection.cursor() as cursor:
+        cursor.execute(_quoted(connection, sql), keys)
+        return dict(cursor.fetchall())
+
+
+def _insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
+    """A new row, unless somebody else was quicker."""
+    manager = fences()
+    row = manager.model(key=key, name=name, fence=fence, claimed=timezone.now())
+    manager.using(connection.alias).bulk_create([row], ignore_conflicts=True)
+
+
+def _quoted(connection: BaseDatabaseWrapper, sql: str) -> str:
+    names = {"table": TABLE, "key": "key", "fence": "fence", "claimed": "claimed"}
+    return sql.format(**{name: connection.ops.quote_name(value) for name, value in names.items()})
+
+
+@contextmanager
+def bounded(connection: BaseDatabaseWrapper, within: float | None) -> Iterator[None]:
+    """Let statements wait for locks of the database for at most so many seconds; None: as usual."""
+    if within is None or connection.vendor not in _BOUNDS:
+        yield
+        return
+    read, write, restore, number = _BOUNDS[connection.vendor]
+    with connection.cursor() as cursor:
+        cursor.execute(read)
+        usual = cursor.fetchone()[0]
+        cursor.execute(write.format(number(within)))
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        # a transaction of PostgreSQL that has failed takes its settings with it, and can do nothing more
+        if done or connection.vendor != "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute(restore.format(usual))
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+_BOUNDS: dict[str, tuple[str, str, str, Callable[[float], int]]] = {
+    "postgresql": (
+        "SELECT current_setting('lock_timeout')",
+        "SET LOCAL lock_timeout = '{}ms'",
+        "SET LOCAL lock_timeout = '{}'",
+        _ms,
+    ),
+    "mysql": (
+        "SELECT @@SESSION.innodb_lock_wait_timeout",
+        "SET SESSION innodb_lock_wait_timeout = {}",
+        "SET SESSION innodb_lock_wait_timeout = {}",
+        math.ceil,
+    ),
+    "sqlite": ("PRAGMA busy_timeout", "PRAGMA busy_timeout = {}", "PRAGMA busy_timeout = {}", _ms),
+}

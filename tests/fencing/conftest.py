@@ -1,0 +1,67 @@
+"""The databases in which locks are claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.db import connections
+from psycopg import IsolationLevel
+
+from tests.helpers.databases import Account, one_database, with_fences
+from tests.helpers.mariadb import find_server, mariadb_server
+from tests.helpers.requirements import require
+from tests.helpers.state import LOCK
+
+LEVELS: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgres read committed": {},
+    "postgres repeatable read": {"isolation_level": IsolationLevel.REPEATABLE_READ},
+    "postgres serializable": {"isolation_level": IsolationLevel.SERIALIZABLE},
+    "mariadb read committed": {},
+    "mariadb repeatable read": {"isolation_level": "repeatable read"},
+}
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[dict[str, Any]]:
+    """The session's MariaDB, as DATABASES describes it."""
+    with mariadb_server(require(find_server)) as options:
+        yield options
+
+
+@pytest.fixture(params=LEVELS)
+def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
+    """A row in each kind of database, at each level of isolation, with the table of fences beside it."""
+    kind = request.param.partition(" ")[0]
+    options = request.getfixturevalue(kind)
+    options = {**options, "OPTIONS": {**options.get("OPTIONS", {}), **LEVELS[request.param]}}
+    with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):
+        yield made
+
+
+@pytest.fixture
+def ledger(sqlite: dict[str, Any], account: Account) -> Iterator[Account]:
+    """Another database, with fences too."""
+    options = {**sqlite, "NAME": f"{sqlite['NAME']}.ledger"}
+    with one_database("ledger", options) as made, with_fences("ledger"):
+        yield made
+
+
+@pytest.fixture
+def forget(client: redis.Redis) -> Callable[[], None]:
+    """Redis forgets who holds the lock, and its holder does not know: as after a failover, or a flush."""
+
+    def forget() -> None:
+        assert client.delete(LOCK)
+
+    return forget
+
+
+@pytest.fixture(autouse=True)
+def _closed(django_db_blocker: Any) -> Iterator[None]:
+    yield
+    with django_db_blocker.unblock():
+        connections.close_all()

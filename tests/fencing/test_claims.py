@@ -1,0 +1,304 @@
+"""A lock that was lost unawares: the database refuses its holder, and no update is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections, transaction
+
+from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
+from django_redislock.fencing.table import bounded
+from django_redislock.models import Fence
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.databases import Account
+from tests.helpers.state import NAME
+
+Eventually = Callable[[Callable[[], Any]], Any]
+AHEAD = 1_000_000_000  # microseconds
+
+
+class Stage:
+    """Somebody under the lock who goes on when told to."""
+
+    def __init__(self, account: Account, **options: Any) -> None:
+        self.account = account
+        self.options = options
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self.runs = 0
+
+    def book(self) -> None:
+        """In a transaction of its own: read, think, and write."""
+        try:
+            with locked_atomic(NAME, fenced=True, **self.options):
+                self.runs += 1
+                balance = self.account.balance
+                self.reached.set()
+                assert self.go_on.wait(GENEROUS)
+                self.account.balance = balance + 1
+        finally:
+            connections.close_all()
+
+
+def wait_for(future: Future[Any], stage: Stage) -> None:
+    """Until it stands under the lock."""
+    while not stage.reached.wait(0.01):
+        assert not future.done(), future.result()
+
+
+# -- who is late ----------------------------------------------------------------------------------------------------
+
+
+def test_a_holder_who_was_overtaken_is_refused(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    late, quick = Lock(NAME, auto_renew=False), Stage(account)
+    quick.go_on.set()
+    assert late.acquire()
+    forget()
+    other()(quick.book)
+    claim = transaction.atomic()(late.claim)
+    with pytest.raises(LockLost, match=r"was refused by the database: the database 'default' has met the fence \d+"):
+        claim()
+    assert account.balance == 1
+
+
+def test_a_successor_waits_for_a_transaction_that_has_claimed(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    """Even at levels of isolation where a claim that has waited is refused: it begins again, and nobody notices."""
+    late, quick = Stage(account), Stage(account)
+    quick.go_on.set()
+    first = other().start(late.book)
+    wait_for(first, late)
+    forget()
+    second = other().start(quick.book)
+    while (lock := get_lock(NAME)) is None or not lock.fence:
+        assert not second.done()
+    assert not quick.reached.wait(0.2), "whoever has the lock reads what is about to change"
+    late.go_on.set()
+    first.result(GENEROUS)
+    second.result(GENEROUS)
+    assert account.balance == 2
+    assert quick.runs == 1
+
+
+def test_the_same_without_fences_loses_an_update(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    """What all this is for."""
+    options: dict[str, Any] = {"fenced": False}
+
+    class Unfenced(Stage):
+        def book(self) -> None:
+            with Lock(NAME, **options):
+                self.runs += 1
+                balance = self.account.balance
+                self.reached.set()
+                assert self.go_on.wait(GENEROUS)
+                self.account.balance = balance + 1
+                connections.close_all()
+
+    late, quick = Unfenced(account), Unfenced(account)
+    quick.go_on.set()
+    first = other().start(late.book)
+    wait_for(first, late)
+    forget()
+    other()(quick.book)
+    late.go_on.set()
+    with pytest.raises(LockLost):
+        first.result(GENEROUS)
+    assert account.balance == 1
+
+
+def test_nobody_waits_longer_for_it_than_fence_timeout(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    late, quick = Stage(account), Stage(account, fence_timeout=0.1)
+    first = other().start(late.book)
+    wait_for(first, late)
+    forget()
+    with pytest.raises(LockUnavailable, match=r"could not be claimed on the database 'default' within 0.1 s: another"):
+        other()(quick.book)
+    assert not quick.runs
+    assert get_lock(NAME) is None
+    late.go_on.set()
+    first.result(GENEROUS)
+    assert account.balance == 1
+
+
+def test_the_limits_of_the_site_are_as_before(account: Account) -> None:
+    connection = connections["default"]
+    limits = {
+        "postgresql": "SHOW lock_timeout",
+        "mysql": "SELECT @@innodb_lock_wait_timeout",
+        "sqlite": "PRAGMA busy_timeout",
+    }
+
+    def limit() -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(limits[connection.vendor])
+            return cursor.fetchone()
+
+    with Lock(NAME, fence_timeout=3) as lock, transaction.atomic(), bounded(connection, 7):
+        usual = limit()
+        for _ in range(2):  # a row that is not there yet, and one that is
+            lock.claim()
+            assert limit() == usual
+
+
+def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_is_lost(
+    account: Account, forget: Callable[[], None], caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    with locked_atomic(NAME, fenced=True):
+        account.book()
+        forget()
+    assert account.balance == 1
+    eventually(lambda: "lost" in caplog.text)
+
+
+def test_one_that_is_known_to_be_lost_before_is_rolled_back(account: Account, eventually: Eventually) -> None:
+    def book() -> None:
+        with locked_atomic(NAME, fenced=True) as lock:
+            account.book()
+            force_release(NAME)
+            eventually(lambda: lock.lost)
+
+    with pytest.raises(LockLost):
+        book()
+    assert account.balance == 0
+
+
+# -- a database that is ahead of Redis ------------------------------------------------------------------------------
+
+
+def run_ahead() -> int:
+    """The fence that the database has met, and Redis never gave."""
+    with locked_atomic(NAME, fenced=True) as lock:
+        met = lock.fence + AHEAD
+        Fence.objects.update(fence=met)
+    return met
+
+
+def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account) -> None:
+    """After a restore of Redis on a machine whose clock is behind, say."""
+    met = run_ahead()
+    with locked_atomic(NAME, fenced=True) as lock:
+        account.book()
+        assert lock.fence > met
+    with Lock(NAME) as next_lock:
+        assert next_lock.fence > Fence.objects.get(name=NAME).fence
+    assert account.balance == 1
+
+
+def test_whoever_claims_by_himself_acquires_anew(account: Account) -> None:
+    """What he has read before may be old."""
+    met = run_ahead()
+    with pytest.raises(LockLost), Lock(NAME) as lock, transaction.atomic():
+        lock.claim()
+    with Lock(NAME) as lock, transaction.atomic():
+        lock.claim()
+        assert lock.fence > met
+
+
+def test_nor_does_it_help_who_has_lost_the_lock(account: Account, forget: Callable[[], None]) -> None:
+    run_ahead()
+    lock = Lock(NAME)
+    assert lock.acquire()
+    forget()
+    with pytest.raises(LockLost), transaction.atomic():
+        lock.claim()
+
+
+def test_a_fence_that_has_changed_is_renewed_as_before(account: Account, eventually: Eventually) -> None:
+    met = run_ahead()
+    with locked_atomic(NAME, fenced=True, ttl=0.5) as lock:
+        end = lock.remaining()
+        eventually(lambda: lock.remaining() > end)
+        assert not lock.lost
+        found = get_lock(NAME)
+        assert found is not None
+        assert found.fence == lock.fence > met
+
+
+# -- where it cannot be ---------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_claimed_inside_a_transaction_alone(account: Account) -> None:
+    none_open = pytest.raises(RuntimeError, match="can be claimed only inside a transaction, and none is open on")
+    with Lock(NAME) as lock, none_open:
+        lock.claim()
+    with transaction.atomic(), pytest.raises(LockNotOwned):
+        lock.claim()
+    assert not Fence.objects.exists()
+
+
+def test_a_database_without_the_table_says_what_to_do(account: Account) -> None:
+    with connections["default"].schema_editor() as editor:
+        editor.delete_model(Fence)
+    book = locked_atomic(NAME, fenced=True)(account.book)
+    with pytest.raises(ImproperlyConfigured, match=r"'redislock_fence'.*run manage.py migrate --database default"):
+        book()
+    assert account.balance == 0
+    assert get_lock(NAME) is None
+    with connections["default"].schema_editor() as editor:
+        editor.create_model(Fence)
+
+
+def test_names_that_differ_in_case_alone_have_rows_of_their_own(account: Account) -> None:
+    for name in ("order", "Order", "ordér"):
+        with locked_atomic(name, fenced=True):
+            account.book()
+    assert sorted(Fence.objects.exclude(key="").values_list("name", flat=True)) == ["Order", "order", "ordér"]
+
+
+def test_nobody_claims_who_has_read_the_past(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    """What was read before the claim is older than what a successor has committed."""
+    connection, quick = connections["default"], Stage(account)
+    level = connection.settings_dict["OPTIONS"].get("isolation_level")
+    if connection.vendor == "sqlite" or level is None:
+        pytest.skip("no snapshot is kept from statement to statement")
+    quick.go_on.set()
+    with locked_atomic(NAME, fenced=True):
+        pass  # the row is there
+
+    @transaction.atomic
+    def book() -> None:
+        read = account.balance
+        other()(quick.book)
+        with Lock(NAME) as lock:
+            lock.claim()
+            account.balance = read + 1
+
+    with pytest.raises((RuntimeError, DatabaseError), match=r"was claimed too late in this|could not serialize"):
+        book()
+    assert account.balance == 1
+
+
+def test_whoever_has_read_nothing_that_has_changed_may_claim(account: Account) -> None:
+    with locked_atomic(NAME, fenced=True):
+        account.book()
+    with Lock(NAME) as lock, transaction.atomic():
+        assert account.balance == 1
+        lock.claim()
+        account.book()
+    assert account.balance == 2
+
+
+def test_several_databases_are_claimed_or_those_that_are_named(account: Account, ledger: Account) -> None:
+    def claimed() -> list[str]:
+        return [alias for alias in ("default", "ledger") if Fence.objects.using(alias).filter(name=NAME).delete()[0]]
+
+    for fenced, expected in ((True, ["default", "ledger"]), ("ledger", ["ledger"]), (["default"], ["default"])):
+        with locked_atomic(NAME, db=["default", "ledger"], fenced=fenced):
+            account.book()
+            ledger.book()
+        assert claimed() == expected
+    assert (account.balance, ledger.balance) == (3, 3)

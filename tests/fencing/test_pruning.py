@@ -1,0 +1,141 @@
+"""Names that nobody has claimed for long are forgotten, and nobody who is late profits from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connections, transaction
+from django.utils import timezone
+
+from django_redislock import Lock, LockLost, locked_atomic
+from django_redislock.fencing import Pruned, prune
+from django_redislock.fencing.prune import BATCH
+from django_redislock.fencing.table import MARK, fences, raise_fence
+from django_redislock.models import Fence
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.databases import Account
+from tests.helpers.state import NAME
+
+MONTH = timedelta(days=30)
+
+
+def claim_long_ago(*names: str) -> None:
+    for name in names:
+        with locked_atomic(name, fenced=True):
+            pass
+    Fence.objects.filter(name__in=names).update(claimed=timezone.now() - 2 * MONTH)
+
+
+def names() -> set[str]:
+    return set(Fence.objects.exclude(key=MARK).values_list("name", flat=True))
+
+
+def test_old_rows_are_deleted_and_others_stay(account: Account) -> None:
+    claim_long_ago("a", "b")
+    with locked_atomic("c", fenced=True):
+        pass
+    assert prune(MONTH, dry_run=True) == (2, 1)
+    assert names() == {"a", "b", "c"}
+    assert prune(MONTH) == (2, 1)
+    assert names() == {"c"}
+    assert prune(MONTH) == (0, 1)
+
+
+def test_who_stalled_before_the_claim_is_refused_though_the_row_is_gone(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    late = Lock(NAME)
+    assert late.acquire()
+    forget()
+
+    def overtake() -> None:
+        claim_long_ago(NAME)
+        prune(MONTH)
+        connections.close_all()
+
+    other()(overtake)
+    assert names() == set()
+    with pytest.raises(LockLost), transaction.atomic():
+        late.claim()
+    with locked_atomic(NAME, fenced=True):
+        account.book()
+    assert account.balance == 1
+
+
+def test_nor_is_who_stalled_inside_his_transaction(
+    account: Account, forget: Callable[[], None], other: Callable[[], Other]
+) -> None:
+    """Between the look that finds no row and the insertion of one, whatever the snapshot."""
+    late, connection = Lock(NAME), connections["default"]
+    assert late.acquire()
+    forget()
+    if connection.vendor == "sqlite":
+        pytest.skip("a transaction that has tried to write shuts all others out")
+
+    def overtake() -> None:
+        claim_long_ago(NAME)
+        prune(MONTH)
+        connections.close_all()
+
+    @transaction.atomic
+    def claim() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM redislock_fence")  # a snapshot without the row
+        other()(overtake)
+        late.claim()
+
+    with pytest.raises((LockLost, DatabaseError), match=r"refused by the database|could not serialize"):
+        claim()
+    assert names() == set()
+
+
+def prune_apart() -> Pruned:
+    try:
+        return prune(MONTH)
+    finally:
+        connections.close_all()
+
+
+def test_prune_waits_for_first_claims_and_they_for_prune(account: Account, other: Callable[[], Other]) -> None:
+    """Whoever has found no row keeps the mark until COMMIT."""
+    connection = connections["default"]
+    claim_long_ago("old")
+    with transaction.atomic():
+        assert raise_fence(connection, "new", 1 << 50, None) == 1 << 50
+        pruning = other().start(prune_apart)
+        assert not pruning.done()
+    assert pruning.result(GENEROUS).deleted == 1
+    assert names() == {"new"}
+
+
+def test_many_rows_go_in_several_transactions(account: Account) -> None:
+    long_ago = timezone.now() - 2 * MONTH
+    rows = [fences().model(key=f"{n:064}", name=str(n), fence=n, claimed=long_ago) for n in range(BATCH + 1)]
+    fences().bulk_create(rows)
+    assert prune(MONTH) == (BATCH + 1, 0)
+    assert Fence.objects.get(key=MARK).fence == BATCH
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_the_command_prunes(account: Account, ledger: Account) -> None:
+    def command(*words: str) -> str:
+        out = StringIO()
+        call_command("redislocks", "fences", "prune", *words, stdout=out)
+        return out.getvalue()
+
+    claim_long_ago("a")
+    assert command("--older-than", "30d", "--dry-run") == "Would delete 1 fence, and keep 0 (database default).\n"
+    assert command("--older-than", "90d") == "Deleted 0 fences, kept 1 (database default).\n"
+    assert command("--older-than", "30d") == "Deleted 1 fence, kept 0 (database default).\n"
+    assert command("--older-than", "1h", "--database", "ledger") == "Deleted 0 fences, kept 0 (database ledger).\n"
+    for wrong in ("30", "0d", "-1d", "d", "1y"):
+        with pytest.raises(CommandError, match="argument --older-than: must be a time such as 30d, 12h or 90m, not"):
+            command(f"--older-than={wrong}")
+    with pytest.raises(CommandError, match="--older-than"):
+        command()
+    with pytest.raises(CommandError, match=r"Unknown database alias 'nowhere'. The aliases in DATABASES are: "):
+        command("--older-than", "1d", "--database", "nowhere")
