@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from .begin import begin
-from .claim import claim, claims_on
+from .claim import claim
 from .field import FencedManager, FencedQuerySet, FenceField
 from .prune import Pruned, prune
-from .table import TABLE, key_of
+from .table import MARK, TABLE
 
 __all__ = [
+    "MARK",
     "TABLE",
     "FenceField",
     "FencedManager",
@@ -16,7 +17,5 @@ __all__ = [
     "Pruned",
     "begin",
     "claim",
-    "claims_on",
-    "key_of",
     "prune",
 ]

@@ -40,7 +40,11 @@ def test_migrations_and_model_agree() -> None:
 
 def test_the_permissions_are_called_as_what_they_permit() -> None:
     found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", "name")
-    assert dict(found) == {"view_heldlock": "Can view lock", "delete_heldlock": "Can force-release lock"}
+    assert dict(found) == {
+        "view_heldlock": "Can view lock",
+        "delete_heldlock": "Can force-release lock",
+        "view_fence": "Can view fence",
+    }
 
 
 BARE = """

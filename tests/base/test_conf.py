@@ -37,6 +37,8 @@ SETTINGS = [
     "VIEW_OWNER",
     "VIEW_UNAVAILABLE_STATUS",
     "RELEASE_IN_TRANSACTION",
+    "FENCED",
+    "FENCE_TIMEOUT",
 ]
 NO_TIME = [0, -0.5, 0.0001, math.nan, math.inf, timedelta(0), timedelta(seconds=-1), 10**10]
 NO_NUMBER = [True, "30", b"30", [30]]
@@ -52,6 +54,7 @@ def test_without_the_setting_there_are_defaults() -> None:
     assert (conf().BLOCKING_TIMEOUT, conf().MAX_HOLD, conf().VIEW_ON_CONFLICT) == (None, None, None)
     assert (conf().MAX_WAITERS, conf().SLOW_WAIT) == ({}, 10.0)
     assert (conf().CLUSTER, conf().MAX_CONNECTIONS, conf().REPLICAS) == (False, 16, 0)
+    assert (conf().FENCED, conf().FENCE_TIMEOUT) == ((), 10.0)
 
 
 def test_every_setting_can_be_set() -> None:
@@ -76,6 +79,8 @@ def test_every_setting_can_be_set() -> None:
         "VIEW_OWNER": None,
         "VIEW_UNAVAILABLE_STATUS": 503,
         "RELEASE_IN_TRANSACTION": "error",
+        "FENCED": ("account:*",),
+        "FENCE_TIMEOUT": 2,
     }
     assert list(values) == SETTINGS
     found = read(values)
@@ -193,6 +198,8 @@ def wrong_values() -> list[Any]:
         "VIEW_OWNER": ["", 7, print],
         "VIEW_UNAVAILABLE_STATUS": [200, "503", True],
         "RELEASE_IN_TRANSACTION": [None, "", "raise", True, b"warn", ["warn"]],
+        "FENCED": [None, True, "account:*", {"account:*": True}],
+        "FENCE_TIMEOUT": [*NO_TIME, *NO_NUMBER],
     }
     assert list(wrong) == SETTINGS
     return [pytest.param(key, value, id=f"{key}={value!a}"[:40]) for key, values in wrong.items() for value in values]

@@ -64,7 +64,7 @@ def test_an_unknown_option_is_told_with_those_that_there_are(what: str, silent: 
 
 
 def test_a_lock_takes_what_an_acquisition_takes_and_more() -> None:
-    more = {"adopt", "blocking", "max_waiters", "reentrant", "using"}
+    more = {"adopt", "blocking", "fence_timeout", "fenced", "max_waiters", "reentrant", "using"}
     assert set(LockOptions.__annotations__) - set(AcquireOptions.__annotations__) == more
     assert set(Options.__slots__) == set(EVERY)
 

@@ -16,7 +16,7 @@ from django_redislock.fencing.table import bounded
 from django_redislock.models import Fence
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
-from tests.helpers.state import NAME
+from tests.helpers.state import NAME, lease_of
 
 Eventually = Callable[[Callable[[], Any]], Any]
 AHEAD = 1_000_000_000  # microseconds
@@ -72,7 +72,7 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
     """Even at levels of isolation where a claim that has waited is refused: it begins again, and nobody notices."""
-    late, quick = Stage(account), Stage(account)
+    late, quick = Stage(account, auto_renew=False), Stage(account)
     quick.go_on.set()
     first = other().start(late.book)
     wait_for(first, late)
@@ -119,7 +119,7 @@ def test_the_same_without_fences_loses_an_update(
 def test_nobody_waits_longer_for_it_than_fence_timeout(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    late, quick = Stage(account), Stage(account, fence_timeout=0.1)
+    late, quick = Stage(account, auto_renew=False), Stage(account, fence_timeout=0.1)
     first = other().start(late.book)
     wait_for(first, late)
     forget()
@@ -217,9 +217,10 @@ def test_nor_does_it_help_who_has_lost_the_lock(account: Account, forget: Callab
 
 def test_a_fence_that_has_changed_is_renewed_as_before(account: Account, eventually: Eventually) -> None:
     met = run_ahead()
-    with locked_atomic(NAME, fenced=True, ttl=0.5) as lock:
-        end = lock.remaining()
-        eventually(lambda: lock.remaining() > end)
+    with locked_atomic(NAME, fenced=True, ttl=3) as lock:
+        lease = lease_of(lock)
+        end = lease.ends
+        eventually(lambda: lease.ends > end)
         assert not lock.lost
         found = get_lock(NAME)
         assert found is not None
