@@ -11,16 +11,15 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from ..store import cluster
 from ..store.calls import probe_command
-from ..store.place import PASSING, Backend, Place
+from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
+from ..store.place import Backend, Place
 from ..store.places import get_places
-from ..store.wire import Command, exchange
+from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
-OLDEST = (6, 2)
+OLDEST, OLDEST_CLUSTER = (6, 2), (OLDEST_OF_CLUSTERS, 0)
 _FACT = re.compile(r"^([a-z_]+):(.*?)\r?$", re.M)  # of an answer to INFO
-OLDEST_CLUSTER = (cluster.OLDEST, 0)
 
 
 def check_server(**kwargs: Any) -> list[CheckMessage]:

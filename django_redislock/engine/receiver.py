@@ -85,13 +85,7 @@ class Receiver(Generic[L]):
             answers = exchange(connection, [probe_command(listener.backend) for listener in asked])
         finally:
             connection.disconnect()
-        found: dict[L, int | ResponseError] = {}
-        for listener, answer in zip(asked, answers, strict=True):
-            try:
-                found[listener] = probed(self.node, answer, sent)
-            except ResponseError as error:
-                found[listener] = error
-        return found
+        return {listener: probed(self.node, answer, sent) for listener, answer in zip(asked, answers, strict=True)}
 
     def start(self) -> None:
         self.since = monotonic()

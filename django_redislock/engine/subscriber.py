@@ -16,7 +16,8 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..store.node import Node
-from ..store.place import PASSING, Place
+from ..store.place import Place
+from ..store.wire import PASSING
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .notifier import Notifier
 from .outage import Outage

@@ -339,18 +339,18 @@ class Watchdog:
     # -- the sender's side ------------------------------------------------------------------------------------------
 
     def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
-        refused = [(parcel, answer) for parcel, answer in zip(parcels, answers, strict=True) if _is_error(answer)]
-        moved = [
-            (parcel, answer)
-            for parcel, answer in refused
-            if parcel.task.backend.place.redirect(parcel.task.backend, answer, node)
-        ]
-        self._again([parcel for parcel, _ in moved], 0.0)
-        refused = [pair for pair in refused if pair not in moved]
-        if refused:
-            self._failed(node, [parcel for parcel, _ in refused], refused[0][1])
-        for (task, _, due), answer in zip(parcels, answers, strict=True):
-            if _is_error(answer):
+        moved: list[Parcel] = []
+        refused: list[Parcel] = []
+        trouble: ResponseError | None = None
+        for parcel, answer in zip(parcels, answers, strict=True):
+            task, _, due = parcel
+            task.backend.heard_from(node)
+            if isinstance(answer, ResponseError):
+                if task.backend.place.redirect(task.backend, answer, node):
+                    moved.append(parcel)
+                else:
+                    trouble = trouble or answer
+                    refused.append(parcel)
                 continue
             if isinstance(task, Lease):
                 self._note(task, due, renewed(node, answer, sent))
@@ -359,7 +359,11 @@ class Watchdog:
             rest = left_to_release(task.wanted, answer)
             if rest is not None:
                 self.release_later(rest, unknown=False, how=WITHDRAWAL)
-        over = None if refused else self._outages.pop(node, None)
+        self._again(moved, 0.0)
+        if trouble is not None:
+            self._failed(node, refused, trouble)
+            return
+        over = self._outages.pop(node, None)
         if over is not None:
             if over.end_is_due() and not over.is_stale(node.origin.timeout):
                 self._notifier.log(WARNING, "renewal-recovered", alias=node.origin.alias, outage=over.lasted)
@@ -428,7 +432,3 @@ class Watchdog:
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
         self._notifier.call(lambda: tell_lost(lease))
-
-
-def _is_error(answer: object) -> bool:
-    return isinstance(answer, ResponseError)

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from .aliases import Origin
 from .node import Node
-from .pool import IDLE, IDLE_FOR, PATIENCE
+from .pool import IDLE, IDLE_FOR, PATIENCE, pop_oldest
 from .wire import CONNECTION_ERRORS, Command, classified, pack
 
 # Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
@@ -170,7 +170,7 @@ class LoopConnections:
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._reserves: dict[Node, _Reserve] = {}
-        self._dropped: deque[tuple[AbstractConnection, float]] = deque()  # to be closed, and used no more
+        self._dropped: deque[AbstractConnection] = deque()  # to be closed, and used no more
         self._loans: set[weakref.ref[_Loan]] = set()
         # those who wait for a connection, by urgency
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
@@ -318,12 +318,10 @@ class LoopConnections:
 
     def _drop_oldest(self, before: float = math.inf) -> bool:
         """Drop the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
-        stocks = [reserve.idle for reserve in self._reserves.values() if reserve.idle]
-        idle = min(stocks, key=lambda idle: idle[0][1], default=None)
-        if idle is None or idle[0][1] > before:
-            return False
-        self._dropped.append(idle.popleft())  # the end that was used last is used next
-        return True
+        oldest = pop_oldest((reserve.idle for reserve in self._reserves.values()), before)
+        if oldest is not None:
+            self._dropped.append(oldest)
+        return oldest is not None
 
     @property
     def idle(self) -> bool:
@@ -354,12 +352,12 @@ class LoopConnections:
 
     def _drop(self, node: Node | None) -> None:
         for reserve in [reserve for known, reserve in self._reserves.items() if node in (None, known)]:
-            self._dropped.extend(reserve.idle)
+            self._dropped.extend(connection for connection, _ in reserve.idle)
             reserve.idle.clear()
 
     async def _close(self) -> None:
         while self._dropped:
-            await self._dropped.popleft()[0].disconnect()
+            await self._dropped.popleft().disconnect()
         if self.closed:
             for reserve in self._reserves.values():
                 for client in reserve.sentinel.sentinel_manager.sentinels if reserve.sentinel is not None else ():

@@ -130,7 +130,7 @@ def find_origin(alias: str) -> Origin:
     client = _redis_client(cache, alias)
     memory = client is None
     manager: NodesManager | None = getattr(client, "nodes_manager", None)  # the client is one of a cluster
-    pool = _pool_of(manager) if manager is not None else (memory_client(alias) if memory else client).connection_pool
+    pool = _pool_of(memory_client(alias) if memory else client)
     if not isinstance(pool.connection_class, type):
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
@@ -155,9 +155,12 @@ def find_origin(alias: str) -> Origin:
     return origin
 
 
-def _pool_of(manager: NodesManager) -> Any:
-    """That of any node of a cluster: all are alike, but for host and port."""
-    return next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection).connection_pool
+def _pool_of(client: Any) -> Any:
+    """Its pool of connections; of a cluster, that of any node: all are alike, but for host and port."""
+    manager = getattr(client, "nodes_manager", None)
+    if manager is not None:
+        client = next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection)
+    return client.connection_pool
 
 
 def _check_clusterable(origin: Origin) -> None:
@@ -187,7 +190,7 @@ def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
 def database(alias: str) -> tuple[object, ...] | None:
     """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
     try:
-        return find_origin(alias).database
+        return _database(_pool_of(_redis_client(_create_cache(alias), alias)))
     except Exception:  # whatever backend that is: it is none of ours
         return None
 

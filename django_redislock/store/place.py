@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from redis.connection import Connection
-from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+from redis.exceptions import ResponseError
 
 from ..conf import conf
 from .aio import ENTERING, LoopConnections
@@ -17,9 +17,6 @@ from .aliases import Origin
 from .node import Node
 from .pool import ConnectionPool
 from .wire import Command
-
-# errors of a cluster: whoever gets one has only to ask again, elsewhere or later
-PASSING = (MovedError, AskError, TryAgainError, ClusterDownError)
 
 
 class Place:
@@ -45,8 +42,7 @@ class Place:
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self.backends: dict[int, Backend] = {}  # those that were asked for, by tag
         self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
-        self._only = Node(origin)
-        self._nodes: dict[str, Node] = {} if self.clustered else {"": self._only}  # by address
+        self._nodes: dict[str, Node] = {} if self.clustered else {"": Node(origin)}  # by address
         self._pool = ConnectionPool(self.bound, self._nodes.values())
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
@@ -69,24 +65,22 @@ class Place:
 
     def node_of(self, tag: int) -> Node:
         """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be."""
-        return self._only
+        return self._nodes[""]
 
     async def anode_of(self, tag: int) -> Node:
         """See node_of()."""
-        return self._only
+        return self._nodes[""]
 
     def known_node(self, tag: int) -> Node | None:
         """The same as far as is known, without asking."""
-        return self._only
+        return self._nodes[""]
 
     def doubt(self, node: Node | None) -> None:
         """This node could not be reached, or is no master any more: the next command connects (asks Sentinel) anew."""
         if node is None:
             return
         node.drop_idle()
-        for loop, connections in list(self._loops.items()):
-            if connections.idle:
-                _in_loop(loop, lambda connections=connections: connections.drop_idle_soon(node))  # type: ignore[misc]
+        self._in_loops(lambda connections: connections.drop_idle_soon(node))
 
     def look_around(self, node: Node) -> None:
         """In the background, after trouble with this node: whether others have taken over what it had."""
@@ -138,9 +132,7 @@ class Place:
     def trim(self) -> None:
         """Close the connections that nobody has needed for a while, but for one of threads and one of each loop."""
         self._pool.trim()
-        for loop, connections in list(self._loops.items()):
-            if connections.idle:
-                _in_loop(loop, connections.trim_soon)
+        self._in_loops(LoopConnections.trim_soon)
 
     def close(self) -> None:
         """Keep no connection from now on, and listen no more."""
@@ -148,17 +140,18 @@ class Place:
         for callback in self.on_close:
             callback()
         self._pool.close()
-        for loop, connections in list(self._loops.items()):
+        for connections in list(self._loops.values()):
             connections.closed = True
+        self._in_loops(LoopConnections.drop_idle_soon)
+
+    def _in_loops(self, act: Callable[[LoopConnections], object]) -> None:
+        """Have ``act`` called in each event loop with its connections, where some of them idle."""
+        for loop, connections in list(self._loops.items()):
             if connections.idle:
-                _in_loop(loop, connections.drop_idle_soon)
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:
-        pass  # the loop was closed, and its connections with it
+                try:
+                    loop.call_soon_threadsafe(act, connections)
+                except RuntimeError:
+                    pass  # the loop was closed, and its connections with it
 
 
 class Backend:
@@ -198,7 +191,8 @@ class Backend:
         """The same; a cluster that was never asked is asked now."""
         return self.node_if_known or self.place.node_of(self.tag)
 
-    def _heard_from(self, node: Node) -> None:
+    def heard_from(self, node: Node) -> None:
+        """C3: ``node`` has answered; where this process is subscribed at another one, its waiters have to look."""
         if self.subscribed_at is not None and self.subscribed_at is not node:
             self.on_other_node()
 
@@ -206,7 +200,7 @@ class Backend:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
         node = self.place.node_of(self.tag)
         answers = self.place.exchange(node, commands, by)
-        self._heard_from(node)
+        self.heard_from(node)
         return answers, node
 
     async def aexchange(
@@ -215,7 +209,7 @@ class Backend:
         """See exchange(). ``urgency``: see Place.aexchange()."""
         node = await self.place.anode_of(self.tag)
         answers = await self.place.aexchange(node, commands, by, urgency=urgency)
-        self._heard_from(node)
+        self.heard_from(node)
         return answers, node
 
     def execute(self, command: Command) -> Any:

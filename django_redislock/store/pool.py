@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
 from .node import Node
 from .wire import CONNECTION_ERRORS, Command, exchange
+
+C = TypeVar("C")  # a connection
 
 PATIENCE = 20.0  # seconds to wait for a connection
 IDLE = 0.005  # seconds after which a connection is looked at before it is used again
@@ -140,13 +143,20 @@ class ConnectionPool:
 def _close_oldest(nodes: Collection[Node], before: float = math.inf) -> bool:
     """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
     try:
-        oldest = min((node for node in list(nodes) if node.idle), key=lambda node: node.idle[0][1], default=None)
-        if oldest is None or oldest.idle[0][1] > before:
-            return False
-        oldest.idle.popleft()[0].disconnect()  # the end that was used last is used next
+        oldest = pop_oldest((node.idle for node in list(nodes)), before)
     except IndexError:
-        pass  # somebody has just taken it
-    return True
+        return True  # somebody has just taken it
+    if oldest is not None:
+        oldest.disconnect()
+    return oldest is not None
+
+
+def pop_oldest(stocks: Iterable[deque[tuple[C, float]]], before: float) -> C | None:
+    """Take out the connection that has idled longest, if it was used last ``before`` (monotonic)."""
+    stock = min((stock for stock in stocks if stock), key=lambda stock: stock[0][1], default=None)
+    if stock is None or stock[0][1] > before:
+        return None
+    return stock.popleft()[0]  # the end that was used last is used next
 
 
 def _is_stale(connection: Connection) -> bool:

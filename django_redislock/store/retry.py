@@ -19,13 +19,11 @@ from ..steps import Pause, Steps
 from .aio import ENTERING
 from .keys import redis_type
 from .node import Node
-from .place import PASSING, Backend
+from .place import Backend
 from .scripts import keys_of, with_source
-from .wire import CONNECTION_ERRORS, Command
+from .wire import CONNECTION_ERRORS, PASSING, Command
 
-ACKNOWLEDGED_WITHIN = (
-    0.5  # seconds: longer than a replica needs that is there, shorter than anybody waits for an answer
-)
+ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a replica that is there needs, shorter than anybody waits
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 

@@ -104,5 +104,6 @@ def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
             outcomes |= dict.fromkeys(group, error)
         else:
             for i in group:
+                asking[i].backend.heard_from(node)
                 outcomes[i] = [next(answers) for _ in asking[i].commands], node
     return outcomes

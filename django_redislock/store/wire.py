@@ -11,7 +11,6 @@ from redis.exceptions import (
     AskError,
     ClusterDownError,
     ConnectionError,
-    MasterDownError,
     MovedError,
     ResponseError,
     TimeoutError,
@@ -28,8 +27,8 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
     "ASK": AskError,
     "TRYAGAIN": TryAgainError,
     "CLUSTERDOWN": ClusterDownError,
-    "MASTERDOWN": MasterDownError,
 }
+PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 _pack: Callable[[Command], bytes]

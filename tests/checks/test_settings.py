@@ -168,6 +168,14 @@ def test_a_cache_in_the_same_database_is_told(backend: str, settings: Any, serve
     assert ids() == []
 
 
+def test_a_cache_in_memory_is_left_alone(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody locks there: nothing is made that could hold locks."""
+    pages = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "pages"}
+    settings.CACHES = {**settings.CACHES, "pages": pages}
+    assert ids() == []
+    assert "memory-mode" not in caplog.text
+
+
 def test_locks_in_the_default_cache_are_told_as_that_one_is_cleared_by_cache_clear(settings: Any) -> None:
     settings.REDISLOCK = {}
     assert ids() == ["I001"]

@@ -20,6 +20,8 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
 from django_redislock.store import calls
+from django_redislock.store.calls import Wanted
+from django_redislock.store.keys import make_keys
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.proxy import Proxy
@@ -416,6 +418,15 @@ def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
     stopped.send_pending()
     # who did not acquire a lock has been told why
     assert ("event=releases-not-sent alias=far" in caplog.text) is told
+
+
+def test_a_cluster_that_was_never_reached_has_nothing_to_be_sent_to(stopped: Watchdog, settings: Any) -> None:
+    settings.CACHES = {**settings.CACHES, "never": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1"}}
+    settings.REDISLOCK = {"CLUSTER": ["never"]}
+    backend = get_backend("never", NAME)
+    stopped.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
+    stopped.send_pending()
+    assert backend.node_if_known is None
 
 
 def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(

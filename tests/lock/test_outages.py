@@ -80,7 +80,7 @@ def test_a_waiter_gives_up_after_a_long_outage(
 ) -> None:
     retry_for(0.1)
     monkeypatch.setattr("django_redislock.engine.attempt.SIT_OUT", 0.3)
-    monkeypatch.setattr("django_redislock.engine.listener.SIT_OUT", 0.3)
+    monkeypatch.setattr("django_redislock.engine.subscriber.SIT_OUT", 0.3)
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")

@@ -47,6 +47,12 @@ def test_threads_that_come_first_together_share_one(server: RedisServer, monkeyp
     assert len(made) == 1
 
 
+def test_one_command_raises_what_redis_says_of_it(client: redis.Redis) -> None:
+    client.set("text", "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        get_backend().execute(("LPOP", "text"))
+
+
 # -- changed settings -----------------------------------------------------------------------------------------------
 
 
