@@ -32,7 +32,7 @@ def begin(
     """
     claiming = [] if lease is None else claims_on(lease, [*beside, *aliases], required=required)
     for alias in beside:
-        if alias in claiming and lease is not None:
+        if lease is not None and alias in claiming:
             claim(lease, alias)
     tries, raised = 0, False
     while True:

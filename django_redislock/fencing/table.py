@@ -56,11 +56,10 @@ def raise_fence(connection: BaseDatabaseWrapper, name: str, fence: int, within: 
         while True:
             found = _share(connection, key, MARK)
             if key in found:
-                if found[key] > fence:
-                    return found[key]
-                if _raise(connection, key, fence, None):
-                    return fence
-            elif MARK not in found:
+                if found[key] <= fence:
+                    _raise(connection, key, fence, None)
+                return max(found[key], fence)
+            if MARK not in found:
                 _insert(connection, MARK, MARK_NAME, 0)
             elif found[MARK] >= fence:  # a row that was pruned may have held a higher one
                 return found[MARK]

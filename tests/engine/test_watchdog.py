@@ -19,10 +19,13 @@ from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
+from django_redislock.steps import run
 from django_redislock.store import calls
-from django_redislock.store.calls import Wanted
+from django_redislock.store.calls import Renewed, Wanted, read_holder
 from django_redislock.store.keys import make_keys
+from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
+from django_redislock.store.together import together
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
@@ -427,6 +430,46 @@ def test_a_cluster_that_was_never_reached_has_nothing_to_be_sent_to(stopped: Wat
     stopped.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
     stopped.send_pending()
     assert backend.node_if_known is None
+
+
+def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(eventually: Eventually) -> None:
+    """A renewal names its fence. One that crosses the change finds another one, and that says nothing."""
+    watchdog, lock = runtime().watchdog, Lock(NAME, ttl=60)
+    lock.acquire()
+    lease = lease_of(lock)
+    eventually(lambda: lease.seen)  # and would not be due again for 20 s
+    lease.raising = True
+    watchdog.renew_all(lease.backend)
+    asked = lease.due
+    eventually(lambda: not lease.urgent and lease.due > asked)
+    lost = Renewed(calls.LOST, 0.0, False)
+    watchdog._note(lease, lease.due, lost)
+    lease.raising, lease.asked_fence = False, lease.fence - 1
+    watchdog._note(lease, lease.due, lost)
+    assert not lock.lost
+    eventually(lambda: lease.asked_fence == lease.fence and lease.due < lease.ends)
+    lock.release()
+    lease.asked_fence = 0
+    watchdog._note(lease, lease.due, lost)
+    assert not lease.lost_reason
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("ask", ["renewal", "list"])
+def test_an_answer_from_another_node_than_the_one_subscribed_to_is_told(
+    ask: str, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """C3: a subscription that stands at a demoted master counts for nothing, and whoever waits has to look."""
+    lock, told = Lock(NAME, ttl=0.5, poll=True), threading.Event()  # nothing here subscribes
+    lock.acquire()
+    places = [lease_of(lock).backend, get_backend(name="other")]
+    for backend in places:
+        monkeypatch.setattr(backend, "subscribed_at", Node(backend.place.origin))
+        monkeypatch.setattr(backend, "on_other_node", told.set)
+    if ask == "list":
+        run(together([read_holder(backend, "other") for backend in places]))
+    assert told.wait(GENEROUS)
+    lock.release()
 
 
 def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(

@@ -15,6 +15,8 @@ from tests.helpers.mariadb import find_server, mariadb_server
 from tests.helpers.requirements import require
 from tests.helpers.state import LOCK
 
+# whoever holds a lock so asks nobody meanwhile whether it is still there
+UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
 LEVELS: dict[str, dict[str, Any]] = {
     "sqlite": {},
     "postgres read committed": {},

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from importlib import import_module
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
+from django_redislock.engine import Lease
+from django_redislock.fencing import claim
 from django_redislock.fencing.table import bounded
 from django_redislock.models import Fence
+from django_redislock.steps import Request
+from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME, lease_of
 
+beginning = import_module("django_redislock.fencing.begin")  # the package has a function of this name
 Eventually = Callable[[Callable[[], Any]], Any]
 AHEAD = 1_000_000_000  # microseconds
 
@@ -27,7 +33,7 @@ class Stage:
 
     def __init__(self, account: Account, **options: Any) -> None:
         self.account = account
-        self.options = options
+        self.options = {**UNAWARE, **options}
         self.reached = threading.Event()
         self.go_on = threading.Event()
         self.runs = 0
@@ -57,7 +63,7 @@ def wait_for(future: Future[Any], stage: Stage) -> None:
 def test_a_holder_who_was_overtaken_is_refused(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    late, quick = Lock(NAME, auto_renew=False), Stage(account)
+    late, quick = Lock(NAME, **UNAWARE), Stage(account)
     quick.go_on.set()
     assert late.acquire()
     forget()
@@ -72,7 +78,7 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
     """Even at levels of isolation where a claim that has waited is refused: it begins again, and nobody notices."""
-    late, quick = Stage(account, auto_renew=False), Stage(account)
+    late, quick = Stage(account), Stage(account)
     quick.go_on.set()
     first = other().start(late.book)
     wait_for(first, late)
@@ -92,11 +98,10 @@ def test_the_same_without_fences_loses_an_update(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
     """What all this is for."""
-    options: dict[str, Any] = {"fenced": False}
 
     class Unfenced(Stage):
         def book(self) -> None:
-            with Lock(NAME, **options):
+            with Lock(NAME, **UNAWARE):
                 self.runs += 1
                 balance = self.account.balance
                 self.reached.set()
@@ -119,7 +124,7 @@ def test_the_same_without_fences_loses_an_update(
 def test_nobody_waits_longer_for_it_than_fence_timeout(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    late, quick = Stage(account, auto_renew=False), Stage(account, fence_timeout=0.1)
+    late, quick = Stage(account), Stage(account, fence_timeout=0.1)
     first = other().start(late.book)
     wait_for(first, late)
     forget()
@@ -227,6 +232,56 @@ def test_a_fence_that_has_changed_is_renewed_as_before(account: Account, eventua
         assert found.fence == lock.fence > met
 
 
+def test_a_lock_that_was_lost_before_the_database_refuses_it_takes_no_new_fence(
+    account: Account, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_ahead()
+
+    def claim_late(*args: Any, **options: Any) -> None:
+        forget()
+        claim(*args, **options)
+
+    monkeypatch.setattr(beginning, "claim", claim_late)
+    with pytest.raises(LockLost, match="it is gone from Redis"):
+        locked_atomic(NAME, fenced=True)(account.book)()
+    assert account.balance == 0
+
+
+def test_a_new_fence_is_asked_for_once(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is refused again was overtaken meanwhile."""
+    run_ahead()
+    asked: list[Lease] = []
+
+    def ask(lease: Lease) -> Iterator[Request]:
+        asked.append(lease)
+        yield from ()
+
+    monkeypatch.setattr(beginning, "raise_fence", ask)
+    with pytest.raises(LockLost, match="was refused by the database"):
+        locked_atomic(NAME, fenced=True)(account.book)()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("state", "times"), [("40001", beginning.TRIES), ("08006", 1)])
+def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
+    account: Account, monkeypatch: pytest.MonkeyPatch, state: str, times: int
+) -> None:
+    tried: list[str] = []
+
+    class Refusal(Exception):
+        sqlstate = state
+
+    def refuse(*args: Any, **options: Any) -> None:
+        tried.append(state)
+        raise OperationalError from Refusal()
+
+    monkeypatch.setattr(beginning, "claim", refuse)
+    with pytest.raises(OperationalError):
+        locked_atomic(NAME, fenced=True)(account.book)()
+    assert len(tried) == times
+    assert account.balance == 0
+
+
 # -- where it cannot be ---------------------------------------------------------------------------------------------
 
 
@@ -235,6 +290,16 @@ def test_a_lock_is_claimed_inside_a_transaction_alone(account: Account) -> None:
     with Lock(NAME) as lock, none_open:
         lock.claim()
     with transaction.atomic(), pytest.raises(LockNotOwned):
+        lock.claim()
+    assert not Fence.objects.exists()
+
+
+def test_a_lock_that_is_known_to_be_lost_is_not_claimed(account: Account, eventually: Eventually) -> None:
+    lock = Lock(NAME)
+    assert lock.acquire()
+    force_release(NAME)
+    eventually(lambda: lock.lost)
+    with pytest.raises(LockLost, match="force-released"), transaction.atomic():
         lock.claim()
     assert not Fence.objects.exists()
 

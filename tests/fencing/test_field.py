@@ -10,6 +10,7 @@ from django.db import connections, models
 
 from django_redislock import Lock, LockLost, LockNotOwned
 from django_redislock.fencing import FencedManager, FenceField
+from tests.fencing.conftest import UNAWARE
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME
 
@@ -58,10 +59,10 @@ def test_rows_are_written_with_the_fence_of_the_lock() -> None:
 
 
 def test_a_holder_who_was_overtaken_changes_nothing(forget: Callable[[], None]) -> None:
-    late = Lock(NAME)
+    late = Lock(NAME, **UNAWARE)
     assert late.acquire()
     forget()
-    with Lock(NAME, blocking_timeout=0) as lock:
+    with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
         assert Parcel.objects.fenced(lock).filter(pk__in=pks(1)).update(state="sent") == 1
     with pytest.raises(LockLost, match=r"a younger holder has changed 1 of 4 rows. None was changed") as caught:
         Parcel.objects.fenced(late).update(state="lost")

@@ -16,6 +16,7 @@ from django_redislock.fencing import Pruned, prune
 from django_redislock.fencing.prune import BATCH
 from django_redislock.fencing.table import MARK, fences, raise_fence
 from django_redislock.models import Fence
+from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME
@@ -25,7 +26,7 @@ MONTH = timedelta(days=30)
 
 def claim_long_ago(*names: str) -> None:
     for name in names:
-        with locked_atomic(name, fenced=True):
+        with locked_atomic(name, fenced=True, **UNAWARE):
             pass
     Fence.objects.filter(name__in=names).update(claimed=timezone.now() - 2 * MONTH)
 
@@ -48,7 +49,7 @@ def test_old_rows_are_deleted_and_others_stay(account: Account) -> None:
 def test_who_stalled_before_the_claim_is_refused_though_the_row_is_gone(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    late = Lock(NAME)
+    late = Lock(NAME, **UNAWARE)
     assert late.acquire()
     forget()
 
@@ -70,7 +71,7 @@ def test_nor_is_who_stalled_inside_his_transaction(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
     """Between the look that finds no row and the insertion of one, whatever the snapshot."""
-    late, connection = Lock(NAME), connections["default"]
+    late, connection = Lock(NAME, **UNAWARE), connections["default"]
     assert late.acquire()
     forget()
     if connection.vendor == "sqlite":
@@ -137,5 +138,9 @@ def test_the_command_prunes(account: Account, ledger: Account) -> None:
             command(f"--older-than={wrong}")
     with pytest.raises(CommandError, match="--older-than"):
         command()
+    with connections["ledger"].schema_editor() as editor:
+        editor.delete_model(Fence)
+    with pytest.raises(CommandError, match="Could not prune the fences of the database 'ledger': no such table"):
+        command("--older-than", "1d", "--database", "ledger")
     with pytest.raises(CommandError, match=r"Unknown database alias 'nowhere'. The aliases in DATABASES are: "):
         command("--older-than", "1d", "--database", "nowhere")
