@@ -68,6 +68,11 @@ def cluster_of(run: Trial) -> Cluster:
     return run.server.cluster
 
 
+# seconds: a process learns that a tag has moved when it uses one of its locks next, and until it is subscribed there,
+# its waiters count as gone, and others overtake them
+SETTLED = 5.0
+
+
 def any_master(run: Trial) -> Node:
     """One that has a replica."""
     cluster = cluster_of(run)
@@ -79,7 +84,7 @@ def any_master(run: Trial) -> Node:
 
 def kill_master(run: Trial) -> None:
     cluster, master = cluster_of(run), any_master(run)
-    with run.trouble(forgets=True):
+    with run.trouble(forgets=True, after=SETTLED):
         cluster.kill(master)
         cluster.wait_for_failover(master)
     come_back(run, lambda: cluster.start(master))
@@ -89,7 +94,7 @@ def kill_master_of_lagging_replica(run: Trial) -> None:
     """Its replica had not heard the last it did for half a second."""
     cluster, master = cluster_of(run), any_master(run)
     (replica,) = cluster.replicas_of(master)
-    with run.trouble(forgets=True):
+    with run.trouble(forgets=True, after=SETTLED):
         replica.ask("CONFIG", "SET", "masterauth", "wrong")
         replica.ask("CLIENT", "KILL", "TYPE", "master")
         run.last(0.5)
@@ -102,7 +107,7 @@ def kill_master_of_lagging_replica(run: Trial) -> None:
 def hang_master(run: Trial) -> None:
     """It hangs until a replica has taken over, and then goes on with what it knew."""
     cluster, master = cluster_of(run), any_master(run)
-    with run.trouble(forgets=True):
+    with run.trouble(forgets=True, after=SETTLED):
         cluster.pause(master)
         cluster.wait_for_failover(master)
         come_back(run, lambda: cluster.resume(master))
@@ -111,7 +116,7 @@ def hang_master(run: Trial) -> None:
 def cut_off_master(run: Trial) -> None:
     """The other nodes do not reach it, the workers do: it goes on until it takes itself for a minority."""
     cluster, master = cluster_of(run), any_master(run)
-    with run.trouble(forgets=True):
+    with run.trouble(forgets=True, after=SETTLED):
         cluster.partition(master)
         cluster.wait_for_failover(master)
     come_back(run, cluster.heal)
@@ -120,13 +125,13 @@ def cut_off_master(run: Trial) -> None:
 def fail_over(run: Trial) -> None:
     cluster = cluster_of(run)
     (replica,) = cluster.replicas_of(any_master(run))
-    with run.trouble():
+    with run.trouble(after=SETTLED):
         cluster.failover(replica)
 
 
 def come_back(run: Trial, undo: Callable[[], object]) -> None:
     """As a replica."""
-    with run.trouble():
+    with run.trouble(after=SETTLED):
         undo()
         cluster_of(run).wait_until_ok()
 
@@ -141,7 +146,7 @@ def move_slots(run: Trial) -> None:
     next_one = dict(zip(masters, [*masters[1:], masters[0]], strict=True))
     owners = cluster.owners()
     slots = [slot_of(name) for name in one_of_each_tag()]
-    with run.trouble():
+    with run.trouble(after=SETTLED):
         for node in masters:
             cluster.move(*[slot for slot in slots if owners[slot] is node], to=next_one[node])
 
@@ -149,14 +154,14 @@ def move_slots(run: Trial) -> None:
 def change_nodes(run: Trial) -> None:
     """A node comes and gets slots of all others; then it goes, and its slots before it."""
     cluster = cluster_of(run)
-    with run.trouble():
+    with run.trouble(after=SETTLED):
         joined = cluster.add_master()
         owners = cluster.owners()
         slots = [slot_of(name) for name in one_of_each_tag()]
         for node in {owners[slot] for slot in slots}:
             cluster.move(*[slot for slot in slots if owners[slot] is node][::2], to=joined)
     run.obtained(2)
-    with run.trouble():
+    with run.trouble(after=SETTLED):
         cluster.remove(joined)
 
 
