@@ -92,9 +92,13 @@ def _text(answer: Any) -> Any:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
+def _server(alias: str, article: str = "The") -> str:
+    return f"{article} Redis server used for locks (cache alias {alias!r})"
+
+
 def _unseen(alias: str, trouble: str) -> CheckMessage:
     return Warning(
-        f"Could not inspect the Redis server used for locks (cache alias {alias!r}): {trouble}",
+        f"Could not inspect {_server(alias, 'the')}: {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",
         id="django_redislock.W004",
     )
@@ -109,7 +113,7 @@ def _version(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     oldest = ".".join(map(str, least))
     return [
         Error(
-            f"The Redis server used for locks (cache alias {backend.alias!r}) is version {text}; locks "
+            f"{_server(backend.alias)} is version {text}; locks "
             f"{'on a cluster ' if backend.place.clustered else ''}need {oldest} or later.",
             hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
             id="django_redislock.E006",
@@ -124,7 +128,7 @@ def _eviction(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
     when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
     return [
         Warning(
-            f"The Redis server used for locks (cache alias {backend.alias!r}) evicts keys {when} (maxmemory-policy "
+            f"{_server(backend.alias)} evicts keys {when} (maxmemory-policy "
             f"{policy}): locks have a TTL and may be among them.",
             hint="Give the locks a server with maxmemory-policy noeviction.",
             id="django_redislock.W005",
@@ -138,8 +142,8 @@ def _replicas(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            f"REDISLOCK['REPLICAS'] asks for {wanted} replicas to acknowledge each grant, and the Redis server "
-            f"used for locks (cache alias {backend.alias!r}) has {there}: no lock could be acquired.",
+            f"REDISLOCK['REPLICAS'] asks for {wanted} replicas to acknowledge each grant, and "
+            f"{_server(backend.alias, 'the')} has {there}: no lock could be acquired.",
             hint="Add replicas, or ask for fewer.",
             id="django_redislock.W009",
         )
@@ -151,8 +155,7 @@ def _cluster(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
         return []
     return [
         Error(
-            f"The Redis server used for locks (cache alias {backend.alias!r}) is a node of a Redis Cluster, "
-            f"which may move the locks to another node.",
+            f"{_server(backend.alias)} is a node of a Redis Cluster, which may move the locks to another node.",
             hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
             id="django_redislock.E007",
         )
@@ -164,7 +167,7 @@ def _rights(backend: Backend, errors: list[str]) -> list[CheckMessage]:
         return []
     return [
         Warning(
-            f"The Redis server used for locks (cache alias {backend.alias!r}) denies the user the channel that wakes "
+            f"{_server(backend.alias)} denies the user the channel that wakes "
             f"waiters, so they have to poll: {'; '.join(errors)}",
             hint=f"Grant the user channels and scripts: ACL SETUSER ... +@pubsub +@scripting +time &{backend.prefix}*",
             id="django_redislock.W006",
