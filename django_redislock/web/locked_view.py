@@ -180,7 +180,7 @@ class _LockedView:
             if begun or isinstance(response, StreamingHttpResponse):
                 LateRelease(section, request, response, begun)
             else:
-                yield from self._release(section)
+                yield from self._release(section, aliases or [])
             return response
         except BaseException as error:
             if begun and section.lease is not None:  # whoever catches it may still commit
@@ -190,13 +190,13 @@ class _LockedView:
             raise
 
     @staticmethod
-    def _release(section: Acquisition) -> Steps[None]:
+    def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
         lease = section.held
         try:
             yield from release_surely(section, request=section.purpose)
         except LockLost:
             # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
-            if not lease.claimed:
+            if not aliases or not lease.binds(aliases):
                 raise
         else:
             warn_of_release(lease.name, unclaimed=lease.unclaimed)

@@ -135,7 +135,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
                 with begin(self._aliases, lease, durable=True):
                     yield lock
                     lock.check()
-                valid = lease.claimed
+                valid = lease.binds(self._aliases)
         except LockLost:
             # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
             if not valid:

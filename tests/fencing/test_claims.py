@@ -167,6 +167,13 @@ def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_i
     eventually(lambda: "lost" in caplog.text)
 
 
+def test_nor_are_several_databases_unless_all_were_claimed(
+    account: Account, ledger: Account, forget: Callable[[], None]
+) -> None:
+    with pytest.raises(LockLost), locked_atomic(NAME, db=["default", "ledger"], fenced="ledger", **UNAWARE):
+        forget()
+
+
 def test_one_that_is_known_to_be_lost_before_is_rolled_back(account: Account, eventually: Eventually) -> None:
     def book() -> None:
         with locked_atomic(NAME, fenced=True) as lock:
