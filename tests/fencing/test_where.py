@@ -118,6 +118,15 @@ def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(accou
     assert claimed() == [NAME]
 
 
+def test_locks_in_memory_are_claimed_too(account: Account) -> None:
+    """As in the tests of a site, which may have no Redis."""
+    with locked_atomic(NAME, fenced=True, using="memory") as lock:
+        met = lock.fence + 1_000_000_000
+        Fence.objects.update(fence=met)
+    with locked_atomic(NAME, fenced=True, using="memory") as lock:
+        assert lock.fence > met
+
+
 # -- the setting ----------------------------------------------------------------------------------------------------
 
 
