@@ -46,7 +46,9 @@ WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "
 WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
 RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
-HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach"])
+HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach", "raise", "raise"])
+# how much lower than the fence of the lock is the one that a renewal names; None: it names none
+BELOW = st.sampled_from([None, None, None, 0, 1])
 # missed looks of who polls, the lease of a handoff, a queue
 TIMES = st.sampled_from([150, 1_100, 28_000, 61_000])
 ENDS = st.sampled_from(["released", "lapsed", "forced", "seized"])
@@ -164,10 +166,10 @@ class Machine(RuleBasedStateMachine):
         if one := self._pick(who):
             self._release(one, (one.process + further) % 3, unknown=unknown, how=how)
 
-    @rule(who=WHO, further=FURTHER, ttl=TTLS, how=HOWS, ms=TTLS)
-    def renew(self, who: str, further: int, ttl: int, how: str, ms: int) -> None:
+    @rule(who=WHO, further=FURTHER, ttl=TTLS, how=HOWS, ms=TTLS, below=BELOW)
+    def renew(self, who: str, further: int, ttl: int, how: str, ms: int, below: int | None) -> None:
         if one := self._pick(who):
-            self._renew(one, (one.process + further) % 3, ttl, how, ms)
+            self._renew(one, (one.process + further) % 3, ttl, how, ms, below)
 
     @precondition(lambda self: self._is_held())
     @rule(how=RIGHTS)
@@ -178,10 +180,10 @@ class Machine(RuleBasedStateMachine):
         self._release(one, one.process, unknown=False, how=how or right)
 
     @precondition(lambda self: self._is_held())
-    @rule(ttl=TTLS, how=HOWS, ms=TTLS)
-    def renew_held(self, ttl: int, how: str, ms: int) -> None:
+    @rule(ttl=TTLS, how=HOWS, ms=TTLS, below=BELOW)
+    def renew_held(self, ttl: int, how: str, ms: int, below: int | None = None) -> None:
         one = self._holder()
-        self._renew(one, one.process, ttl, how, ms)
+        self._renew(one, one.process, ttl, how, ms, below)
 
     @precondition(lambda self: self._is_held())
     @rule()
@@ -437,15 +439,21 @@ class Machine(RuleBasedStateMachine):
 
         self._do(act)
 
-    def _renew(self, one: Someone, process: int, ttl: int, how: str, ms: int) -> None:
+    def _renew(self, one: Someone, process: int, ttl: int, how: str, ms: int, below: int | None = None) -> None:
+        held = self.reference.lock
+        fence = None if below is None or held is None else held.fence - below
+
         def act() -> bool:
             wanted = self._wanted(one, process, listens=one.listens or process != one.process)
-            state, left = self.reference.renew(_caller(wanted), one.attempt, ttl, how, ms)
-            renewed = run(calls.renew(wanted._replace(ttl=ttl / 1000), how, ms / 1000))
-            note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}: {renewed}; should be {state}, {left}")
+            expected = self.reference.renew(_caller(wanted), one.attempt, ttl, how, ms, fence)
+            state, left, raised = expected
+            renewed = run(calls.renew(wanted._replace(ttl=ttl / 1000), how, ms / 1000, fence))
+            note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
+            note(f"  # should be {expected}")
             assert (renewed.state, renewed.taken) == (state, state == calls.LOST and left > 0)
+            assert renewed.fence == raised
             assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
-            return False
+            return raised > 0  # a new fence, and nobody new: it stays with its holder whoever waits
 
         self._do(act)
 

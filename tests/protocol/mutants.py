@@ -62,11 +62,18 @@ MUTANTS: dict[str, Change] = {
     # renew
     "a renewal does not list the new end": ("renew.lua", "call('ZADD', KEYS.index, us + left * 1000,", "call('GET',"),
     "a renewal compares no id": ("renew.lua", "if id ~= ARGV.id or", "if false and"),
+    "a renewal compares no fence": ("renew.lua", " or ARGV.fence ~= '' and fence ~= ARGV.fence then", " then"),
     "a renewal shortens the lease": ("renew.lua", "left = math.max(left, ms)", "left = ms"),
     "a renewal does not pass on": ("renew.lua", "  hand_on()\n  return", "  return"),
     "a late renewal takes a lock back": ("renew.lua", "if flag == 'd' and ARGV.how ~= 'detach' then", "if false then"),
     "a confirmation shortens the lease": ("renew.lua", "left = math.max(left, math.ceil(", "left = (math.ceil("),
     "a confirmation is no sign of life": ("renew.lua", "if handed then clear_handoff(flag) end", ""),
+    # renew that raises the fence
+    "a raised fence is not kept": ("renew.lua", "if handed or drawn or", "if handed or"),
+    "a raised fence is not answered": ("renew.lua", "{HELD, us, left, drawn}", "{HELD, us, left}"),
+    "a raised fence is the old one": ("renew.lua", "fence = next_fence()", "next_fence()"),
+    "a late raise takes a lock back": ("renew.lua", "if flag == 'd' and", "if flag == 'd' and ARGV.how ~= 'raise' and"),
+    "a raise does not keep the lease": ("renew.lua", " or ARGV.how == 'raise' then\n", " then\n"),
     # force
     "force looks at no fence": ("force.lua", "tonumber(fence) > tonumber(ARGV.highest)", "false"),
     "force does not tell the holder": ("force.lua", "if id then tell(", "if false then tell("),

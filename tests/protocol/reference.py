@@ -202,25 +202,35 @@ class Reference:
         self._free(caller, given_back=True)
         return RELEASED
 
-    def renew(self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int) -> tuple[int, int]:
-        """Returns state and milliseconds left, of whoever holds the lock."""
+    def renew(
+        self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int, fence: int | None = None
+    ) -> tuple[int, int, int]:
+        """Returns state, milliseconds left of whoever holds the lock, and the fence if it was raised, else 0.
+
+        ``fence``: of the acquisition; None: of whatever this attempt holds.
+        """
         held = self.lock
         if not held:
             self._free(caller)
-            return LOST, 0
+            return LOST, 0, 0
         if held.id != attempt.id:
             own = attempt.id if attempt.token == "-" else attempt.token
-            return (ADOPTED if held.token == own else LOST), self.left()
+            return (ADOPTED if held.token == own else LOST), self.left(), 0
+        if fence not in (None, held.fence):
+            return LOST, self.left(), 0
         if held.flag == "d" and how != "detach":
-            return HELD, self.left()  # it came late: nobody here renews it any more
+            return HELD, self.left(), 0  # it came late: nobody here renews it any more
         ends = held.ends
         if held.flag == "h":
             ends = max(ends, held.since + ttl * MS)
             self.handed_to = ""
-        wanted = {"keep": max(ends, self.now + ms * MS), "confirm": ends, "add": ends + ms * MS}
-        flag = {"detach": "d"}.get(how, "c" if held.flag == "h" else held.flag)
-        self._hold(held._replace(flag=flag, ends=wanted.get(how, self.now + ms * MS)))
-        return HELD, self.left()
+        at_least = max(ends, self.now + ms * MS)
+        wanted = {"keep": at_least, "raise": at_least, "confirm": ends, "add": ends + ms * MS}
+        # whoever raises the fence of what it has adopted knows that it has it
+        flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
+        raised = self._next_fence(caller) if how == "raise" else 0
+        self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
+        return HELD, self.left(), raised
 
     def force(self, caller: Process, highest: int | None, what: str = WHATEVER) -> str | None:
         """Returns the value that the lock had, or the planned suspension that is cancelled with it.

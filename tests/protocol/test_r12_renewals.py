@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 
@@ -9,12 +10,14 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
+from django_redislock.steps import run
+from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, listener
+from tests.helpers.state import NAME, PREFIX, holder, listener
 from tests.helpers.ways import stopped
-from tests.protocol.scene import LONG, Eventually
+from tests.protocol.scene import LONG, MEMBER, Eventually, listed
 
 
 def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
@@ -136,3 +139,30 @@ def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eve
     eventually(lambda: losses)
     assert lock.lost
     assert "gone from Redis" in losses[0].reason
+
+
+@pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
+def test_a_fence_that_is_raised_changes_neither_holder_nor_queue(
+    name: str, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """Even twice, as when the first answer was lost. Only renewals that name an older fence are refused."""
+    mine, others = ghost(), ghost(alive=True)
+    wanted, ids = mine.wanted("h" * 22, name=name), ["a" * 22, "b" * 22]
+    asked = calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None)
+    granted = run(asked).number
+    for id, age in zip(ids, (2, 1), strict=True):
+        others.queue(id, name=name, age=age)
+    queue = f"{PREFIX}queue:{name}"
+    before = listed(client, queue)
+    mine.backend.known = met = granted + 1_000_000_000  # a database has met it
+
+    raised = [run(calls.renew(wanted, "raise", 30)).fence for _ in range(2)]
+    assert met < raised[0] < raised[1]
+    renewals = [run(calls.renew(wanted, "keep", 30, fence)).state for fence in (granted, *raised)]
+    assert renewals == [calls.LOST, calls.LOST, calls.HELD]
+    again = run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    assert (again.state, again.number) == (calls.ALREADY, raised[1])
+    assert [id for id, _ in before] == ids
+    assert listed(client, queue) == before
+    run(calls.release(wanted, unknown=False))
+    assert others.hear()[:2] == ["g", ids[0]]
