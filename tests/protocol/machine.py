@@ -34,6 +34,21 @@ QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(Heal
 
 START = 1_700_000_000_000_000  # microseconds
 CLOCK = ("machine:seconds", "machine:micros")
+EAR = "machine:ear"  # a channel; a message there ends those of a step, even when all processes are dead
+# as scripts, which cost a client much less than a pipeline
+TICK = """
+redis.call('MSET', KEYS[1], ARGV[1], KEYS[2], ARGV[2])
+for i = 3, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[i]) end
+"""
+LOOK = """
+local lefts = {}
+for i = 6, #KEYS do lefts[i - 5] = redis.call('PTTL', KEYS[i]) end
+redis.call('PUBLISH', ARGV[3], '')
+return {
+  redis.call('GET', KEYS[1]), redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'), redis.call('HGETALL', KEYS[3]),
+  redis.call('ZSCORE', KEYS[4], ARGV[1]), redis.call('GET', KEYS[5]), redis.call('KEYS', ARGV[2]), lefts
+}
+"""
 DRIFT = 4_000  # milliseconds that Redis's expiry may be ahead of the machine's clock
 HOMES = range(3)  # processes
 
@@ -113,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         self.suspends = False  # locks are suspended in this run
         self.last: Callable[[], bool] = lambda: False
         self.ear.reset()
-        self._subscribe("machine")  # which nobody publishes to: it can be asked even when all are dead
+        self._subscribe(EAR)
         self.advance(0)
         for process, backend in enumerate(self.backends):
             backend.known = 0
@@ -503,13 +518,9 @@ class Machine(RuleBasedStateMachine):
         before = self.reference.ends()
         self.reference.advance(ms)
         ends = self.reference.ends()
-        seconds, micros = divmod(self.reference.now, 1_000_000)
-        pipe: Any = self.client.pipeline(transaction=False)
-        pipe.mset({CLOCK[0]: seconds, CLOCK[1]: micros})
-        for key in before:
-            left = (ends[key] - self.reference.now) // 1000 if key in ends else 0
-            pipe.pexpire(f"{PREFIX}{key}", left)
-        pipe.execute()
+        lefts = [(ends[key] - self.reference.now) // 1000 if key in ends else 0 for key in before]
+        keys = [*CLOCK, *(f"{PREFIX}{key}" for key in before)]
+        self.client.eval(TICK, len(keys), *keys, *divmod(self.reference.now, 1_000_000), *lefts)
 
     def _do(self, act: Callable[[], bool]) -> None:
         """``act`` returns whether what follows may be out of turn."""
@@ -536,23 +547,18 @@ class Machine(RuleBasedStateMachine):
         """What Redis holds, and what it has published, is what the reference has."""
         reference = self.reference
         ends = reference.ends()
-        pipe: Any = self.client.pipeline(transaction=False)
-        pipe.get(LOCK).zrange(QUEUE, 0, -1, withscores=True).hgetall(WAITERS).zscore(INDEX, NAME).get(FENCE)
-        pipe.keys(f"{PREFIX}*")
-        for key in ends:
-            pipe.pttl(f"{PREFIX}{key}")
-        value, queue, waiters, index, fence, keys, *lefts = pipe.execute()
+        asked = [LOCK, QUEUE, WAITERS, INDEX, FENCE, *(f"{PREFIX}{key}" for key in ends)]
+        found = self.client.eval(LOOK, len(asked), *asked, NAME, f"{PREFIX}*", EAR)
+        value, queue, fields, index, fence, keys, lefts = found
         assert (value.decode() if value else None) == (reference.lock.text() if reference.lock else None)
-        assert [(id.decode(), int(ticket)) for id, ticket in queue] == reference.in_order()
-        planned = reference.planned
-        assert waiters.pop(b"~", b"").decode() == (f"{planned.ends} {planned.text()}" if planned else "")
-        assert waiters.pop(b"!", b"").decode() == reference.handed_to
-        assert set(waiters.pop(b"?", b"").decode().split()) == reference.suspects
-        assert {id.decode(): entry.decode() for id, entry in waiters.items()} == {
-            id: waiter.text() for id, waiter in reference.waiters.items()
-        }
+        assert [(id.decode(), int(ticket)) for id, ticket in _pairs(queue)] == reference.in_order()
+        planned, waiters = reference.planned, {id.decode(): entry.decode() for id, entry in _pairs(fields)}
+        assert waiters.pop("~", "") == (f"{planned.ends} {planned.text()}" if planned else "")
+        assert waiters.pop("!", "") == reference.handed_to
+        assert set(waiters.pop("?", "").split()) == reference.suspects
+        assert waiters == {id: waiter.text() for id, waiter in reference.waiters.items()}
         assert (index is None) == (reference.index is None)
-        assert index is None or abs(index - reference.index) < DRIFT * 1000
+        assert reference.index is None or abs(float(index) - reference.index) < DRIFT * 1000
         assert int(fence or 0) == reference.fence
         stay = {key for key, there in ((INDEX, index), (FENCE, fence)) if there}
         assert {key.decode() for key in keys} == {f"{PREFIX}{key}" for key in ends} | stay
@@ -569,15 +575,15 @@ class Machine(RuleBasedStateMachine):
         assert message["type"] == how
 
     def _heard(self) -> list[tuple[str, str]]:
-        """All that was published before now: channel and text."""
-        self.ear.ping()
+        """All that was published before the last look: channel and text."""
         heard: list[tuple[str, str]] = []
         while True:
             message = self.ear.get_message(timeout=GENEROUS)
             assert message
-            if message["type"] == "pong":
+            channel = message["channel"].decode()
+            if channel == EAR:
                 return heard
-            heard.append((message["channel"].decode(), message["data"].decode()))
+            heard.append((channel, message["data"].decode()))
 
     def teardown(self) -> None:
         """When all have left, nothing stays but the fence, and what is forgotten by itself."""
@@ -592,6 +598,10 @@ class Machine(RuleBasedStateMachine):
         self.release_held()
         assert not self.reference.queue
         assert self.reference.index is None
+
+
+def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(words[::2], words[1::2], strict=True)
 
 
 def _caller(wanted: calls.Wanted) -> Process:
