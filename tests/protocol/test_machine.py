@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import pytest
 import redis
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.protocol.machine import EXAMPLES, QUIETLY, prepared
-from tests.protocol.mutants import MUTANTS
-
-pytestmark = pytest.mark.complete
 
 
+@pytest.mark.complete
 @pytest.mark.timeout(0 if EXAMPLES else 180)
 def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
     with prepared(client) as machine:
@@ -24,10 +22,3 @@ def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
             machine,
             settings=settings(QUIETLY, max_examples=EXAMPLES or 200, derandomize=not EXAMPLES, print_blob=True),
         )
-
-
-@pytest.mark.parametrize("mutant", [pytest.param(name, marks=pytest.mark.complete) for name in MUTANTS])
-def test_a_script_that_is_wrong_is_found(mutant: str, client: redis.Redis) -> None:
-    once = settings(QUIETLY, max_examples=1000, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False)
-    with prepared(client, MUTANTS[mutant]) as machine, pytest.raises(AssertionError):
-        run_state_machine_as_test(machine, settings=once)
