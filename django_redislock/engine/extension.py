@@ -38,10 +38,11 @@ def raise_fence(lease: Lease) -> Steps[None]:
     try:
         # by whatever fence: one that is sent twice finds its own
         answer = yield from calls.renew(lease.wanted, "raise", lease.ttl)
-        if answer.state != calls.HELD:
+        if answer.state != calls.HELD or not answer.fence:  # without one, it was detached meanwhile
             watchdog.lose(lease, reason_of(answer))
             raise lease.lost_error()
         lease.fence = answer.fence
+        lease.backend.known = max(lease.backend.known, answer.fence)
         watchdog.extended(lease, answer.ends)
     finally:
         lease.raising = False

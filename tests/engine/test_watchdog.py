@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, force_release
-from django_redislock.engine import Frame
+from django_redislock.engine import Frame, raise_fence
 from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
@@ -452,6 +452,17 @@ def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(even
     lease.asked_fence = 0
     watchdog._note(lease, lease.due, lost)
     assert not lease.lost_reason
+
+
+def test_one_that_was_detached_meanwhile_takes_no_new_fence() -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    lease = lease_of(lock)
+    fence = lease.fence
+    run(calls.renew(lease.wanted, "detach", 60))
+    with pytest.raises(LockLost):
+        run(raise_fence(lease))
+    assert lease.fence == fence
 
 
 @pytest.mark.usefixtures("fresh")

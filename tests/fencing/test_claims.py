@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connections, transaction
 
@@ -206,6 +207,16 @@ def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account) -
     with Lock(NAME) as next_lock:
         assert next_lock.fence > Fence.objects.get(name=NAME).fence
     assert account.balance == 1
+
+
+def test_the_new_fence_is_known_from_then_on(account: Account, client: redis.Redis) -> None:
+    """Or a Redis that has lost it, and whose clock is behind, would draw it again."""
+    run_ahead()
+    with locked_atomic(NAME, fenced=True) as lock:
+        fence = lock.fence
+    client.flushall()
+    with Lock(NAME, **UNAWARE) as lock:
+        assert lock.fence > fence
 
 
 def test_whoever_claims_by_himself_acquires_anew(account: Account) -> None:
