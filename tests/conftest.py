@@ -24,7 +24,9 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.store.aio import LoopConnections
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Actor, Crowd, Ghost, Other
-from tests.helpers.databases import Account, Commits, one_database
+from tests.helpers.databases import Account, Commits, one_database, sqlite_file
+from tests.helpers.mariadb import find_server as find_mariadb
+from tests.helpers.mariadb import mariadb_server
 from tests.helpers.postgres import find_programs, postgres_server
 from tests.helpers.processes import Worker
 from tests.helpers.requirements import left_out, require
@@ -288,11 +290,16 @@ def postgres() -> Iterator[dict[str, Any]]:
         yield options
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[dict[str, Any]]:
+    """The session's MariaDB, as DATABASES describes it."""
+    with mariadb_server(require(find_mariadb)) as options:
+        yield options
+
+
 @pytest.fixture
 def sqlite(tmp_path: Path) -> dict[str, Any]:
-    """A file of its own, in which readers see the last commit while somebody writes."""
-    options = {"timeout": 20, "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"}
-    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "tests.sqlite3"), "OPTIONS": options}
+    return sqlite_file(tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

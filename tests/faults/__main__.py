@@ -5,12 +5,16 @@ wrong or has grown. ``--sections 1000000``: again and again, until so many criti
 ``--cluster``: the faults of a cluster, on one.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
+
+``python -m tests.faults fencing``: how many updates are lost in databases, with fences and without. Exits with 1 if any
+was with them. ``--sections``: so many in all, 100,000 if nothing is said; ``--only postgres``: there alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import os
 import random
 import re
@@ -27,6 +31,7 @@ django.setup()
 from redisserver import redis_server  # noqa: E402
 
 from .faults import ANEW, FAULTS, strike_every_second  # noqa: E402
+from .fencing import Figures, compare  # noqa: E402
 from .growth import BOUNDS, Growth, watching  # noqa: E402
 from .on_cluster import ON_CLUSTER, partitionable, strike_in_turn  # noqa: E402
 from .on_sentinels import ON_SENTINELS  # noqa: E402
@@ -34,6 +39,13 @@ from .replicas import Losses, count_losses  # noqa: E402
 from .trial import INTERRUPTS, Launcher, trial  # noqa: E402
 
 LOSSES = ["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]
+UPDATES = ["database", "lock", "sections", "faults", "lost updates", "refused", "told after COMMIT", "longest wait, s"]
+TITLES = {
+    "fenced": "``locked_atomic(fenced=True)``",
+    "unfenced": "``locked_atomic(fenced=False)``",
+    "python_redis_lock": "python-redis-lock",
+    "django_redis": "``cache.lock()`` of django-redis",
+}
 COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
 # long ones, so that a fault meets a holder; short ones, so that it meets a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
@@ -74,6 +86,26 @@ def show_losses(found: Losses) -> list[str]:
         f"{found.lost:,}",
         f"{found.takes * 1000:.1f}",
     ]
+
+
+def fencing(sections: int, seed: int, only: str) -> bool:
+    """Show the table. Whether fences have kept what they promise."""
+    print(f"seed {seed}", flush=True)
+    logging.getLogger("django_redislock").addHandler(logging.NullHandler())  # each force_release() is logged
+    well, lines = True, [UPDATES]
+    for database, way, found in compare(sections, seed, only):
+        lines.append(show_updates(database, way, found))
+        print("  ".join(lines[-1]), file=sys.stderr, flush=True)
+        for violation in found.violations:
+            print(f"{database}, {way}: {violation}", file=sys.stderr)
+        well = well and not (way == "fenced" and (found.lost or found.violations))
+    show(lines)
+    return well
+
+
+def show_updates(database: str, way: str, found: Figures) -> list[str]:
+    counts = [found.sections, found.strikes, found.lost, found.refused, found.told]
+    return [database, TITLES[way], *(f"{count:,}" for count in counts), f"{found.wait:.1f}"]
 
 
 def show(lines: list[list[str]]) -> None:
@@ -146,12 +178,13 @@ def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("what", choices=["table", "soak", "replicas"])
+    parser.add_argument("what", choices=["table", "soak", "replicas", "fencing"])
     parser.add_argument("--times", type=int, default=3, help="runs of each fault, of which the worst counts")
     parser.add_argument("--failovers", type=int, default=200, help="of ``replicas``, without and with one")
-    parser.add_argument("--only", default="", help="faults whose function is called like this (a regular expression)")
+    parser.add_argument("--only", default="", help="faults whose function is called like this (a regular "
+                        "expression); of ``fencing``, databases whose name begins like this")  # fmt: skip
     parser.add_argument("--cluster", action="store_true", help="soak a cluster")
-    parser.add_argument("--sections", type=int, default=1, help="so many at least, by more than one run")
+    parser.add_argument("--sections", type=int, help="so many at least, by more than one run")
     parser.add_argument("--minutes", type=float, default=10.0, help="of each run")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--locks", type=int, default=50)
@@ -160,6 +193,8 @@ def main() -> None:
     if given.what == "replicas":
         show([LOSSES, *(show_losses(count_losses(replicas, given.failovers)) for replicas in (0, 1))])
         return
+    if given.what == "fencing":
+        sys.exit(not fencing(given.sections or 100_000, given.seed, given.only))
     launcher = Launcher()
     try:
         if given.what == "table":
@@ -171,7 +206,7 @@ def main() -> None:
             entered, fine = way(launcher, seed, given.minutes, given.processes, given.locks)
             so_far, well = so_far + entered, well and fine
             print(f"{so_far:,} critical sections so far", flush=True)
-            if so_far >= given.sections:
+            if so_far >= (given.sections or 1):
                 sys.exit(not well)
     finally:
         launcher.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.helpers.sentinels import NAME, SentinelGroup
 from tests.helpers.ways import DJANGO_REDIS
 
 from .faults import PATIENT, SIT_OUT, YES, Fault
-from .trial import Trial
+from .trial import Trial, eventually
 
 
 class OnSentinels(RedisServer):
@@ -57,25 +57,31 @@ def replace(run: Trial, *, deaf: bool) -> None:
     assert isinstance(run.server, OnSentinels)
     group = run.server.group
     with run.trouble(forgets=True):
-        old = group.master_server()
-        followers = [
-            client for server, client in zip(group.servers, group.clients, strict=True) if server.port != old.port
-        ]
         if deaf:
-            for client in followers:  # a password that nobody asked for: the link stays down
-                client.config_set("masterauth", "wrong")
-                client.execute_command("CLIENT", "KILL", "TYPE", "master")
-            run.last(0.5)
-        group.kill_master()
-        if deaf:
-            run.until(lambda: group.master_server() is not old)
-            for client in followers:
-                client.config_set("masterauth", "")
-        group.wait_for_failover(old)
+            old = replace_unheard(group, lambda: run.last(0.5))
+        else:
+            old = group.kill_master()
+            group.wait_for_failover(old)
     run.moved(group.master_server())
     with run.trouble():
         old.start()
         group.wait_until_ok()
+
+
+def replace_unheard(group: SentinelGroup, meanwhile: Callable[[], object]) -> RedisServer:
+    """Kill the master and wait for the next, who has heard nothing of what was done ``meanwhile``. Returns the old."""
+    old = group.master_server()
+    followers = [client for server, client in zip(group.servers, group.clients, strict=True) if server.port != old.port]
+    for client in followers:  # a password that nobody asked for: the link stays down
+        client.config_set("masterauth", "wrong")
+        client.execute_command("CLIENT", "KILL", "TYPE", "master")
+    meanwhile()
+    group.kill_master()
+    eventually(lambda: group.master_server() is not old)
+    for client in followers:
+        client.config_set("masterauth", "")
+    group.wait_for_failover(old)
+    return old
 
 
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2 + [3.0]

@@ -22,9 +22,9 @@ from redisserver import RedisServer
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 
+from . import worker
 from .growth import Watch, of_process, of_server
 from .history import History, Trouble, Violation
-from .worker import LAUNCHER
 
 TTL = 1.5  # seconds
 LOOK_EVERY = 5.0  # seconds between the looks of a process that nobody tells anything
@@ -85,12 +85,18 @@ class Process:
         """Whether it runs. When it has ended it stays a zombie, as its launcher does not wait for it."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
+    def has_ended(self) -> bool:
+        return not self.lives()
+
 
 class Launcher:
-    """Forks workers from a process that has imported everything, so that a new one runs at once."""
+    """Forks workers from a process that has imported everything, so that a new one runs at once.
 
-    def __init__(self) -> None:
-        self._worker = Worker(LAUNCHER)
+    ``module``: the one whose ``work()`` they do.
+    """
+
+    def __init__(self, module: str = worker.__name__) -> None:
+        self._worker = Worker(worker.LAUNCHER, module=module)
         self._worker.expect("ready")
 
     def launch(self, order: dict[str, Any]) -> int:

@@ -43,12 +43,13 @@ POLLS = [None] * 19 + [True]
 # of tests.helpers.processes.Worker: each line that it hears is the order for a child. It does not ask how they end, so
 # the number of one that has ended is nobody else's while the launcher lives
 LAUNCHER = """
-from tests.faults import worker
+from importlib import import_module
+work = import_module(module).work
 say("ready")
 while order := hear():
     child = os.fork()
     if not child:
-        worker.work(order)
+        work(order)
         break
     say("child", child)
 """
@@ -241,20 +242,31 @@ def interrupt_thread(thread: threading.Thread) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Interrupted))
 
 
-def work(line: str) -> None:
-    """Use locks as ordered, until SIGTERM comes and all have ended."""
-    order = json.loads(line)
+def be_worker(order: dict[str, Any]) -> Log:
+    """What the process of a trial does first: it stops when it is told to, shows its stacks, and has a log."""
     # the end of the process is the trial's matter, not that of a test's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
-    mutate(order["mutant"])
-    setattr(acquisition, "Attempt", NotedAttempt)  # noqa: B010
-    setattr(calls, "release", noted_release)  # noqa: B010
-    setattr(threading.Thread, "start", start_thread)  # noqa: B010
     log = Log(order["log"])
     stacks = open(f"{order['log']}.stacks", "w")  # noqa: SIM115 (as long as the process lives)
     faulthandler.register(signal.SIGUSR1, stacks)
     _watch_for_failures(log)
+    return log
+
+
+def is_stopping() -> bool:
+    """Whether SIGTERM has come."""
+    return _stopping
+
+
+def work(line: str) -> None:
+    """Use locks as ordered, until SIGTERM comes and all have ended."""
+    order = json.loads(line)
+    log = be_worker(order)
+    mutate(order["mutant"])
+    setattr(acquisition, "Attempt", NotedAttempt)  # noqa: B010
+    setattr(calls, "release", noted_release)  # noqa: B010
+    setattr(threading.Thread, "start", start_thread)  # noqa: B010
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
             for name in order["names"]:

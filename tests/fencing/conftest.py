@@ -8,38 +8,19 @@ from typing import Any
 import pytest
 import redis
 from django.db import connections
-from psycopg import IsolationLevel
 
-from tests.helpers.databases import Account, one_database, with_fences
-from tests.helpers.mariadb import find_server, mariadb_server
-from tests.helpers.requirements import require
+from tests.helpers.databases import LEVELS, Account, at_level, one_database, with_fences
 from tests.helpers.state import LOCK
 
 # whoever holds a lock so asks nobody meanwhile whether it is still there
 UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
-LEVELS: dict[str, dict[str, Any]] = {
-    "sqlite": {},
-    "postgres read committed": {},
-    "postgres repeatable read": {"isolation_level": IsolationLevel.REPEATABLE_READ},
-    "postgres serializable": {"isolation_level": IsolationLevel.SERIALIZABLE},
-    "mariadb read committed": {},
-    "mariadb repeatable read": {"isolation_level": "repeatable read"},
-}
-
-
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[dict[str, Any]]:
-    """The session's MariaDB, as DATABASES describes it."""
-    with mariadb_server(require(find_server)) as options:
-        yield options
 
 
 @pytest.fixture(params=LEVELS)
 def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
     """A row in each kind of database, at each level of isolation, with the table of fences beside it."""
     kind = request.param.partition(" ")[0]
-    options = request.getfixturevalue(kind)
-    options = {**options, "OPTIONS": {**options.get("OPTIONS", {}), **LEVELS[request.param]}}
+    options = at_level(request.getfixturevalue(kind), request.param)
     with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):
         yield made
 

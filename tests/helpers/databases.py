@@ -5,34 +5,46 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import IsolationLevel
 
 from django_redislock import list_locks
 from django_redislock.models import Fence
 from tests.helpers.actors import GENEROUS
 
+LEVELS: dict[str, dict[str, Any]] = {
+    "sqlite": {},
+    "postgres read committed": {},
+    "postgres repeatable read": {"isolation_level": IsolationLevel.REPEATABLE_READ},
+    "postgres serializable": {"isolation_level": IsolationLevel.SERIALIZABLE},
+    "mariadb read committed": {},
+    "mariadb repeatable read": {"isolation_level": "repeatable read"},
+}
+
 
 class Account:
     """One row with a number, read and written by whatever connection the calling thread has."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, number: int = 1) -> None:
         self.alias = alias
+        self.number = number
         self.options: dict[str, Any] = connections.settings[alias]
 
     @property
     def balance(self) -> int:
         with connections[self.alias].cursor() as cursor:
-            cursor.execute("SELECT balance FROM account WHERE id = 1")
+            cursor.execute("SELECT balance FROM account WHERE id = %s", [self.number])
             return int(cursor.fetchone()[0])
 
     @balance.setter
     def balance(self, value: int) -> None:
         with connections[self.alias].cursor() as cursor:
-            cursor.execute("UPDATE account SET balance = %s WHERE id = 1", [value])
+            cursor.execute("UPDATE account SET balance = %s WHERE id = %s", [value, self.number])
 
     def book(self) -> int:
         """Read, add one, write: two at once lose one of their updates."""
@@ -40,19 +52,35 @@ class Account:
         return balance
 
 
+def at_level(options: dict[str, Any], level: str) -> dict[str, Any]:
+    """The entry for DATABASES with what one of the LEVELS needs."""
+    return {**options, "OPTIONS": {**options.get("OPTIONS", {}), **LEVELS[level]}}
+
+
+def sqlite_file(folder: Path) -> dict[str, Any]:
+    """The entry for a file of its own, in which readers see the last commit while somebody writes."""
+    options = {"timeout": 20, "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"}
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "tests.sqlite3"), "OPTIONS": options}
+
+
+def configure(alias: str, options: dict[str, Any]) -> None:
+    connections.settings[alias] = connections.configure_settings({"default": {}, alias: {**options}})[alias]
+
+
 @contextmanager
-def one_database(alias: str, options: dict[str, Any]) -> Iterator[Account]:
+def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iterator[Account]:
     """Put a database under an alias, with a new table; what was there before comes back at the end."""
     before = connections.settings.get(alias)
     kept = connections[alias] if before is not None else None
     if kept is not None:
         del connections[alias]
-    connections.settings[alias] = connections.configure_settings({"default": {}, alias: {**options}})[alias]
+    configure(alias, options)
     try:
         with connections[alias].cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS account")
             cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
-            cursor.execute("INSERT INTO account VALUES (1, 0)")
+            for number in range(1, accounts + 1):
+                cursor.execute("INSERT INTO account VALUES (%s, 0)", [number])
         yield Account(alias)
     finally:
         connections[alias].close()

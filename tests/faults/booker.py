@@ -1,0 +1,248 @@
+"""A process that books: under the lock of an account it reads the balance, thinks, and writes one more.
+
+It says where it stands, and halts there when it is told to, so that a fault meets it at a place for sure. For that it
+has a desk, in memory that it shares with the trial. Forked and stopped as :mod:`.worker` is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import mmap
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from enum import IntEnum
+from importlib import import_module
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import redis_lock
+from django.core.cache import caches
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
+from django.test import override_settings
+from django_redis import get_redis_connection
+from redis import RedisError
+
+import tests.helpers.mariadb  # noqa: F401 (the driver)
+from django_redislock import locked_atomic
+from django_redislock.engine import Lease
+from django_redislock.fencing import table
+from tests.helpers.databases import Account, configure
+
+from .worker import be_worker, is_stopping
+
+TTL = 1  # seconds: python-redis-lock takes whole ones
+ACCOUNTS = 3  # at most
+TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the like are the first
+beginning: Any = import_module("django_redislock.fencing.begin")  # the package has a function of that name
+claiming: Any = import_module("django_redislock.fencing.claim")
+
+
+class Place(IntEnum):
+    """Where a booker stands. Under the lock, it is just before what the place is called after."""
+
+    OUT = 0
+    CLAIM = 1
+    WRITE = 2
+    COMMIT = 3
+
+
+class Desk(ctypes.Structure):
+    """What a booker and the trial tell one another. Only the trial writes ``halt``, all else only the booker."""
+
+    place: int
+    halt: int  # the place where it is to halt, until this is OUT
+    halted: int
+    account: int
+    entered: Any  # how often, for each account
+    committed: Any
+    _fields_ = [
+        ("place", ctypes.c_int64),
+        ("halt", ctypes.c_int64),
+        ("halted", ctypes.c_int64),
+        ("account", ctypes.c_int64),
+        ("entered", ctypes.c_int64 * ACCOUNTS),
+        ("committed", ctypes.c_int64 * ACCOUNTS),
+    ]
+
+    @classmethod
+    def at(cls, path: Path) -> Desk:
+        """The desk in this file, which is made where there is none."""
+        with path.open("a+b") as file:
+            file.truncate(ctypes.sizeof(cls))
+            return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
+
+
+def name_of(account: int) -> str:
+    """The lock's name. Accounts are counted from 1."""
+    return f"account:{account}"
+
+
+# -- the ways to book under a lock -----------------------------------------------------------------------------------
+
+
+def fenced(name: str) -> AbstractContextManager[object]:
+    return locked_atomic(name, fenced=True, ttl=TTL)
+
+
+def unfenced(name: str) -> AbstractContextManager[object]:
+    return locked_atomic(name, fenced=False, ttl=TTL)
+
+
+@contextmanager
+def python_redis_lock(name: str) -> Iterator[None]:
+    threading.excepthook = lambda _: None  # its renewing thread dies where the lock is lost, and says so at length
+    client = get_redis_connection("default")
+    with redis_lock.Lock(client, name, expire=TTL, auto_renewal=True), transaction.atomic():
+        yield
+
+
+@contextmanager
+def django_redis(name: str) -> Iterator[None]:
+    cache: Any = caches["default"]
+    with cache.lock(name, timeout=TTL, sleep=0.01), transaction.atomic():
+        yield
+
+
+WAYS: dict[str, Callable[[str], AbstractContextManager[object]]] = {
+    way.__name__: way for way in (fenced, unfenced, python_redis_lock, django_redis)
+}
+
+
+# -- the booker ------------------------------------------------------------------------------------------------------
+
+
+class Booker:
+    """Books until it is told to stop."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.log = be_worker(order)
+        self.desk = Desk.at(Path(order["desk"]))
+        self.random = random.Random(order["seed"])
+        self.way = WAYS[order["way"]]
+        self.accounts = order["accounts"]
+        self.launcher = os.getppid()
+        self.number = 0  # of the section
+        self.asked = 0.0
+        self.within = False  # it has the lock, as it believes
+        self.wrote = 0
+        setattr(beginning, "claim", self.claim)  # noqa: B010
+        connection = connections[DEFAULT_DB_ALIAS]
+        self._commit = connection.commit
+        setattr(connection, "commit", self.commit)  # noqa: B010
+
+    def work(self) -> None:
+        while not is_stopping():
+            self.book(self.random.randrange(self.accounts))
+
+    def book(self, account: int) -> None:
+        desk = self.desk
+        desk.account = account
+        self.number, self.asked, self.within = self.log.number(), monotonic(), False
+        row = Account(DEFAULT_DB_ALIAS, account + 1)
+        try:
+            with self.way(name_of(account + 1)):
+                self.enter()
+                balance = self.read(row)
+                self.stand(Place.WRITE)
+                self.wrote = row.balance = balance + 1
+        except TOLD as error:
+            self.log.note("told", self.number, type(error).__name__)
+            sleep(0.01)  # where Redis is away
+        desk.place = Place.OUT
+
+    def enter(self) -> None:
+        """The lock is held: known before the claim, or where there is none when the block begins."""
+        if not self.within:
+            self.within = True
+            self.log.note("entered", self.number, name_of(self.desk.account + 1), f"{self.asked:.6f}")
+            self.desk.entered[self.desk.account] += 1
+            self.stand(Place.CLAIM)
+
+    def claim(self, lease: Lease, alias: str, **options: Any) -> None:
+        """In place of the package's, which it calls."""
+        self.enter()
+        claiming.claim(lease, alias, **options)
+        self.log.note("claimed", self.number, lease.fence)
+
+    def read(self, row: Account) -> int:
+        return row.balance
+
+    def commit(self) -> None:
+        """In place of the connection's, which it calls: the last moment before COMMIT is sent."""
+        self.stand(Place.COMMIT)
+        sent = monotonic()
+        self._commit()
+        self.log.note("committed", self.number, self.wrote, f"{sent:.6f}")
+        self.desk.committed[self.desk.account] += 1
+
+    def stand(self, place: Place) -> None:
+        desk = self.desk
+        desk.place = place
+        if desk.halt != place:
+            return
+        desk.halted = True
+        while desk.halt:
+            if os.getppid() != self.launcher:
+                os._exit(1)  # the tests were killed
+            sleep(0.001)
+        desk.halted = False
+
+
+# -- faults in the fencing, each of which a run must find -----------------------------------------------------------
+
+
+def claim_nothing(booker: Booker) -> None:
+    setattr(beginning, "claim", lambda *_, **__: None)  # noqa: B010
+
+
+def claim_after_the_first_read(booker: Booker) -> None:
+    owed: list[tuple[Lease, str]] = []
+    setattr(beginning, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
+
+    def read(row: Account) -> int:
+        balance = row.balance
+        booker.claim(*owed.pop())
+        return balance
+
+    setattr(booker, "read", read)  # noqa: B010
+
+
+def compare_the_wrong_way_round(booker: Booker) -> None:
+    for statement in ("RAISE", "RAISE_WITHIN"):
+        setattr(table, statement, getattr(table, statement).replace("{fence} <= %s", "{fence} >= %s"))
+    _change(table.raise_fence, "found[key] > fence", "found[key] < fence")
+
+
+def _change(function: Any, snippet: str, instead: str) -> None:
+    """Replace a part of its source, for all who have imported it."""
+    source = inspect.getsource(function)
+    assert snippet in source
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\n{source.replace(snippet, instead)}", made)
+    function.__code__ = made[function.__name__].__code__
+
+
+MUTANTS = {
+    mutant.__name__: mutant for mutant in (claim_nothing, claim_after_the_first_read, compare_the_wrong_way_round)
+}
+
+
+def work(line: str) -> None:
+    """Book as ordered, until SIGTERM comes."""
+    order = json.loads(line)
+    del connections[DEFAULT_DB_ALIAS]  # that of the launcher
+    configure(DEFAULT_DB_ALIAS, order["database"])
+    with override_settings(CACHES={"default": order["cache"]}):
+        booker = Booker(order)
+        if order["mutant"]:
+            MUTANTS[order["mutant"]](booker)
+        booker.work()
+    connections.close_all()
+    sys.exit()

@@ -1,0 +1,80 @@
+"""Where the lock is fenced no update is lost, whatever happens; and faults that are put into the fencing show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from redisserver import RedisServer
+
+from . import booker
+from .fencing import CLOCK, DATABASES, ONE_SERVER, Figures, Stage, book, flush
+from .trial import Launcher
+
+pytestmark = pytest.mark.complete
+
+# what shows of each
+FOUND = {
+    "claim_nothing": {"lost", "unclaimed", "row"},
+    "claim_after_the_first_read": {"lost"},
+    "compare_the_wrong_way_round": {"lost", "overlap", "row"},
+}
+
+
+@pytest.fixture(scope="module")
+def bookers() -> Iterator[Launcher]:
+    made = Launcher(booker.__name__)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=DATABASES)
+def database(request: pytest.FixtureRequest) -> dict[str, Any]:
+    options: dict[str, Any] = request.getfixturevalue(request.param)
+    return options
+
+
+@pytest.fixture(autouse=True)
+def _databases(django_db_blocker: Any) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        yield
+
+
+def kinds(figures: Figures) -> set[str]:
+    return {violation.kind for violation in figures.violations}
+
+
+@pytest.mark.parametrize("stage", [ONE_SERVER, CLOCK], ids=["one server", "clock"])
+def test_no_update_is_lost(stage: Stage, database: dict[str, Any], bookers: Launcher) -> None:
+    with stage.server() as server:
+        found = book(bookers, server, database, "fenced", stage.strikes, rest=30)
+    assert found.violations == ()
+    assert found.lost == 0
+    assert found.sections > 100
+
+
+def until_lost(*given: Any, **options: Any) -> Figures:
+    """One run, or several: on a busy machine, whoever has not read yet may be taken for one that waits."""
+    for seed in range(5):
+        found = book(*given, [flush], seed=seed, **options)
+        if found.lost:
+            break
+    return found
+
+
+@pytest.mark.parametrize("mutant", FOUND)
+def test_a_fault_in_the_fencing_is_found(
+    mutant: str, postgres: dict[str, Any], bookers: Launcher, bare_server: RedisServer
+) -> None:
+    """Where a claim that is missing, or comes late, is made good by nothing else."""
+    found = until_lost(bookers, bare_server, postgres, "fenced", mutant=mutant)
+    assert found.lost > 0
+    assert kinds(found) >= FOUND[mutant]
+
+
+def test_without_a_fence_updates_are_lost(
+    postgres: dict[str, Any], bookers: Launcher, bare_server: RedisServer
+) -> None:
+    assert until_lost(bookers, bare_server, postgres, "unfenced").lost > 0
