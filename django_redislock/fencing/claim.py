@@ -19,7 +19,7 @@ CONFLICTS = {"40001", "40P01", 1213, 1020}  # could not serialize, deadlock, rec
 
 
 class Overtaken(LockLost):
-    """The database has met a higher fence."""
+    """The database has met a higher fence, or the same: that of another holder."""
 
 
 def claims_on(lease: Lease, aliases: Sequence[str], *, required: bool = False) -> list[str]:
@@ -64,12 +64,14 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
                 f"rows as they were before the latest holder changed them. Claim first, before anything is read; or "
                 f"set the isolation level to READ COMMITTED."
             )
-        met = raise_fence(connection, lease.name, lease.fence, within)
+        # whoever adopts a lock that was detached goes on with its fence
+        again = alias in lease.claimed or lease.wanted.token is not None
+        met = raise_fence(connection, lease.name, lease.fence, within, again=again)
     except DatabaseError as error:
         if explained := _explained(error, lease, alias):
             raise explained from error
         raise
-    if met > lease.fence:
+    if met is not None:
         lease.backend.known = max(lease.backend.known, met)  # Redis hears of it with the next call
         reason = f"the database {alias!r} has met the fence {met}, and that of this holder is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."

@@ -42,29 +42,33 @@ def fences() -> Any:
     return apps.get_model("django_redislock", "Fence")._default_manager
 
 
-def raise_fence(connection: BaseDatabaseWrapper, name: str, fence: int, within: float | None) -> int:
-    """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there.
+def raise_fence(
+    connection: BaseDatabaseWrapper, name: str, fence: int, within: float | None, *, again: bool = False
+) -> int | None:
+    """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there, or the same.
 
-    Returns the fence that counts now: a higher one than given means that nothing was written. ``within``: the seconds
-    to wait for another transaction that has the row; None: for as long as the database lets it.
+    Returns the one that is there; None: it was written. ``again``: its holder may have written it before. If not, Redis
+    has given it twice: it has forgotten the first time, and its clock is behind. ``within``: the seconds to wait for
+    another transaction that has the row; None: for as long as the database lets it.
     """
-    key = key_of(name)
-    if _raise(connection, key, fence, within):
-        return fence
+    key, upto = key_of(name), fence if again else fence - 1
+    if _raise(connection, key, fence, upto, within):
+        return None
     # no row yet, or a refusal. Locking reads: they see what is there now, where a snapshot does not
     with bounded(connection, within):
         while True:
             found = _share(connection, key, MARK)
             if key in found:
-                if found[key] <= fence:
-                    _raise(connection, key, fence, None)
-                return max(found[key], fence)
+                if found[key] > upto:
+                    return found[key]
+                _raise(connection, key, fence, upto, None)  # nobody comes between: the row is shared
+                return None
             if MARK not in found:
                 _insert(connection, MARK, MARK_NAME, 0)
             elif found[MARK] >= fence:  # a row that was pruned may have held a higher one
                 return found[MARK]
             else:
-                _insert(connection, key, name, fence)
+                _insert(connection, key, name, upto)
 
 
 def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | None) -> bool:
@@ -81,9 +85,9 @@ def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | N
     return today != list(row)
 
 
-def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, within: float | None) -> bool:
+def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, upto: int, within: float | None) -> bool:
     now = connection.ops.adapt_datetimefield_value(timezone.now())
-    values: list[Any] = [fence, now, key, fence]
+    values: list[Any] = [fence, now, key, upto]
     sql = RAISE
     if within is not None:
         if connection.vendor == "postgresql":
@@ -92,7 +96,7 @@ def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, within: float 
                 return bool(cursor.fetchone()[0])
         if not getattr(connection, "mysql_is_mariadb", False):
             with bounded(connection, within):
-                return _raise(connection, key, fence, None)
+                return _raise(connection, key, fence, upto, None)
         sql = f"SET STATEMENT innodb_lock_wait_timeout = {math.ceil(within)} FOR {sql}"
     with connection.cursor() as cursor:
         cursor.execute(_quoted(connection, sql), values)

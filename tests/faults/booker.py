@@ -217,7 +217,8 @@ def claim_after_the_first_read(booker: Booker) -> None:
 def compare_the_wrong_way_round(booker: Booker) -> None:
     for statement in ("RAISE", "RAISE_WITHIN"):
         setattr(table, statement, getattr(table, statement).replace("{fence} <= %s", "{fence} >= %s"))
-    _change(table.raise_fence, "found[key] > fence", "found[key] < fence")
+    refusal = "if found[key] {} upto:\n                    return {}"
+    _change(table.raise_fence, refusal.format(">", "found[key]"), refusal.format("<", "None"))
 
 
 def _change(function: Any, snippet: str, instead: str) -> None:

@@ -55,10 +55,10 @@ def test_no_update_is_lost(stage: Stage, database: dict[str, Any], bookers: Laun
     assert found.sections > 100
 
 
-def until_lost(*given: Any, **options: Any) -> Figures:
+def until_lost(launcher: Launcher, server: RedisServer, database: dict[str, Any], mutant: str) -> Figures:
     """One run, or several: on a busy machine, whoever has not read yet may be taken for one that waits."""
     for seed in range(5):
-        found = book(*given, [flush], seed=seed, **options)
+        found = book(launcher, server, database, "fenced", [flush], seed=seed, mutant=mutant)
         if found.lost:
             break
     return found
@@ -69,7 +69,7 @@ def test_a_fault_in_the_fencing_is_found(
     mutant: str, postgres: dict[str, Any], bookers: Launcher, bare_server: RedisServer
 ) -> None:
     """Where a claim that is missing, or comes late, is made good by nothing else."""
-    found = until_lost(bookers, bare_server, postgres, "fenced", mutant=mutant)
+    found = until_lost(bookers, bare_server, postgres, mutant)
     assert found.lost > 0
     assert kinds(found) >= FOUND[mutant]
 

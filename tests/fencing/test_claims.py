@@ -20,9 +20,9 @@ from django_redislock.fencing.table import bounded
 from django_redislock.models import Fence
 from django_redislock.steps import Request
 from tests.fencing.conftest import UNAWARE
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.databases import Account
-from tests.helpers.state import NAME, lease_of
+from tests.helpers.state import FENCE, NAME, lease_of
 
 beginning = import_module("django_redislock.fencing.begin")  # the package has a function of this name
 Eventually = Callable[[Callable[[], Any]], Any]
@@ -298,6 +298,76 @@ def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
         locked_atomic(NAME, fenced=True)(account.book)()
     assert len(tried) == times
     assert account.balance == 0
+
+
+# -- a fence that Redis has given twice -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten(client: redis.Redis, forget: Callable[[], None]) -> Callable[[Lock], None]:
+    """Redis forgets a grant and its fence, and its clock is behind: as after a failover to such a replica. The next
+    holder is in a process that has not seen that fence, and gets the same."""
+
+    def forgotten(lock: Lock) -> None:
+        forget()
+        client.set(FENCE, lock.fence - 1)
+        lease_of(lock).backend.known = 0
+
+    client.set(FENCE, server_time(client) + AHEAD)
+    return forgotten
+
+
+def test_a_holder_who_was_overtaken_by_one_with_the_same_fence_is_refused(
+    account: Account, forgotten: Callable[[Lock], None], other: Callable[[], Other]
+) -> None:
+    late, quick = Lock(NAME, **UNAWARE), Stage(account)
+    quick.go_on.set()
+    assert late.acquire()
+    forgotten(late)
+    other()(quick.book)
+    assert Fence.objects.get(name=NAME).fence == late.fence
+    claim = transaction.atomic()(late.claim)
+    with pytest.raises(LockLost, match="was refused by the database"):
+        claim()
+    assert account.balance == 1
+
+
+def test_a_successor_with_the_same_fence_takes_a_new_one(
+    account: Account, forgotten: Callable[[Lock], None], other: Callable[[], Other]
+) -> None:
+    quick = Stage(account)
+    quick.go_on.set()
+    with locked_atomic(NAME, fenced=True, **UNAWARE) as late:
+        account.book()
+        forgotten(late)
+        fence = late.fence
+    other()(quick.book)
+    assert account.balance == 2
+    assert Fence.objects.get(name=NAME).fence > fence
+
+
+def test_a_holder_may_claim_with_the_same_fence_again(account: Account) -> None:
+    with Lock(NAME) as lock:
+        for _ in range(2):
+            with transaction.atomic():
+                lock.claim()
+                lock.claim()
+                account.book()
+    assert account.balance == 2
+
+
+def test_whoever_adopts_the_lock_may_claim_with_the_same_fence(account: Account) -> None:
+    lock = Lock(NAME)
+    assert lock.acquire()
+    with transaction.atomic():
+        lock.claim()
+        account.book()
+    fence, token = lock.fence, lock.detach(30)
+    with Lock(NAME, token=token, adopt=True) as adopted, transaction.atomic():
+        assert adopted.fence == fence
+        adopted.claim()
+        account.book()
+    assert account.balance == 2
 
 
 # -- where it cannot be ---------------------------------------------------------------------------------------------
