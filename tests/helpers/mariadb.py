@@ -40,7 +40,9 @@ def mariadb_server(programs: tuple[str, str]) -> Iterator[dict[str, Any]]:
     user = pwd.getpwuid(os.geteuid()).pw_name
     log, socket, data = folder / "log", folder / "socket", folder / "data"
     server: subprocess.Popen[Any] | None = None
-    common = ["--no-defaults", f"--datadir={data}", f"--user={user}", "--innodb-buffer-pool-size=16M"]
+    # a folder of its own for temporary tables: several that start at once would remove each other's
+    common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={folder}", f"--user={user}"]
+    common += ["--innodb-buffer-pool-size=16M"]
     try:
         with log.open("ab") as output:
             options: dict[str, Any] = {"stdout": output, "stderr": output, "cwd": folder}
