@@ -61,7 +61,9 @@ def _wrong(raw: object) -> list[CheckMessage]:
         try:
             read(part)
         except ImproperlyConfigured as error:
-            found.append(Error(str(error), hint="See the table of settings in the README.", id="django_redislock.E001"))
+            found.append(
+                Error(str(error), hint="See the documentation's page of settings.", id="django_redislock.E001")
+            )
     return found
 
 

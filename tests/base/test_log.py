@@ -16,9 +16,9 @@ import django_redislock
 from django_redislock import Lock, LockLost, force_release
 from django_redislock.log import in_form, log_event, logger
 from tests.helpers.actors import Crowd
+from tests.helpers.docs import page
 
 SOURCE = Path(django_redislock.__file__).parent
-README = SOURCE.parent / "README.rst"
 PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
 
@@ -153,8 +153,8 @@ def calls() -> Iterator[tuple[str, str, set[str]]]:
                     yield "WARNING", ast.literal_eval(event), {"alias", *keys}
 
 
-def test_the_readme_lists_every_event_with_its_level_and_keys() -> None:
-    rows = dict(re.findall(r"^``([a-z-]+)`` +((?:DEBUG|INFO|WARNING|ERROR).+)$", README.read_text("utf-8"), re.M))
+def test_the_page_of_signals_and_log_lists_every_event_with_its_level_and_keys() -> None:
+    rows = dict(re.findall(r"^``([a-z-]+)`` +((?:DEBUG|INFO|WARNING|ERROR).+)$", page("signals"), re.M))
     found = list(calls())
     assert len(found) > 20
     wrong = [

@@ -8,16 +8,16 @@ from pathlib import Path
 from django.core.checks import Tags, run_checks
 
 import django_redislock
+from tests.helpers.docs import page
 
 SOURCE = Path(django_redislock.__file__).parent
-README = SOURCE.parent / "README.rst"
 
 
-def test_every_check_has_an_id_of_its_own_and_stands_in_the_readme() -> None:
+def test_every_check_has_an_id_of_its_own_and_stands_on_the_page_of_checks() -> None:
     source = "".join(path.read_text("utf-8") for path in (SOURCE / "checks").glob("*.py"))
     used = re.findall(r'id="django_redislock\.([EWI]\d{3})"', source)
     assert len(used) == source.count("id=") == len(set(used)) > 10
-    listed = re.findall(r"^``([EWI]\d{3})`` ", README.read_text("utf-8"), re.M)
+    listed = re.findall(r"^``([EWI]\d{3})`` ", page("checks"), re.M)
     assert sorted(listed) == sorted(used)
 
 

@@ -1,7 +1,8 @@
-"""``python -m tests.faults table``: README's table "What happens when", measured.
+"""``python -m tests.faults table``: the documentation's table "What happens when", measured.
 
-``python -m tests.faults soak``: README's table of what ten minutes of faults leave behind. Exits with 1 if anything was
-wrong or has grown. ``--sections 1000000``: again and again, until so many critical sections were entered.
+``python -m tests.faults soak``: the documentation's table of what ten minutes of faults leave behind. Exits
+with 1 if anything was wrong or has grown. ``--sections 1000000``: again and again, until so many critical sections were
+entered.
 ``--cluster``: the faults of a cluster, on one.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.

@@ -1,6 +1,6 @@
 """What can go wrong between the locks and Redis, done to a trial: by real means where there are any, else by a proxy.
 
-Each fault is one row of README's table "What happens when".
+Each fault is one row of the documentation's table "What happens when" (docs/faults.rst).
 """
 
 from __future__ import annotations

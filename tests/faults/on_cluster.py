@@ -1,6 +1,6 @@
 """What can go wrong with a Redis Cluster, done to a real one while workers use locks on all its masters.
 
-Each fault is one row of README's table "What happens when".
+Each fault is one row of the documentation's table "What happens when" (docs/faults.rst).
 """
 
 from __future__ import annotations

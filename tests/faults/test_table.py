@@ -1,18 +1,18 @@
-"""README's table "What happens when" has a row for each fault, with what is expected of it."""
+"""The documentation's table "What happens when" has a row for each fault, with what is expected of it."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+
+from tests.helpers.docs import page
 
 from .faults import FAULTS, Fault
 from .on_cluster import ON_CLUSTER
 from .on_sentinels import ON_SENTINELS
 
-README = (Path(__file__).parents[2] / "README.rst").read_text()
-TABLE = README.partition("What happens when\n====")[2].partition("Where two can hold at once")[0]
+TABLE = page("faults").partition("What happens when\n====")[2].partition("Where two can hold at once")[0]
 ROWS = {cells[0]: cells[1:] for line in TABLE.splitlines() if len(cells := re.split("  +", line)) == 5}
 
 

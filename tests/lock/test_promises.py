@@ -1,4 +1,4 @@
-"""What the README promises in figures, and what must hold whatever a process does. Times measured are printed (-s)."""
+"""What is guaranteed in figures, and what must hold whatever a process does. Times measured are printed (-s)."""
 
 from __future__ import annotations
 

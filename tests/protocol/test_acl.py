@@ -1,13 +1,11 @@
-"""A Redis user who may do what the README's lines allow: all works, nothing else is tried, no right is too much."""
+"""A Redis user who may do what docs/redis-user.rst allows: all works, nothing else is tried, no right is too much."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,19 +19,16 @@ from django_redislock.cachelock import CacheLock
 from django_redislock.inspection.listing import read_page
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Other
+from tests.helpers.docs import redis_user
 from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.processes import Worker
 from tests.helpers.state import listener
 
-README = Path(django_redislock.__file__).parent.parent / "README.rst"
 SECRET = "s3cret"
 DATABASE = 3
 
-LOCKS, POOLS = (
-    line.split()
-    for line in re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", README.read_text("utf-8"), re.M)
-)
+LOCKS, POOLS = redis_user()
 RULES = [*LOCKS, *POOLS]
 
 Eventually = Callable[..., Any]

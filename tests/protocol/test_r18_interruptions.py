@@ -51,7 +51,7 @@ def take() -> None:
 
 
 def take_member() -> None:
-    """A strike between the return of acquire() and the block would leave the member to the thread (see README)."""
+    """A strike between the return of acquire() and the block would leave the member to the thread (see Guarantees)."""
     member = None
     try:
         member = LockPool("accounts").acquire(ttl=LONG, blocking_timeout=GENEROUS)

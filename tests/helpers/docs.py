@@ -1,0 +1,23 @@
+"""The texts that tests compare with the code: README.rst and the pages in docs/."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.rst"
+PAGES = sorted((ROOT / "docs").glob("*.rst"))
+
+
+def page(name: str) -> str:
+    """The text of a page of the documentation, such as "settings"."""
+    return (ROOT / "docs" / f"{name}.rst").read_text("utf-8")
+
+
+def redis_user() -> tuple[list[str], list[str]]:
+    """The rules of the Redis user that locks need, and those that pools need as well."""
+    locks, pools = (
+        line.split() for line in re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", page("redis-user"), re.M)
+    )
+    return locks, pools
