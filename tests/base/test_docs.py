@@ -1,19 +1,255 @@
-"""The documentation: what its pages must have."""
+"""README and the documentation: their code, settings, links and lists agree with the package."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from textwrap import indent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management.base import BaseCommand
 
 import django_redislock
-from tests.helpers.docs import page
+from django_redislock import Lock, LockPool
+from django_redislock.conf import Conf, read
+from django_redislock.management.commands.redislocks import Command
+from django_redislock.options import LockOptions
+from tests.checks import check
+from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
 SOURCE = Path(django_redislock.__file__).parent
+TEXTS = [README, *PAGES]
+NAMES = {path.stem for path in PAGES}
+
+each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+
+
+def as_function(block: str) -> str:
+    """What stands in a block may be taken from a view or a coroutine: it returns, or awaits."""
+    function = f"def block():\n{indent(block, '    ')}"
+    try:
+        compile(function, "block", "exec")
+        return function
+    except SyntaxError:
+        return f"async {function}"
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_code_to_check() -> None:
+    assert sum(len(blocks(path.read_text("utf-8"))) for path in TEXTS) > 30
+    for path in TEXTS:  # none that blocks() does not find
+        text = path.read_text("utf-8")
+        assert len(blocks(text)) == text.count(".. code-block:: python"), path
+
+
+@each_text
+def test_all_code_compiles(path: Path) -> None:
+    for block in blocks(path.read_text("utf-8")):
+        compile(as_function(block), str(path), "exec")
+
+
+def parts(path: Path) -> Iterator[ast.AST]:
+    """All that the code of a page consists of."""
+    for block in blocks(path.read_text("utf-8")):
+        yield from ast.walk(ast.parse(as_function(block)))
+
+
+@each_text
+def test_all_names_that_it_imports_from_the_package_are_there(path: Path) -> None:
+    for part in parts(path):
+        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("django_redislock"):
+            exec(ast.unparse(part), {})
+
+
+def options_of(name: str) -> set[str]:
+    takes_options = name in ("Lock", "FairLock", "locked", "locked_view", "locked_atomic")
+    parameters = {*inspect.signature(getattr(django_redislock, name)).parameters}
+    return parameters | {*LockOptions.__annotations__} if takes_options else parameters
+
+
+@each_text
+def test_all_options_that_it_gives_exist(path: Path) -> None:
+    for part in parts(path):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in django_redislock.__all__:
+            given = {keyword.arg for keyword in part.keywords}
+            assert given <= options_of(part.func.id), ast.unparse(part)
+
+
+def queued(*args: Any, **kwargs: Any) -> None:
+    """For whatever a site does with what it got."""
+
+
+# the pages whose first blocks run as they stand, with what they take for granted
+RUN: dict[str, dict[str, Any]] = {
+    "locks": {"Lock": Lock},
+    "pools": {"call_api": queued},
+    "polling": {"Lock": Lock},
+    "values": {"username": "eve", "online": 7, "announce": queued, "work": queued},
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_code_that_a_page_begins_with_runs(name: str) -> None:
+    given = dict(RUN[name])
+    exec(as_function(blocks(page(name))[0]), given)
+    given["block"]()
+
+
+def test_the_block_about_pools_has_filled_one() -> None:
+    given = {"call_api": queued}
+    exec(as_function(blocks(page("pools"))[0]), given)
+    given["block"]()
+    assert sorted(LockPool("accounts").keys()) == ["alice", "bob", "carol"]
+
+
+def test_handing_over_runs() -> None:
+    """From the view to the worker, which has the same fence."""
+    tokens: list[str] = []
+    view, worker = blocks(page("functions"))[1].split("with Lock", 1)
+    given: dict[str, Any] = {"Lock": Lock, "export": SimpleNamespace(delay=lambda pk, token: tokens.append(token))}
+    exec(view, given)
+    exec(f"with Lock{worker}", {"Lock": Lock, "token": tokens[0]})
+    assert not Lock("export:7").locked()
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def assigned(block: str, name: str) -> ast.expr | None:
+    """What a block assigns to this name, if anything."""
+    for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
+            return node.value
+    return None
+
+
+@each_text
+def test_all_settings_are_such_as_can_be_given(path: Path) -> None:
+    text = path.read_text("utf-8")
+    for block in blocks(text):
+        value = assigned(block, "REDISLOCK")
+        if value is not None:
+            read(ast.literal_eval(value))
+    for name, literal in re.findall(r'``"([A-Z_]+)": (.*?)``', text):
+        read({name: ast.literal_eval(literal)})
+    for name, literal in re.findall(r'``REDISLOCK\["([A-Z_]+)"\] = (.*?)``', text):
+        read({name: ast.literal_eval(literal)})
+    for name in re.findall(r'``REDISLOCK\["([A-Z_]+)"\]', text):
+        assert name in Conf.__dataclass_fields__
+
+
+@pytest.mark.parametrize("name", ["install", "cluster", "tutorial"])
+def test_the_settings_of_caches_pass_all_checks(name: str, settings: Any) -> None:
+    found = [block for block in blocks(page(name)) if assigned(block, "CACHES") and assigned(block, "REDISLOCK")]
+    assert len(found) == 1
+    given: dict[str, Any] = {}
+    exec(found[0], given)
+    for key in ("CACHES", "REDISLOCK", "DJANGO_REDIS_CONNECTION_FACTORY"):
+        if key in given:
+            setattr(settings, key, given[key])
+    assert check() == []
+
+
+def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
+    value = assigned(blocks(page("settings"))[0], "REDISLOCK")
+    assert value is not None
+    told = asdict(read(ast.literal_eval(value)))
+    assert {ast.literal_eval(key) for key in value.keys} == {*told}  # type: ignore[attr-defined]
+    assert {**told, "TTLS": {}} == {**asdict(Conf()), "TTLS": {}}  # which shows an example
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def headings(text: str) -> set[str]:
+    return {match[0] for match in re.findall(r"^(\S.*)\n(=+|-+|~+)$", text, re.M)}
+
+
+@pytest.mark.parametrize("path", [README, ROOT / "SECURITY.md"], ids=lambda path: path.name)
+def test_paths_that_lead_from_one_file_to_another_exist(path: Path) -> None:
+    text = path.read_text("utf-8")
+    targets = re.findall(r"`[^`]+?\s<([^>`]+)>`__", text) + re.findall(r"\]\(([^)]+)\)", text)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).is_file()] == []
+    assert set(re.findall(r"`([^`<]+)`_(?!_)", text)) <= headings(text)
+
+
+def test_readme_leads_to_every_page() -> None:
+    text = README.read_text("utf-8")
+    # a code host does not fill them
+    assert NAMES - {"index", "api", "changelog"} == {*re.findall(r"<docs/([\w-]+)\.rst>", text)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_references_between_pages_lead_somewhere(path: Path) -> None:
+    text = path.read_text("utf-8")
+    labels = {label for other in PAGES for label in re.findall(r"^\.\. _([\w-]+):$", other.read_text("utf-8"), re.M)}
+    roles = re.findall(r":(doc|ref):`(?:[^`<]+<)?([^`>]+)>?`", text)
+    assert len(roles) == len(re.findall(r":(?:doc|ref):", text))
+    assert [target for role, target in roles if target not in (NAMES if role == "doc" else labels)] == []
+    assert set(re.findall(r"`([^`<:]+)`_(?!_)", text)) <= headings(text)
+    assert not re.search(r"<[\w/.-]+\.(?:rst|md)>`_", text)  # which only a code host would follow
+
+
+def test_every_page_stands_in_the_contents_once() -> None:
+    listed = list(re.findall(r"^   ([\w-]+)$", page("index"), re.M))
+    assert sorted(listed) == sorted(NAMES - {"index"})
+
+
+@pytest.mark.parametrize("path", [*TEXTS, ROOT / "SECURITY.md", ROOT / "CHANGELOG.rst"], ids=lambda path: path.name)
+def test_files_that_are_named_exist(path: Path) -> None:
+    named = re.findall(r"`((?:docs|tests|testproject|\.ci)/[\w./-]*)`", path.read_text("utf-8"))
+    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("docs/_build")] == []
+
+
+def test_nobody_is_sent_to_a_text_in_readme_that_has_moved() -> None:
+    for path in SOURCE.rglob("*.py"):
+        assert "README" not in path.read_text("utf-8"), path
+    assert "README" not in (ROOT / "SECURITY.md").read_text("utf-8")
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_page_of_public_names_has_every_one_once() -> None:
     listed = re.findall(r"^\.\. (?:autoclass|autofunction|autoexception|data):: (\w+)$", page("api"), re.M)
     assert sorted(listed) == sorted(django_redislock.__all__)
+
+
+def test_the_page_of_errors_names_all() -> None:
+    errors = {name for name in django_redislock.__all__ if isinstance(getattr(django_redislock, name), type)}
+    errors = {name for name in errors if issubclass(getattr(django_redislock, name), Exception)}
+    assert errors <= {*re.findall(r"``(\w+)``", page("errors"))}
+
+
+def test_the_page_of_the_command_has_every_subcommand_and_option() -> None:
+    parser = Command().create_parser("manage.py", "redislocks")
+    subparsers = parser._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    common = {name for action in BaseCommand().create_parser("", "")._actions for name in action.option_strings}
+    there = {
+        (option, name)
+        for name, subparser in dict[str, ArgumentParser](subparsers).items()  # type: ignore[arg-type]
+        for action in subparser._actions
+        for option in action.option_strings
+        if option not in common
+    }
+    text = page("command")
+    assert set(subparsers) == set(re.findall(r"^``([a-z]+) [^`]*`` ", text, re.M))  # type: ignore[arg-type]
+    told: set[tuple[str, str]] = set()
+    for options, of in re.findall(r"^((?:``-[\w-]+``(?:, )?)+)  +(all but ``\w+``|``[\w ]+``)  ", text, re.M):
+        names = {*re.findall(r"\w+", of)} - {"all", "but"}
+        names = {*subparsers} - names if of.startswith("all") else names  # type: ignore[misc]
+        told |= {(option, name) for option in re.findall(r"``(-[\w-]+)``", options) for name in names}
+    assert told == there
 
 
 def test_the_map_of_what_to_change_where_names_every_module_and_none_that_is_not_there() -> None:

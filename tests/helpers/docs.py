@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.rst"
@@ -13,6 +14,12 @@ PAGES = sorted((ROOT / "docs").glob("*.rst"))
 def page(name: str) -> str:
     """The text of a page of the documentation, such as "settings"."""
     return (ROOT / "docs" / f"{name}.rst").read_text("utf-8")
+
+
+def blocks(text: str, language: str = "python") -> list[str]:
+    """The code blocks in this language, in lists too."""
+    found = re.findall(rf"^( *)\.\. code-block:: {language}\n\n((?:\1    .*\n|\n)+)", text, re.M)
+    return [dedent(block) for _, block in found]
 
 
 def redis_user() -> tuple[list[str], list[str]]:
