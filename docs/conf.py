@@ -38,7 +38,7 @@ autodoc_typehints = "signature"
 
 copybutton_exclude = ".linenos, .gp, .go"  # neither prompts nor what a command prints
 
-# These pages are built without a network, and then say int where they would link to it. Read the Docs has one.
+# fetches what it links to, and these pages have to be built without a network as well
 if os.environ.get("DOCS_INTERSPHINX") or os.environ.get("READTHEDOCS"):
     extensions.append("sphinx.ext.intersphinx")
     intersphinx_mapping = {
