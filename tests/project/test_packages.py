@@ -1,0 +1,201 @@
+"""The wheel, as others get it: what is in it, and that a site runs on it alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import venv
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from textwrap import dedent
+from zipfile import ZipFile
+
+import pytest
+
+import django_redislock
+from tests.helpers.requirements import MissingError, require
+from tests.project.programs import ROOT
+
+pytestmark = pytest.mark.complete
+
+PACKAGE = "django_redislock"
+UNREACHABLE = ("Could not find a version", "No matching distribution", "NewConnectionError", "ConnectTimeoutError")
+
+SITE = {
+    "settings.py": """
+    SECRET_KEY = "site"
+    DEBUG = True
+    USE_TZ = True
+    ROOT_URLCONF = "urls"
+    STATIC_URL = "/static/"
+    CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3"}}
+    INSTALLED_APPS = [
+        "django_redislock",
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.sessions",
+        "django.contrib.messages",
+        "django.contrib.staticfiles",
+    ]
+    MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ]
+""",
+    "urls.py": """
+    from django.contrib import admin
+    from django.urls import path
+
+    urlpatterns = [path("admin/", admin.site.urls)]
+""",
+    "manage.py": """
+    import os
+    import sys
+
+    from django.core.management import execute_from_command_line
+
+    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+    execute_from_command_line(sys.argv)
+""",
+    "work.py": """
+    import os
+    from importlib.metadata import version
+
+    import django
+
+    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+    django.setup()
+
+    from django.contrib.auth.models import User
+    from django.contrib.staticfiles.finders import find
+    from django.test import Client
+    from django.utils import translation
+
+    import django_redislock
+    from django_redislock import Lock, get_lock
+    from django_redislock.models import HeldLock
+
+    print(django_redislock.__file__)
+    print(version("django-redislock"), django_redislock.__version__)
+    client = Client(SERVER_NAME="localhost")
+    client.force_login(User.objects.create_superuser("staff"))
+    with Lock("stock:7") as lock:
+        assert lock.fence > 0
+        assert not Lock("stock:7", token="t" * 22).acquire(blocking=False)
+        assert "stock:7" in client.get("/admin/django_redislock/heldlock/").text
+    assert get_lock("stock:7") is None
+    assert find("django_redislock/admin.css") and find("django_redislock/admin.js")
+    with translation.override("en"):
+        plain = str(HeldLock._meta.verbose_name)
+    for language in ("de", "zh-hans"):
+        with translation.override(language):
+            assert str(HeldLock._meta.verbose_name) != plain, language
+    print("all is well")
+""",
+}
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What the program prints; nothing of this checkout or of the environment that runs the tests reaches it."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DJANGO_SETTINGS_MODULE")
+    outside = {key: value for key, value in os.environ.items() if key not in ours}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=outside, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return said
+
+
+def pip(python: Path, *arguments: str | Path) -> None:
+    """Everything comes from the index that pip is set up for: without one, the test is left out."""
+
+    def ask() -> None:
+        try:
+            run(python, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=python.parent)
+        except AssertionError as failed:
+            if any(sign in str(failed) for sign in UNREACHABLE):
+                raise MissingError("a package index", "pip has to reach one") from None
+            raise
+
+    require(ask)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment with nothing but pip in it."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=True)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def wheel(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    pip(python, "wheel", "--no-deps", "--wheel-dir", folder, ROOT)
+    [made] = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    for name, text in SITE.items():
+        (tmp_path / name).write_text(dedent(text), "utf-8")
+    return tmp_path
+
+
+def files_of_the_package() -> Iterator[str]:
+    root = ROOT / PACKAGE
+    for path in root.rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            yield f"{PACKAGE}/{path.relative_to(root).as_posix()}"
+
+
+def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
+    with ZipFile(wheel) as opened:
+        there = {name for name in opened.namelist() if not name.endswith("/")}
+    package = {name for name in there if name.startswith(f"{PACKAGE}/")}
+    assert wheel.name == f"{PACKAGE}-{django_redislock.__version__}-py3-none-any.whl"
+    assert package == set(files_of_the_package())
+    others = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in there - package}
+    assert others == {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE"}
+    for kind in (
+        "store/lua/acquire.lua",
+        "store/lua/pieces/pass_on.lua",
+        "templates/admin/django_redislock/heldlock/locks.html",
+        "static/django_redislock/admin.js",
+        "locale/de/LC_MESSAGES/django.mo",
+        "locale/zh_Hans/LC_MESSAGES/django.mo",
+        "migrations/0001_initial.py",
+        "py.typed",
+    ):
+        assert f"{PACKAGE}/{kind}" in package
+
+
+def test_a_site_runs_on_the_wheel_alone(wheel: Path, python: Path, site: Path) -> None:
+    pip(python, "install", f"{wheel}[memory]")
+    assert "no issues" in run(python, "-W", "error", "manage.py", "check", cwd=site)
+    assert "django_redislock.0001_initial... OK" in run(python, "manage.py", "migrate", cwd=site)
+    assert "No changes detected" in run(python, "manage.py", "makemigrations", "--check", PACKAGE, cwd=site)
+    assert "no locks" in run(python, "manage.py", "redislocks", "list", cwd=site).lower()
+    where, versions, *_, last = run(python, "work.py", cwd=site).splitlines()
+    assert Path(where).is_relative_to(python.parents[1])
+    assert versions.split() == [django_redislock.__version__] * 2
+    assert last == "all is well"
