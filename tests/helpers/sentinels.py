@@ -114,7 +114,8 @@ class SentinelGroup:
 
     def master_address(self) -> tuple[str, int]:
         """As the first sentinel that runs says."""
-        address: Any = self._asked()[0].sentinel_get_master_addr_by_name(NAME)
+        # not by the methods for one name: those of redis-py 6 fail on a plain client
+        address: Any = self._asked()[0].execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return address[0].decode(), int(address[1])
 
     def master_server(self) -> RedisServer:
@@ -126,7 +127,8 @@ class SentinelGroup:
         """Whether the sentinels agree on the master, it knows that it is one, and they find all servers that run well,
         and each other."""
         try:
-            seen: list[Any] = [client.sentinel_master(NAME) for client in self._asked()]
+            answers: list[Any] = [client.sentinel_masters() for client in self._asked()]
+            seen = [masters[NAME] for masters in answers]
             port = seen[0]["port"]
             clients = {server.port: client for server, client in zip(self.servers, self.clients, strict=True)}
             running = {server.port for server in self.servers if server.process}
