@@ -251,7 +251,8 @@ async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) 
 
 def test_an_option_of_a_lock_is_one_of_a_pool_or_makes_no_sense_there() -> None:
     lock, pool = get_type_hints(LockOptions), get_type_hints(AcquireOptions)
-    assert lock.keys() - pool.keys() == {"adopt", "blocking", "max_waiters", "reentrant", "using"}
+    further = {"adopt", "blocking", "fence_timeout", "fenced", "max_waiters", "reentrant", "using"}
+    assert lock.keys() - pool.keys() == further
     assert {option: lock[option] for option in pool} == pool
 
 
