@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import MovedError
 
 from django_redislock import Lock, LockLost, force_release
 from django_redislock.engine import Frame, raise_fence
 from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
+from django_redislock.engine.sender import Parcel
 from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
 from django_redislock.steps import run
@@ -452,6 +454,20 @@ def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(even
     lease.asked_fence = 0
     watchdog._note(lease, lease.due, lost)
     assert not lease.lost_reason
+
+
+def test_a_renewal_whose_slot_has_moved_goes_to_the_new_node_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watchdog, lock = runtime().watchdog, Lock(NAME, ttl=60, auto_renew=False)
+    lock.acquire()
+    lease = lease_of(lock)
+    moved = MovedError("1 127.0.0.1:1")
+    monkeypatch.setattr(lease.backend.place, "redirect", lambda backend, error, node: error is moved)
+    with watchdog._mutex:  # nothing else is planned meanwhile
+        watchdog._plan(lease.ends, lease)
+        watchdog._answered(lease.backend.node, [Parcel(lease, (), lease.due)], [moved], 0.0)
+        assert lease.due < lease.ends - 50
+    assert not lock.lost
+    lock.release()
 
 
 def test_one_that_was_detached_meanwhile_takes_no_new_fence() -> None:

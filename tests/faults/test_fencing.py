@@ -55,10 +55,12 @@ def test_no_update_is_lost(stage: Stage, database: dict[str, Any], bookers: Laun
     assert found.sections > 100
 
 
-def until_lost(launcher: Launcher, server: RedisServer, database: dict[str, Any], mutant: str) -> Figures:
+def until_lost(
+    launcher: Launcher, server: RedisServer, database: dict[str, Any], way: str, mutant: str | None = None
+) -> Figures:
     """One run, or several: on a busy machine, whoever has not read yet may be taken for one that waits."""
     for seed in range(5):
-        found = book(launcher, server, database, "fenced", [flush], seed=seed, mutant=mutant)
+        found = book(launcher, server, database, way, [flush], seed=seed, mutant=mutant)
         if found.lost:
             break
     return found
@@ -69,7 +71,7 @@ def test_a_fault_in_the_fencing_is_found(
     mutant: str, postgres: dict[str, Any], bookers: Launcher, bare_server: RedisServer
 ) -> None:
     """Where a claim that is missing, or comes late, is made good by nothing else."""
-    found = until_lost(bookers, bare_server, postgres, mutant)
+    found = until_lost(bookers, bare_server, postgres, "fenced", mutant)
     assert found.lost > 0
     assert kinds(found) >= FOUND[mutant]
 
