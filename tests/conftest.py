@@ -74,9 +74,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("complete")]
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=long)
-    else:  # first the files with long tests: none is to be left for the end, when the other workers have nothing to do
-        long_files = {item.path for item in items if item.get_closest_marker("complete")}
-        items.sort(key=lambda item: item.path not in long_files)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,10 +15,10 @@ from tests.protocol.machine import EXAMPLES, QUIETLY, prepared
 
 
 @pytest.mark.complete
-@pytest.mark.timeout(0 if EXAMPLES else 180)
+@pytest.mark.timeout(0 if EXAMPLES else 600)
 def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
     with prepared(client) as machine:
         run_state_machine_as_test(
             machine,
-            settings=settings(QUIETLY, max_examples=EXAMPLES or 200, derandomize=not EXAMPLES, print_blob=True),
+            settings=settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True),
         )
