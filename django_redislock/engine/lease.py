@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection
 from time import monotonic
 from typing import Any, Protocol
 
@@ -96,7 +96,7 @@ class Lease:
         self.seen: bool = False  # by the watchdog: it is no short section
         self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are open
         self.fence_timeout: float | None = None  # seconds
-        self.claimed: set[str] = set()  # on these databases
+        self.claimed: frozenset[str] = frozenset()  # on these databases
         self.raising: bool = False  # a new fence was asked for
         self.asked_fence: int = fence  # with which it was renewed last
 
@@ -184,9 +184,10 @@ class Lease:
         """Whether it should have been claimed, and was not."""
         return bool(self.fenced) and not self.claimed
 
-    def binds(self, aliases: Iterable[str]) -> bool:
-        """Whether it was claimed on all of these databases: what they have committed is valid, whatever comes."""
-        return bool(self.claimed) and self.claimed.issuperset(aliases)
+    def binds(self, aliases: Collection[str]) -> bool:
+        """Whether there are any, and it was claimed on all of these databases: what they have committed is valid,
+        whatever has become of the lock since. Nobody's work was overwritten."""
+        return bool(aliases) and self.claimed.issuperset(aliases)
 
     @property
     def end_reason(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from django.db import DatabaseError, transaction
@@ -30,25 +30,36 @@ def begin(
     Where it is ahead of Redis (after a restore, say), the lock takes a new fence, once. Raises LockLost otherwise;
     LockUnavailable where a stale transaction stands still. Closing the result commits, or rolls back.
     """
-    claiming = [] if lease is None else claims_on(lease, [*beside, *aliases], required=required)
+    if lease is None:
+        return _open(aliases, durable, lambda alias: None)
+    claiming = claims_on(lease, [*beside, *aliases], required=required)
     for alias in beside:
-        if lease is not None and alias in claiming:
+        if alias in claiming:
             claim(lease, alias)
+
+    def claim_there(alias: str) -> None:
+        if alias in claiming:
+            claim(lease, alias, first=True)
+
     tries, raised = 0, False
     while True:
         tries += 1
         try:
-            with ExitStack() as opened:
-                for alias in aliases:
-                    opened.enter_context(transaction.atomic(using=alias, durable=durable))
-                    if alias in claiming and lease is not None:
-                        claim(lease, alias, first=True)
-                return opened.pop_all()
+            return _open(aliases, durable, claim_there)
         except Overtaken:
-            if raised or lease is None:
+            if raised:
                 raise
             raised = True
             run(raise_fence(lease))
         except DatabaseError as error:
             if tries >= TRIES or not is_conflict(error):
                 raise
+
+
+def _open(aliases: Sequence[str], durable: bool, begun: Callable[[str], object]) -> ExitStack:
+    """Open the transactions; ``begun`` is told of each before the next one. If it raises, all are rolled back."""
+    with ExitStack() as opened:
+        for alias in aliases:
+            opened.enter_context(transaction.atomic(using=alias, durable=durable))
+            begun(alias)
+        return opened.pop_all()

@@ -76,7 +76,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
         reason = f"the database {alias!r} has met the fence {met}, and that of this holder is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)
-    lease.claimed.add(alias)
+    lease.claimed |= {alias}
 
 
 def is_conflict(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.db import connections, transaction
 from django.utils import timezone
 
-from .table import MARK, MARK_NAME, bounded, fences
+from .table import MARK, MARK_NAME, bounded, fences, insert
 
 BATCH = 1000  # rows that are deleted in one transaction
 WITHIN = 10.0  # seconds to wait for those who claim a name for the first time just now
@@ -35,9 +35,7 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
         count = old.count()
         return Pruned(count, rows.count() - count)
     deleted = 0
-    fences().using(using).bulk_create(
-        [fences().model(key=MARK, name=MARK_NAME, fence=0, claimed=timezone.now())], ignore_conflicts=True
-    )
+    insert(connections[using], MARK, MARK_NAME, 0)
     while True:
         with transaction.atomic(using=using), bounded(connections[using], WITHIN):
             mark = fences().using(using).select_for_update().get(key=MARK)

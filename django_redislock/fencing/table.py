@@ -64,11 +64,11 @@ def raise_fence(
                 _raise(connection, key, fence, upto, None)  # nobody comes between: the row is shared
                 return None
             if MARK not in found:
-                _insert(connection, MARK, MARK_NAME, 0)
+                insert(connection, MARK, MARK_NAME, 0)
             elif found[MARK] >= fence:  # a row that was pruned may have held a higher one
                 return found[MARK]
             else:
-                _insert(connection, key, name, upto)
+                insert(connection, key, name, upto)
 
 
 def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | None) -> bool:
@@ -112,7 +112,7 @@ def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, int]:
         return dict(cursor.fetchall())
 
 
-def _insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
+def insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
     """A new row, unless somebody else was quicker."""
     manager = fences()
     row = manager.model(key=key, name=name, fence=fence, claimed=timezone.now())
@@ -130,11 +130,11 @@ def bounded(connection: BaseDatabaseWrapper, within: float | None) -> Iterator[N
     if within is None or connection.vendor not in _BOUNDS:
         yield
         return
-    read, write, restore, number = _BOUNDS[connection.vendor]
+    read, write, bound = _BOUNDS[connection.vendor]
     with connection.cursor() as cursor:
         cursor.execute(read)
         usual = cursor.fetchone()[0]
-        cursor.execute(write.format(number(within)))
+        cursor.execute(write.format(bound(within)))
     done = False
     try:
         yield
@@ -143,25 +143,24 @@ def bounded(connection: BaseDatabaseWrapper, within: float | None) -> Iterator[N
         # a transaction of PostgreSQL that has failed takes its settings with it, and can do nothing more
         if done or connection.vendor != "postgresql":
             with connection.cursor() as cursor:
-                cursor.execute(restore.format(usual))
+                cursor.execute(write.format(usual))
 
 
 def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-_BOUNDS: dict[str, tuple[str, str, str, Callable[[float], int]]] = {
+# by vendor: what reads the usual bound, what sets one, and how seconds are written there
+_BOUNDS: dict[str, tuple[str, str, Callable[[float], object]]] = {
     "postgresql": (
         "SELECT current_setting('lock_timeout')",
-        "SET LOCAL lock_timeout = '{}ms'",
         "SET LOCAL lock_timeout = '{}'",
-        _ms,
+        lambda seconds: f"{_ms(seconds)}ms",
     ),
     "mysql": (
         "SELECT @@SESSION.innodb_lock_wait_timeout",
         "SET SESSION innodb_lock_wait_timeout = {}",
-        "SET SESSION innodb_lock_wait_timeout = {}",
         math.ceil,
     ),
-    "sqlite": ("PRAGMA busy_timeout", "PRAGMA busy_timeout = {}", "PRAGMA busy_timeout = {}", _ms),
+    "sqlite": ("PRAGMA busy_timeout", "PRAGMA busy_timeout = {}", _ms),
 }

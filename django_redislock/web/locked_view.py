@@ -195,8 +195,7 @@ class _LockedView:
         try:
             yield from release_surely(section, request=section.purpose)
         except LockLost:
-            # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
-            if not aliases or not lease.binds(aliases):
+            if not lease.binds(aliases):
                 raise
         else:
             warn_of_release(lease.name, unclaimed=lease.unclaimed)

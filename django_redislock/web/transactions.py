@@ -137,7 +137,6 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
                     lock.check()
                 valid = lease.binds(self._aliases)
         except LockLost:
-            # the database has let it commit: nobody's work was overwritten, whatever has become of the lock since
             if not valid:
                 raise
 

@@ -21,7 +21,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import django
 
@@ -37,7 +37,7 @@ from .growth import BOUNDS, Growth, watching  # noqa: E402
 from .on_cluster import ON_CLUSTER, partitionable, strike_in_turn  # noqa: E402
 from .on_sentinels import ON_SENTINELS  # noqa: E402
 from .replicas import Losses, count_losses  # noqa: E402
-from .trial import INTERRUPTS, Launcher, trial  # noqa: E402
+from .trial import INTERRUPTS, Launcher, Trial, trial  # noqa: E402
 
 LOSSES = ["``REPLICAS``", "failovers", "that lost any", "grants believed", "lost", "acquiring, ms"]
 UPDATES = ["database", "lock", "sections", "faults", "lost updates", "refused", "told after COMMIT", "longest wait, s"]
@@ -132,17 +132,8 @@ def soak(launcher: Launcher, seed: int, minutes: float, processes: int, locks: i
             faults = strike_every_second(run, half)
             with watching(run.look_at_server) as of_server:
                 faults += strike_every_second(run, half, spare=ANEW)
-        run.obtained(3)
-        violations = run.finish()
-    history = run.history
-    entered = len(history.obtained)
-    for violation in violations:
-        print(violation)
-    print(f"{minutes:g} minutes, {processes} processes, {locks} locks, {faults} faults: {entered:,} critical sections, "
-          f"{history.count('lost'):,} of them lost, {len(violations)} violations, two held at once for "
-          f"{history.longest_overlap():.3f} s at most")  # fmt: skip
-    well = show_growth(clients.growth() + of_server.growth())
-    return entered, not violations and well
+        begun = f"{minutes:g} minutes, {processes} processes, {locks} locks, {faults} faults"
+        return conclude(run, begun, lambda: clients.growth() + of_server.growth())
 
 
 def show_growth(grown: list[Growth]) -> bool:
@@ -154,6 +145,20 @@ def show_growth(grown: list[Growth]) -> bool:
     return not leaks
 
 
+def conclude(run: Trial, begun: str, grown: Callable[[], list[Growth]]) -> tuple[int, bool]:
+    """End the run and print what came of it. How many sections were entered, and whether all was well."""
+    run.obtained(3)
+    violations, history = run.finish(), run.history
+    for violation in violations:
+        print(violation)
+    entered = len(history.obtained)
+    print(f"{begun}: {entered:,} critical sections, {history.count('lost'):,} of them lost, {len(violations)} "
+          f"violations, two held at once for {history.longest_overlap():.3f} s at most, nobody "
+          f"for {history.longest_gap():.1f} s")  # fmt: skip
+    well = show_growth(grown())
+    return entered, not violations and well
+
+
 def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
     """The same on a cluster, with one fault of its nodes after the other, and those of processes beside them."""
     print(f"seed {seed}", flush=True)
@@ -163,18 +168,8 @@ def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, 
     ) as run:  # fmt: skip
         with watching(run.look_at_spared) as clients:
             faults = strike_in_turn(run, minutes * 60)
-        run.obtained(3)
-        violations = run.finish()
-    history = run.history
-    entered = len(history.obtained)
-    for violation in violations:
-        print(violation)
-    print(f"{minutes:g} minutes, {processes} processes, {locks} locks, {sum(faults.values())} faults {dict(faults)}: "
-          f"{entered:,} critical sections, {history.count('lost'):,} of them lost, {len(violations)} violations, "
-          f"two held at once for {history.longest_overlap():.3f} s at most, nobody "
-          f"for {history.longest_gap():.1f} s")  # fmt: skip
-    well = show_growth(clients.growth())
-    return entered, not violations and well
+        struck = f"{sum(faults.values())} faults {dict(faults)}"
+        return conclude(run, f"{minutes:g} minutes, {processes} processes, {locks} locks, {struck}", clients.growth)
 
 
 def main() -> None:

@@ -82,11 +82,18 @@ def any_master(run: Trial) -> Node:
 # -- a replica takes over ----------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def failover_of(master: Node, run: Trial) -> Iterator[None]:
+    """The block does something to the master; then this waits until its replica has taken over."""
+    with run.trouble(forgets=True, after=SETTLED):
+        yield
+        cluster_of(run).wait_for_failover(master)
+
+
 def kill_master(run: Trial) -> None:
     cluster, master = cluster_of(run), any_master(run)
-    with run.trouble(forgets=True, after=SETTLED):
+    with failover_of(master, run):
         cluster.kill(master)
-        cluster.wait_for_failover(master)
     come_back(run, lambda: cluster.start(master))
 
 
@@ -94,12 +101,11 @@ def kill_master_of_lagging_replica(run: Trial) -> None:
     """Its replica had not heard the last it did for half a second."""
     cluster, master = cluster_of(run), any_master(run)
     (replica,) = cluster.replicas_of(master)
-    with run.trouble(forgets=True, after=SETTLED):
+    with failover_of(master, run):
         replica.ask("CONFIG", "SET", "masterauth", "wrong")
         replica.ask("CLIENT", "KILL", "TYPE", "master")
         run.last(0.5)
         cluster.kill(master)
-        cluster.wait_for_failover(master)
     replica.ask("CONFIG", "SET", "masterauth", "")
     come_back(run, lambda: cluster.start(master))
 
@@ -116,9 +122,8 @@ def hang_master(run: Trial) -> None:
 def cut_off_master(run: Trial) -> None:
     """The other nodes do not reach it, the workers do: it goes on until it takes itself for a minority."""
     cluster, master = cluster_of(run), any_master(run)
-    with run.trouble(forgets=True, after=SETTLED):
+    with failover_of(master, run):
         cluster.partition(master)
-        cluster.wait_for_failover(master)
     come_back(run, cluster.heal)
 
 

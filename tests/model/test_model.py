@@ -34,6 +34,10 @@ def name(scene: Scene) -> str:
     ids=name,
 )
 def test_no_order_of_events_breaks_a_promise(scene: Scene) -> None:
+    all_promises_are_kept(scene)
+
+
+def all_promises_are_kept(scene: Scene) -> None:
     found = search(scene)
     print(found)
     assert not found.violation, str(found)
