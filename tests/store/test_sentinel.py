@@ -64,7 +64,8 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
         for (you, following, acquired), (_, _, fence) in zip(waiting, held, strict=True):
             assert acquired.result(60) is True
             assert you.read(lambda following=following: following.fence) > fence
-        assert connections(new)
+        # not at once: whoever meets the end of the old master closes what idles, and a replica passes wakes on
+        eventually(lambda: connections(new))
 
 
 def test_locks_work_again_after_the_master_died(
