@@ -11,15 +11,30 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock
+from django_redislock.engine import attempt
 from django_redislock.engine.lease import ADOPTED, RELEASED
 from django_redislock.engine.runtime import runtime
+from django_redislock.steps import Pause
 from django_redislock.store import calls
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, lease_of, leftovers, queued, value
+from tests.helpers.state import (
+    LOCK,
+    NAME,
+    TOKEN,
+    count,
+    fence_of,
+    flag,
+    holder,
+    lease_of,
+    leftovers,
+    listener,
+    queued,
+    value,
+)
 
 from .blocks import Block
 
@@ -289,6 +304,29 @@ def test_a_token_that_nobody_in_this_process_is_at_work_with_any_more_adopts_its
         client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
         again = Lock(NAME, token=TOKEN)
         assert you(again, "acquire", blocking=False) is True
+        you(again, "release")
+        assert holder(client) == ""
+
+
+def test_it_is_adopted_also_when_the_subscription_comes_while_it_is_asked_for(
+    crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks as one who does not listen, and listens by the time Redis looks, seems to be another process."""
+    you, again = crowd(), Lock(NAME, token=TOKEN)
+    acquire, listened = calls.acquire, []
+
+    def late(wanted: calls.Wanted, *args: Any, **options: Any) -> Any:
+        while not listener().ready:
+            yield Pause(0.01)
+        listened.append(wanted.listens)
+        return (yield from acquire(wanted, *args, **options))
+
+    with own.client() as client:
+        client.set(LOCK, f"{'i' * 22} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
+        monkeypatch.setattr(attempt, "LISTENING_WITHIN", 0.0)
+        monkeypatch.setattr(calls, "acquire", late)
+        assert you(again, "acquire", blocking=False)
+        assert listened[0] is False
         you(again, "release")
         assert holder(client) == ""
 
