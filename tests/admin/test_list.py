@@ -52,6 +52,7 @@ def test_odd_parameters_break_nothing(query: str, admin: Client, client: redis.R
     assert admin.get(f"{LIST}?{query}").status_code == 200
 
 
+@pytest.mark.complete
 def test_ten_thousand_locks_are_listed_in_as_many_round_trips_as_ten(
     admin: Client, client: redis.Redis, trips: list[int]
 ) -> None:

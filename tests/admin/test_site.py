@@ -49,6 +49,7 @@ def test_without_redis_nobody_knows_how_many_locks_there_are(admin: Client) -> N
         assert count() == "unknown"
 
 
+@pytest.mark.complete
 @override_settings(CACHES=NOWHERE)
 def test_without_redis_nothing_is_force_released_and_the_list_says_so(admin: Client) -> None:
     for data in ({}, {"post": "yes"}):

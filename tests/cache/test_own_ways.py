@@ -56,6 +56,7 @@ def test_without_a_timeout_it_ends_with_its_thread(ours: Make, settings: Any, ex
     expire(lock)
 
 
+@pytest.mark.complete
 def test_without_thread_local_it_outlives_its_thread_while_the_object_lives(
     ours: Make, settings: Any, renewed: Expire, expire: Expire
 ) -> None:

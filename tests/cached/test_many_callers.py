@@ -189,6 +189,7 @@ say("done", len(calls), *sorted(set(got)), len(got))
 """
 
 
+@pytest.mark.complete
 def test_200_threads_of_2_processes_compute_it_once(start: Start, client: redis.Redis, server: RedisServer) -> None:
     workers = [start(PROCESS + CROWD, url=server.url) for _ in range(2)]
     for worker in workers:

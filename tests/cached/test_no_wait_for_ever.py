@@ -300,6 +300,7 @@ async def test_sync_code_in_a_coroutine_waits_for_one_who_computes_where_django_
 # -- one who computes is interrupted ----------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_whoever_waits_for_one_that_is_interrupted_at_any_place_computes(other: Callable[[], Other]) -> None:
     """R18: whether before it computes, or when it is about to tell the others that it has ended."""
     ours = str(Path(django_redislock.__file__).parent)

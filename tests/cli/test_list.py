@@ -179,6 +179,7 @@ def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[st
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")
 
 
+@pytest.mark.complete
 def test_djangos_own_options_stand_behind_the_subcommand_too(in_process: InProcess) -> None:
     hold("order:42")
     shown = in_process("list", "--settings=tests.settings", "--no-color")
@@ -192,6 +193,7 @@ def test_djangos_own_options_stand_behind_the_subcommand_too(in_process: InProce
     assert "Traceback" not in err
 
 
+@pytest.mark.complete
 def test_redis_out_of_reach_prints_no_traceback(in_process: InProcess) -> None:
     shown = in_process("--settings=tests.settings", "list", environment={"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"})
     out, err = shown.communicate(timeout=GENEROUS)

@@ -63,6 +63,7 @@ def test_the_program_inherits_input_output_and_errors(run_in_process: InProcess)
     assert (process.returncode, out, err) == (0, "out hello\n", "err hello\n")
 
 
+@pytest.mark.complete
 def test_the_lock_is_renewed_while_the_program_runs(settings: Any) -> None:
     settings.REDISLOCK = {"AUTO_RENEW": False}  # which is for locks in code
     assert sh("sleep 2.5", "--ttl", "2") == 0
@@ -145,6 +146,7 @@ def test_it_waits_no_longer_than_told() -> None:
         assert 0.2 <= monotonic() - begin < 10
 
 
+@pytest.mark.complete
 def test_a_crontab_on_many_machines_runs_a_job_once(run_in_process: InProcess, tmp_path: Path) -> None:
     job = [NAME, "--at-least=20", "--", "sh", "-c", f"echo ran >> {tmp_path}/out"]
     crowd = [run_in_process(*job) for _ in range(4)]

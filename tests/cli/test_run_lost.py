@@ -79,6 +79,7 @@ def stop_when(ready: Path, eventually: Eventually, server: RedisServer) -> Calla
     return stop
 
 
+@pytest.mark.complete
 def test_the_program_is_ended_when_the_lock_cannot_be_renewed(
     own: RedisServer, background: Background, eventually: Eventually, tmp_path: Path
 ) -> None:

@@ -148,8 +148,12 @@ TELLS = "trap ': > {folder}/told' USR1"
 
 def kill_when_guarded(process: subprocess.Popen[str], folder: Path, eventually: Eventually) -> None:
     """kill -9, but not in the instant in which the program runs already and the guard has not heard of it."""
-    process.send_signal(signal.SIGUSR1)  # passed on by one that has told the guard
-    eventually((folder / "told").exists)
+
+    def is_told() -> bool:
+        process.send_signal(signal.SIGUSR1)  # passed on by one that has told the guard
+        return (folder / "told").exists()
+
+    eventually(is_told)  # asked again: dash forgets a signal that it gets while it starts a command
     process.kill()
 
 

@@ -61,6 +61,7 @@ def test_as_json_it_is_a_line_each_time(pauses: Pauses) -> None:
     assert [[lock["name"] for lock in json.loads(line)] for line in lines] == [[], ["order:42"]]
 
 
+@pytest.mark.complete
 def test_it_goes_on_when_redis_is_out_of_reach(pauses: Pauses) -> None:
     pauses(lambda: None)
     with override_settings(CACHES=NOWHERE):

@@ -48,6 +48,7 @@ def round_trips(cluster: Cluster, act: Callable[[], Any]) -> int:
     return sum(stats.get("cmdstat_evalsha", {}).get("calls", 0) for stats in scripts)
 
 
+@pytest.mark.complete
 def test_a_name_has_a_tag_of_its_own_and_all_its_keys_are_in_one_slot(cluster: Cluster) -> None:
     for name in MANY:
         with Lock(name):

@@ -90,6 +90,7 @@ def test_an_acquisition_with_a_deadline_ends_in_time_though_redis_stands_still(
         assert monotonic() - began < 0.5 + 1 + 2  # two for a busy machine
 
 
+@pytest.mark.complete
 def test_a_waiter_with_a_deadline_leaves_in_time_though_redis_stands_still(
     crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_wake_that_came_before_a_look_that_found_somebody_else_is_not_believed
     assert me.read(lambda: waiter.fence) > fence
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("late", "suspected"), [(0.2, False), (1.3, True)])
 def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_its_way(
     late: float,

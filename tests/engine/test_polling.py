@@ -221,6 +221,7 @@ def test_heads_that_polled_and_died_cost_no_longer_than_they_may_miss_their_look
     assert monotonic() - began < 1.0 + 2  # of which two are for a busy machine; all wait for one second, not in turn
 
 
+@pytest.mark.complete
 def test_one_with_a_long_delay_counts_as_alive_for_four_of_them(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:

@@ -10,6 +10,7 @@ from .mutants import MUTANTS
 from .trial import Launcher, trial
 
 
+@pytest.mark.complete
 def test_workers_that_nobody_disturbs_do_nothing_wrong(launcher: Launcher, bare_server: RedisServer) -> None:
     with trial(launcher, bare_server) as run:
         run.obtained(100)

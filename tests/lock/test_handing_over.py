@@ -170,6 +170,7 @@ def test_a_detached_lock_is_busy_for_everybody_else(crowd: Crowd, using: str) ->
         assert you(Lock(NAME, using=using, **options), "acquire", blocking=False) is False  # type: ignore[arg-type]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("note", ["", "another"])
 def test_a_detached_lock_is_adopted_in_another_process_which_leaves_its_own_note_if_it_has_one(
     note: str, start: Start, client: redis.Redis, eventually: Eventually
@@ -331,6 +332,7 @@ def test_it_is_adopted_also_when_the_subscription_comes_while_it_is_asked_for(
         assert holder(client) == ""
 
 
+@pytest.mark.complete
 def test_a_process_that_was_started_again_takes_its_own_lock_again(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -378,6 +380,7 @@ def test_a_holder_that_polls_is_not_taken_for_dead(crowd: Crowd, start: Start) -
     assert ask(worker, "state") == ["True", "False"]
 
 
+@pytest.mark.complete
 def test_the_bearer_of_the_token_can_release_a_lock_that_is_held_elsewhere_and_its_holder_is_told(
     crowd: Crowd, start: Start, client: redis.Redis
 ) -> None:

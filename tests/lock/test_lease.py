@@ -142,6 +142,7 @@ def test_an_extended_lock_is_renewed_from_there(crowd: Crowd, client: redis.Redi
     assert not me.read(lambda: lock.lost)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("where", ["settings", "option"])
 def test_renewal_ends_at_max_hold(
     where: str, settings: Settings, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture

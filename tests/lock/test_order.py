@@ -61,6 +61,7 @@ def test_threads_and_tasks_wait_in_one_order(both: Callable[[], Any], using: str
     assert in_turn([both() for _ in range(12)], using, eventually) == list(range(1, 12))
 
 
+@pytest.mark.complete
 async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: AEventually) -> None:
     lock = Lock(NAME, ttl=300, using=using)
     fences: list[int | None] = []

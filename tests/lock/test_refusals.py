@@ -93,6 +93,7 @@ def test_who_waits_already_goes_on_waiting_when_the_queue_is_full(
     assert waiting.result(GENEROUS) is True
 
 
+@pytest.mark.complete
 def test_who_comes_back_with_a_ticket_is_let_in_though_the_queue_is_full(
     crowd: Crowd, eventually: Eventually, client: redis.Redis, ghost: Callable[..., Ghost]
 ) -> None:
@@ -108,6 +109,7 @@ def test_who_comes_back_with_a_ticket_is_let_in_though_the_queue_is_full(
     assert waiting.result(GENEROUS) is True  # it came first
 
 
+@pytest.mark.complete
 def test_the_dead_do_not_count(
     crowd: Crowd, client: redis.Redis, ghost: Callable[..., Ghost], eventually: Eventually
 ) -> None:
@@ -186,6 +188,7 @@ def test_who_is_refused_is_told_by_whom_it_is_held(
     assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("says", ["error", "log"])
 def test_whom_it_has_waited_for_in_the_end_is_named(
     says: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
@@ -316,6 +319,7 @@ def test_who_waits_long_says_once_for_whom(
     assert caplog.text.count("still-waiting") == 1
 
 
+@pytest.mark.complete
 def test_its_deadline_holds_though_redis_hangs_when_it_is_asked_who_that_is(
     crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,6 +135,7 @@ def test_many_waiters_are_served_by_many_short_scripts(
     assert len(audit(client).held) == 1000
 
 
+@pytest.mark.complete
 def test_many_leases_that_end_at_once_are_taken_back_by_many_short_scripts(
     pool: LockPool, client: redis.Redis, ghost: Callable[..., Ghost]
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_thousand_dead_are_dropped_by_those_who_give_members(
     assert in_line(client) == []
 
 
+@pytest.mark.complete
 def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
     held: Held,
     accounts: LockPool,
@@ -103,6 +104,7 @@ def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
         stuck.expect("gave")
 
 
+@pytest.mark.complete
 def test_a_process_that_never_wakes_keeps_no_member_longer_than_the_lease_of_a_handoff(
     accounts: LockPool,
     crowd: Crowd,
@@ -197,6 +199,7 @@ def test_who_was_handed_a_member_finds_it_as_long_as_its_lease_runs(
     assert found.left > 60
 
 
+@pytest.mark.complete
 def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_too_late(
     accounts: LockPool, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -214,6 +217,7 @@ def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_to
     assert waiting() == 0
 
 
+@pytest.mark.complete
 def test_a_process_that_is_killed_with_many_members_loses_all_of_them_to_those_who_wait(
     start: Start, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:

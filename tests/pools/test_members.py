@@ -110,6 +110,7 @@ def test_pools_whose_names_look_alike_are_apart(using: str) -> None:
         assert pool.health_check() == (1, 1)
 
 
+@pytest.mark.complete
 def test_however_many_are_assigned_all_change_at_one_moment(pool: LockPool, using: str) -> None:
     many = 20_000 if using == "default" else 1_000
     old, new = {f"old-{number}" for number in range(many)}, {f"new-{number}" for number in range(many)}

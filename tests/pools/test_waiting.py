@@ -73,6 +73,7 @@ def test_one_step_serves_no_more_than_a_hundred_so_there_may_be_several(
     assert len(audit(client).held) == 350
 
 
+@pytest.mark.complete
 def test_the_end_of_a_lease_serves_who_waits(accounts: LockPool, start: Start, wait: Wait) -> None:
     """The holder is killed: nobody tells of it, the waiter looks when its lease ends."""
     worker = start(WAITS, name=POOL, count=2, ttl=1, keeps=True, look_every=1000.0)
@@ -237,6 +238,7 @@ def test_one_who_polls_gets_its_member_at_its_next_look_whoever_came_meanwhile(
     assert not behind[1].done()
 
 
+@pytest.mark.complete
 def test_one_who_polls_and_dies_keeps_its_member_from_the_others_only_until_it_misses_its_looks(
     held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_master_joins_and_one_leaves(cluster: Cluster, site: redis.RedisCluste
     assert all(site.get(f"key:{number}") == b"%d" % number for number in range(100))
 
 
+@pytest.mark.complete
 def test_servers_end_and_their_folders_go_when_the_tests_are_killed(eventually: Eventually) -> None:
     worker = Worker("""
 from redisserver import RedisServer

@@ -124,6 +124,7 @@ REDIS = [
 ]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("options", "processes", "other", "owner"), MEMORY)
 def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_says_which_sale_it_leaves_out(
     manage: Manage, tmp_path: Path, options: list[str], processes: str, other: str, owner: str
@@ -291,6 +292,7 @@ def test_a_missing_uvicorn_is_a_clear_error(manage: Manage, tmp_path: Path) -> N
     assert "Traceback" not in errors
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -305,6 +307,7 @@ def test_bad_options_are_named(manage: Manage, arguments: list[str], message: st
     assert message in errors
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/0?cluster", "nonsense"])
 def test_a_redis_that_cannot_be_used_is_a_clear_error(manage: Manage, url: str) -> None:
     code, output, errors = run(manage("demo", REDIS_URL=url))
@@ -313,6 +316,7 @@ def test_a_redis_that_cannot_be_used_is_a_clear_error(manage: Manage, url: str) 
     assert "Traceback" not in errors
 
 
+@pytest.mark.complete
 def test_a_busy_seat_gives_423_in_the_form_that_the_client_reads(manage: Manage) -> None:
     code = """
 from django.test import Client

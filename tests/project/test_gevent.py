@@ -97,6 +97,7 @@ hold("main")
     assert client.mget(keys) == before
 
 
+@pytest.mark.complete
 def test_a_release_in_another_process_wakes_a_waiting_greenlet_at_once(
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
@@ -401,6 +402,7 @@ say("got", *(waiter.get() for waiter in waiters))
     assert worker.expect("got") == ["through"] * 3
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_locks_work_where_gevent_patches_after_they_were_imported(used: bool, start: Callable[..., Worker]) -> None:
     code = """

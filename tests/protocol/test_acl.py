@@ -164,6 +164,7 @@ say("done")
 """
 
 
+@pytest.mark.complete
 def test_processes_wait_for_each_other(root: redis.Redis, start: Callable[..., Worker], eventually: Eventually) -> None:
     workers = [start(WAITS) for _ in range(3)]
     for place, worker in enumerate(workers):

@@ -53,6 +53,7 @@ def test_a_redis_that_stands_still_does_not_keep_the_end_of_a_lease_from_being_t
         assert all(lock.lost for lock in locks)
 
 
+@pytest.mark.complete
 def test_a_redis_that_stands_still_costs_no_lock_of_another_alias(
     add_alias: Callable[..., str],
     eventually: Eventually,
@@ -112,6 +113,7 @@ def test_a_lock_taken_while_a_renewal_is_waited_for_is_renewed_in_time(
     assert losses == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("ttl", [LONG, 3.0])
 def test_a_renewal_waits_for_an_answer_no_longer_than_a_sixth_of_the_ttl(
     ttl: float, network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture, renew_all: Callable[..., None]

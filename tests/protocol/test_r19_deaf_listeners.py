@@ -16,6 +16,7 @@ from tests.helpers.state import NAME
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("ttl", [30, 1], ids=["granted long ago", "its handoff has ended"])
 def test_a_look_by_the_clock_that_finds_what_no_message_has_told_makes_the_listener_connect_again(
     ttl: float,

@@ -151,6 +151,7 @@ def test_a_wait_of_one_who_polls_ends_in_time_and_leaves_the_queue(
     assert listed(client) == []
 
 
+@pytest.mark.complete
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_killed_one_who_polled_is_dropped_when_it_misses_its_looks(
     allow_only: Callable[..., str], start: Start, line: Line, client: redis.Redis, eventually: Eventually
@@ -183,6 +184,7 @@ def test_a_listener_that_is_refused_for_a_moment_is_soon_told_again(
     assert monotonic() - allowed < RESUBSCRIBE_EVERY / 2
 
 
+@pytest.mark.complete
 def test_one_who_polls_by_choice_is_dropped_by_nobody_who_is_told(ghost: Callable[..., Ghost], line: Line) -> None:
     """The lock is left to it for as long as it said, also by those who wait for messages."""
     lock, one = Lock(NAME), ghost(alive=False)

@@ -136,6 +136,7 @@ def stopped_process(start: Start, client: redis.Redis, eventually: Eventually) -
     return worker
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("busy", [True, False], ids=["held", "free"])
 def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     busy: bool,

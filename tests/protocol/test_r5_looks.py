@@ -13,6 +13,7 @@ from tests.helpers.state import LOCK, NAME, QUEUE, count, queued
 from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, listed, vanish
 
 
+@pytest.mark.complete
 @pytest.mark.usefixtures("nobody_looks")
 def test_every_process_looks_again_when_the_lease_of_the_new_holder_ends(
     start: Start, line: Line, client: redis.Redis, eventually: Eventually
@@ -38,6 +39,7 @@ def test_a_lock_that_vanished_is_found_long_before_the_end_of_the_lease_that_it_
     assert waiting.result()
 
 
+@pytest.mark.complete
 def test_the_next_waiter_of_a_process_inherits_the_looks_of_one_that_leaves(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

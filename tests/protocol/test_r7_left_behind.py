@@ -80,6 +80,7 @@ def test_a_member_handed_to_one_who_has_left_the_line_goes_to_the_next_at_once(
     assert waiting.result(15).key == "alice"
 
 
+@pytest.mark.complete
 def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
     network: Proxy, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:

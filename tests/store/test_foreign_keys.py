@@ -32,15 +32,17 @@ TYPES = ["string", "list", "hash", "zset"]
 
 
 def put(client: redis.Redis, key: str, kind: str) -> None:
-    """Write something of this Redis type."""
-    client.delete(key)
-    writes: dict[str, Callable[[], Any]] = {
-        "string": lambda: client.set(key, "foreign"),
-        "list": lambda: client.rpush(key, "foreign"),
-        "hash": lambda: client.hset(key, "foreign", "1"),
-        "zset": lambda: client.zadd(key, {"foreign": 1}),
-    }
-    writes[kind]()
+    """Write something of this Redis type, at once: a renewal in between would write the key anew."""
+    with client.pipeline() as at_once:
+        at_once.delete(key)
+        writes: dict[str, Callable[[], Any]] = {
+            "string": lambda: at_once.set(key, "foreign"),
+            "list": lambda: at_once.rpush(key, "foreign"),
+            "hash": lambda: at_once.hset(key, "foreign", "1"),
+            "zset": lambda: at_once.zadd(key, {"foreign": 1}),
+        }
+        writes[kind]()
+        at_once.execute()
 
 
 def wrong(**keys: str) -> pytest.MarkDecorator:

@@ -73,6 +73,7 @@ def test_nothing_is_asked_where_nothing_was_locked(client: redis.Redis) -> None:
     assert count(client, "scan") == before
 
 
+@pytest.mark.complete
 def test_only_keys_of_the_block_are_deleted(settings: Any) -> None:
     """The pattern of SCAN takes the prefix literally, and however many keys there are."""
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": r"a*[b]?\c"}}

@@ -381,6 +381,7 @@ def test_a_value_whose_ttl_is_over_counts_as_not_stored(
 # -- many processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_a_high_water_mark_of_four_processes_ends_with_the_highest(in_processes: InProcesses) -> None:
     code = """
 import random
@@ -396,6 +397,7 @@ say("done", max(mine), int(seen == sorted(seen)), int(all(a >= b for a, b in zip
     assert [words[1:] for words in said] == [["1", "1"]] * 4
 
 
+@pytest.mark.complete
 def test_of_four_processes_that_delete_or_replace_the_same_value_one_hears_that_it_did(
     in_processes: InProcesses,
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_counter_that_would_leave_64_bits_says_so_and_stays(me: Any, hits: Cou
     assert me(hits, "get") == end
 
 
+@pytest.mark.complete
 def test_a_fixed_window_lets_so_many_pass_and_opens_again(me: Any, hits: Counter, eventually: Eventually) -> None:
     def allowed() -> bool:
         return bool(me(hits, "incr", ttl=2) <= 3)
@@ -138,12 +139,14 @@ async def test_a_blocking_call_in_an_event_loop_names_its_twin(method: str) -> N
 # -- many processes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.complete
 def test_four_processes_count_to_800(in_processes: InProcesses) -> None:
     said = in_processes(4, "say('done', *[Counter('hits').incr() for _ in range(200)])")
     assert Counter("hits").get() == 800
     assert sorted(map(int, itertools.chain(*said))) == list(range(1, 801))
 
 
+@pytest.mark.complete
 def test_what_processes_add_while_others_reset_is_in_one_of_the_counts(in_processes: InProcesses) -> None:
     code = """
 taken = 0
