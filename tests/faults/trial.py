@@ -140,7 +140,7 @@ class Trial:
             "seed": seed, "names": list(names or getattr(server, "names", NAMES)), "holds": list(holds or HOLDS),
             "timeouts": list(timeouts), "ttl": ttl or TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "leak": leak, "interrupts": interrupts,
-            "sweep": False, "settings": getattr(server, "settings", {}),
+            "released": False, "sweep": False, "settings": getattr(server, "settings", {}),
         }  # fmt: skip
         self._all: list[Process] = []
         self.evicted = False  # single keys, maybe, and not what belongs to them
@@ -148,8 +148,11 @@ class Trial:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def add(self, *, proxied: bool = False, spared: bool = False) -> Process:
-        """One more worker; it has held its first lock when this returns. ``spared``: not to be killed."""
+    def add(self, *, proxied: bool = False, spared: bool = False, released: bool = False) -> Process:
+        """One more worker; it has held its first lock when this returns.
+
+        ``spared``: not to be killed. ``released``: of the version that was released last.
+        """
         label = f"p{len(self._all) + 1}"
         cache = self.cache
         if proxied:
@@ -157,7 +160,7 @@ class Trial:
             cache = alias(self.proxies[label].url)
         log = self.folder / f"{label}.log"
         seed = f"{self.order['seed']} {label}"
-        pid = self.launcher.launch({**self.order, "log": str(log), "cache": cache, "seed": seed})
+        pid = self.launcher.launch({**self.order, "log": str(log), "cache": cache, "seed": seed, "released": released})
         process = Process(label, pid, log, spared=spared)
         self.processes.append(process)
         self._all.append(process)

@@ -31,6 +31,7 @@ from django_redislock.engine import acquisition
 from django_redislock.engine.attempt import Attempt
 from django_redislock.steps import Call, Pause, Steps, arun, run
 from django_redislock.store import calls
+from tests.protocol.released import run_released
 
 from .mutants import mutate
 
@@ -264,6 +265,8 @@ def work(line: str) -> None:
     order = json.loads(line)
     log = be_worker(order)
     mutate(order["mutant"])
+    if order["released"]:
+        run_released()
     setattr(acquisition, "Attempt", NotedAttempt)  # noqa: B010
     setattr(calls, "release", noted_release)  # noqa: B010
     setattr(threading.Thread, "start", start_thread)  # noqa: B010

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -25,9 +25,12 @@ from django_redislock.steps import run
 from django_redislock.store import calls, scripts
 from django_redislock.store.place import Backend
 from django_redislock.store.places import make_place
+from django_redislock.store.retry import call
+from django_redislock.store.wire import Command
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
 from tests.protocol.reference import Attempt, Held, Process, Reference
+from tests.protocol.released import Read, read_released, translator
 
 EXAMPLES = int(os.environ.get("REDISLOCK_TEST_EXAMPLES", "0"))
 QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
@@ -614,21 +617,27 @@ Change = tuple[str, str, str]  # file, what it says, what is said instead
 
 
 @contextmanager
-def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
-    """The machine, with changed scripts if need be."""
-    read = scripts._text.__wrapped__
+def prepared(
+    client: redis.Redis, *changes: Change, released: Sequence[Change] | None = None
+) -> Iterator[type[Machine]]:
+    """The machine, with changed scripts if need be.
 
-    def text(path: str) -> str:
-        found = read(path)
-        for changed, snippet, instead in (
-            ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'"),
-            *changes,
-        ):
-            if changed == path:
-                assert found.count(snippet) == 1, (path, snippet)
-                found = found.replace(snippet, instead)
-        return found
+    ``released``: the first process runs the scripts that were released last, with these changes.
+    """
+    clock = ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'")
 
+    def changed(read: Read, changes: Sequence[Change]) -> Read:
+        def text(path: str) -> str:
+            found = read(path)
+            for where, snippet, instead in changes:
+                if where == path:
+                    assert found.count(snippet) == 1, (path, snippet)
+                    found = found.replace(snippet, instead)
+            return found
+
+        return text
+
+    text = changed(scripts._text.__wrapped__, [clock, *changes])
     backends, ear = [make_place("default", "redislock").backend(0) for _ in HOMES], client.pubsub()
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -636,6 +645,13 @@ def prepared(client: redis.Redis, *changes: Change) -> Iterator[type[Machine]]:
             patch.setattr(scripts, "_by_sha", {})
             for name in ("acquire", "release", "renew", "force", "suspend"):
                 patch.setitem(getattr(calls, f"_{name.upper()}"), "key", scripts.Script(name))
+            if released is not None:
+                translated = translator(text, changed(read_released, [clock, *released]))
+
+                def call_released(backend: Backend, command: Command, *args: Any, **options: Any) -> Any:
+                    return call(backend, translated(command) if backend is backends[0] else command, *args, **options)
+
+                patch.setattr(calls, "call", call_released)
             for name, value in (("client", client), ("backends", backends), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine

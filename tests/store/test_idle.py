@@ -45,12 +45,15 @@ def test_a_process_that_was_busy_and_is_quiet_keeps_one_connection(
         thread(lock.release)
 
 
-def test_a_quiet_event_loop_keeps_one_connection(impatient: None, eventually: Eventually) -> None:
+def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
+
     async def main() -> None:
         locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
         await asyncio.gather(*(lock.aacquire() for lock in locks))
         (connections,) = get_place()._loops.values()
         assert connections._count_idle() > 1
+        monkeypatch.setattr(aio, "IDLE_FOR", 0.0)
         for _ in range(1000):
             if connections._count_idle() == 1:
                 break
