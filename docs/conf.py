@@ -31,6 +31,7 @@ version = release = django_redislock.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
 html_title = f"django_redislock {release}"
 
 autodoc_member_order = "bysource"

@@ -126,8 +126,9 @@ class Reader:
 
     def end(self) -> None:
         """Cut the connection under whoever reads it."""
-        # first of all: redis-py would connect again, but not subscribe
         self._trouble = self._trouble or ConnectionError("wakes do not arrive any more")
+        # redis-py would connect again, but not subscribe, for one who is just about to wait
+        setattr(self._connection, "connect", _refuse)  # noqa: B010
         self._connection.disconnect()
 
     def _take(self, turn: _Turn, *, wait: bool = False) -> bool:
@@ -153,6 +154,10 @@ class Reader:
 
     def _read(self) -> None:
         self._handle(*self._connection.read_response())
+
+
+def _refuse() -> None:
+    raise ConnectionError("the subscription has ended")
 
 
 def _nobody() -> None:

@@ -110,7 +110,7 @@ class Receiver(Generic[L]):
 
         As long as it is open here, Redis would count the parent as alive after its death.
         """
-        self.connection.disconnect()
+        self.reader.end()
 
     def _run(self) -> None:
         trouble: Exception | None = None

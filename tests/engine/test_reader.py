@@ -347,6 +347,22 @@ def test_a_message_that_begins_and_does_not_end_is_trouble() -> None:
         connection.disconnect()
 
 
+def test_the_listener_that_is_about_to_read_when_the_connection_is_cut_does_not_connect_again(
+    desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait without end on a connection that has no subscription."""
+    can_read = desk.connection.can_read
+
+    def cut_first(timeout: float = 0) -> bool:
+        desk.reader.end()
+        return can_read(timeout)
+
+    monkeypatch.setattr(desk.connection, "can_read", cut_first)
+    desk.sweeper.start()
+    eventually(lambda: desk.trouble)
+    assert not desk.connection.is_connected
+
+
 def test_a_reader_that_has_ended_reads_nothing_more(desk: Desk) -> None:
     desk.reader.end()
     assert desk.reader.lead(desk.waiter("one"), GENEROUS) is False

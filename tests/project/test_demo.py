@@ -16,6 +16,7 @@ from http.cookies import SimpleCookie
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import parse as parse_xml
 
 import pytest
 import redis
@@ -129,10 +130,12 @@ REDIS = [
 def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_says_which_sale_it_leaves_out(
     manage: Manage, tmp_path: Path, options: list[str], processes: str, other: str, owner: str
 ) -> None:
-    figures = tmp_path / "figures.json"
-    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures)))
+    figures, picture = tmp_path / "figures.json", tmp_path / "demo.svg"
+    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), "--svg", str(picture)))
     assert (code, errors) == (0, "")
     check_sales(figures)
+    drawn = "".join(parse_xml(picture).getroot().itertext()).replace("\N{NO-BREAK SPACE}", " ")
+    assert "With a lock nothing was oversold" in drawn
     assert processes in " ".join(output.split())
     assert re.search(r"^Lock +48 +24 +\d+ +0 +0 +\d+ +\d+ +0$", output, re.MULTILINE)
     assert re.search(rf"^{other}( +-){{8}}\n\(needs *\nREDIS_URL\) *$", output, re.MULTILINE)
@@ -298,6 +301,7 @@ def test_a_missing_uvicorn_is_a_clear_error(manage: Manage, tmp_path: Path) -> N
     [
         (["--seats", "0"], "argument --seats: must be a whole number from 1 to 1000, not '0'"),
         (["--buyers", "many"], "argument --buyers: must be a whole number from 2 to 200, not 'many'"),
+        (["--svg", "no/such/folder"], "argument --svg: must be a file in a folder that exists, not 'no/such/folder'"),
         (["--json", "no/such/folder"], "argument --json: must be a file in a folder that exists, not 'no/such/folder'"),
     ],
 )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import parse as parse_xml
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -30,6 +34,7 @@ from bench.figures import (
 from bench.run import MODES
 from bench.serverstats import Command, Statistics
 from shop.management.commands.lockbench import Command as Lockbench
+from tests.helpers.requirements import MissingError, require
 
 pytestmark = pytest.mark.complete
 
@@ -53,6 +58,15 @@ def figures(*args: str, **options: Any) -> dict[str, Any]:
     for contender in result["contenders"].values():
         assert {row.key for row in MODES[args[0]].rows} <= set(contender)
     return result["contenders"]  # type: ignore[no-any-return]
+
+
+def find_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise MissingError("matplotlib", 'python -m pip install -e ".[charts]"')
+
+
+def charts() -> Any:
+    return import_module("bench.charts")
 
 
 BOTH = pytest.mark.parametrize("coroutines", [False, True], ids=["threads", "coroutines"])
@@ -102,6 +116,30 @@ def test_a_contended_lock_excludes_and_keeps_the_order(coroutines: bool) -> None
     assert sum(found["Lock"]["sections_per_process"]) == found["Lock"]["sections"]
     assert found["Lock"]["inversions_in_server_order"] == 0
     assert found["floor"]["inversions_in_server_order"] is None
+
+
+def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
+    require(find_matplotlib)
+    found = figures("contended", procs=2, seconds=0.3, rounds=1, charts=tmp_path)
+    texts = {path.name: " ".join(parse_xml(path).getroot().itertext()).split() for path in tmp_path.iterdir()}
+    themes = ("light", "dark")
+    assert set(texts) == {f"{chart.file}-{theme}.svg" for chart in charts().CHARTS for theme in themes}
+    for theme in themes:
+        words = texts[f"throughput-{theme}.svg"]
+        assert set(found) <= set(words)
+        assert f"{found['Lock']['sections_per_second']:,.0f}" in words
+
+
+def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CommandError, match="--charts is for contended, not for drain"):
+        lockbench("drain", charts=tmp_path)
+    with pytest.raises(CommandError, match="no-folder' is not a folder"):
+        lockbench("contended", charts=tmp_path / "no-folder")
+    monkeypatch.setitem(sys.modules, "bench.charts", None)
+    with pytest.raises(CommandError, match=r'--charts needs matplotlib: .*\[charts\]"'):
+        lockbench("contended", charts=tmp_path)
 
 
 @BOTH

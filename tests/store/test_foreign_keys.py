@@ -22,7 +22,7 @@ from django_redislock import (
 )
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import FENCE, LOCK, NAME, PREFIX, TOKEN
+from tests.helpers.state import FENCE, LOCK, NAME, PREFIX, QUEUE, TOKEN, WAITERS
 
 from .conftest import Eventually
 
@@ -212,6 +212,26 @@ def test_what_is_no_fence_is_named_and_left_alone_and_nothing_is_locked(text: st
     assert not backend.execute(("EXISTS", LOCK))
     backend.execute(("DEL", FENCE))
     assert Lock(NAME, using=alias).acquire(blocking_timeout=0)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_a_version_that_shares_no_locks_with_this_one_is_named_and_nobody_gets_in_or_waits(
+    held: bool, crowd: Crowd, client: redis.Redis
+) -> None:
+    holder, first, mark = crowd(), Lock(NAME), "protocol 2 1795402524825498"
+    if held:
+        holder(first, "acquire")
+    client.set(FENCE, mark)
+    for poll in (False, True):
+        with pytest.raises(
+            LockUnavailable, match=r"marked 'redislock\{0\}:fence' for protocol 2, and .* protocol 1: up"
+        ):
+            crowd()(Lock(NAME, blocking_timeout=30, poll=poll), "acquire")
+    assert client.get(FENCE) == mark.encode()
+    assert not client.exists(QUEUE, WAITERS)
+    if held:
+        holder(first, "release")
+    assert not client.exists(LOCK)
 
 
 def test_fences_grow_up_to_the_highest_that_doubles_can_count(client: redis.Redis, fresh: None) -> None:

@@ -34,6 +34,7 @@ from shop.models import Event
 from shop.settings import CLUSTER
 
 PROCESSES = 3  # with a real Redis
+SVG_WIDTH = 100  # columns
 INTERRUPTED = 130  # what shells return for Ctrl-C
 
 
@@ -54,13 +55,19 @@ class Command(BaseCommand):
         parser.add_argument("--asgi", action="store_true", help="async views on uvicorn instead of threads")
         parser.add_argument("--serve", action="store_true", help="leave the shop running afterwards, until Ctrl-C")
         parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures to this file, too")
+        parser.add_argument("--svg", type=_file, metavar="FILE", help="draw what it prints in this file, too")
         parser.add_argument("--sabotage", action="store_true", help="force-release the seats' locks all the time")
 
     def handle(self, *, buyers: int, seats: int, asgi: bool, serve: bool, sabotage: bool, **options: Any) -> None:
         if asgi:
             _require_uvicorn()
         self.stdout.ending = ""
-        console = Console(file=cast("IO[str]", self.stdout), no_color=options["no_color"] or None)
+        out, svg = cast("IO[str]", self.stdout), options["svg"]
+        if svg:
+            # not a terminal, where all that a progress bar has ever shown would be in the picture
+            console = Console(file=out, record=True, width=SVG_WIDTH, force_terminal=False)
+        else:
+            console = Console(file=out, no_color=options["no_color"] or None)
         try:
             with ExitStack() as stack:
                 redis = bool(os.environ.get("REDIS_URL"))
@@ -75,6 +82,8 @@ class Command(BaseCommand):
                 if options["json"]:
                     figures = report.as_json(sales, left_out, problems)
                     options["json"].write_text(json.dumps(figures, indent=2) + "\n")
+                if svg:
+                    console.save_svg(str(svg), title="python testproject/manage.py demo", clear=False)
                 if any(facts.errors for facts in sales) and servers.said():
                     self.stderr.write(f"The servers said at last:\n{servers.said()}")
                 if serve:

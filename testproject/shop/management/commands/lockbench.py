@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -70,10 +71,17 @@ class Command(BaseCommand):
         )
         parser.add_argument("--other-fair", action="store_true", help="Of that one, measure FairLock.")
         parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
+        parser.add_argument(
+            "--charts",
+            type=Path,
+            metavar="FOLDER",
+            help="contended: draw some of the figures, as SVG, in this folder (extra charts).",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         only = [name for name in options["only"].split(",") if name]
         chosen = {name: options[name] for name in OPTIONS}
+        draw = options["charts"] and _drawer(options["mode"], options["charts"])
         # timeout(1) and CI end us by SIGTERM: clean up then, too
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
@@ -95,6 +103,8 @@ class Command(BaseCommand):
             raise CommandError("Interrupted.", returncode=130) from None
         finally:
             signal.signal(signal.SIGTERM, before)
+        if draw:
+            draw(result["contenders"], options["charts"])
         if options["json"]:
             self.stdout.write(json.dumps(result, indent=2))
             return
@@ -102,6 +112,19 @@ class Command(BaseCommand):
         with console.capture() as capture:
             show(console, result, MODES[options["mode"]].rows)
         self.stdout.write(capture.get())
+
+
+def _drawer(mode: str, folder: Path) -> Callable[[Mapping[str, Mapping[str, Any]], Path], None]:
+    """Refuse before anything is measured what could not be drawn."""
+    if mode != "contended":
+        raise CommandError(f"--charts is for contended, not for {mode}.")
+    if not folder.is_dir():
+        raise CommandError(f"--charts: {str(folder)!r} is not a folder.")
+    try:
+        from bench.charts import draw
+    except ImportError as error:
+        raise CommandError('--charts needs matplotlib: python -m pip install -e ".[charts]"') from error
+    return draw
 
 
 def _defaults(name: str) -> str:
