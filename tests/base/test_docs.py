@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import builtins
 import inspect
 import re
 from argparse import ArgumentParser
@@ -12,15 +14,20 @@ from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from django.core.management.base import BaseCommand
+from django.db import models
+from django.test import TestCase
+from django.test.utils import isolate_apps
 
 import django_redislock
 from django_redislock import Lock, LockPool
 from django_redislock.conf import Conf, read
 from django_redislock.management.commands.redislocks import Command
 from django_redislock.options import LockOptions
+from django_redislock.testing import OwnLocksMixin
 from tests.checks import check
 from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
@@ -119,6 +126,49 @@ def test_handing_over_runs() -> None:
     exec(view, given)
     exec(f"with Lock{worker}", {"Lock": Lock, "token": tokens[0]})
     assert not Lock("export:7").locked()
+
+
+def build_report() -> str:
+    return "a report"
+
+
+async def abuild_report() -> str:
+    return build_report()
+
+
+class Names(dict[str, Any]):
+    """What a block may use: all of the package; and anything else, for that is the site's own."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in OWN or hasattr(builtins, name):
+            raise KeyError(name)
+        return getattr(django_redislock, name, None) or MagicMock(name=name)
+
+
+# where anything will not do
+OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
+OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
+# these need more than that: there are tests for them above, and for the site that the tutorial builds
+ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 1), *(("tutorial", number) for number in range(7))}
+EVERY = [
+    pytest.param(path, block, id=f"{path.stem}-{number}")
+    for path in TEXTS
+    for number, block in enumerate(blocks(path.read_text("utf-8")))
+    if (path.stem, number) not in ELSEWHERE
+]
+
+
+@pytest.mark.parametrize(("path", "block"), EVERY)
+@isolate_apps("django.contrib.auth")
+def test_every_block_runs(path: Path, block: str, transactional_db: None) -> None:
+    """Statement by statement, as some are for coroutines. What it only defines is not called."""
+    names, known = Names(), dict(OWN)  # bodies of classes and functions look into the second one alone
+    for statement in ast.parse(block).body:
+        code = compile(ast.Module([statement], []), str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        awaits = eval(code, known, names)
+        known.update(names)
+        if awaits is not None:
+            asyncio.run(awaits)
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------
