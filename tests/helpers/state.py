@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable
 from copy import copy
 from typing import Any
@@ -120,6 +121,16 @@ def reader_of(ears: Any) -> Any:
     """What reads the messages to it, while it is subscribed."""
     receiver = ears.receiver
     return None if receiver is None else receiver.reader
+
+
+def what_listens() -> str:
+    """How this process hears, and what all its threads are doing."""
+    faulthandler.dump_traceback(2)
+    ears, reader = listener(), reader_of(listener())
+    subscribers = get_backend().execute(("PUBSUB", "NUMSUB", get_backend().channel))
+    turn = None if reader is None else (reader._turn(), reader._trouble, reader._connection._sock, reader._followers)
+    waiters = [(one.id, one.told) for one in ears.waiters.of(None)]
+    return f"ready {ears.ready}, polled {ears.polled}, heard {ears.heard}, {subscribers=}, {turn=}, {waiters=}"
 
 
 def idle(connections: LoopConnections) -> list[Any]:

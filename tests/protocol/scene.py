@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import redis
@@ -15,7 +16,7 @@ from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
-from tests.helpers.state import PREFIX, QUEUE, WAITERS
+from tests.helpers.state import PREFIX, QUEUE, WAITERS, what_listens
 
 LONG = 600.0  # seconds; a test that waits for that has failed
 ACQUIRE = calls._ACQUIRE["key"].sha  # by which its requests can be told from others
@@ -81,7 +82,11 @@ class Waiting:
 
     def result(self, within: float = GENEROUS) -> bool:
         """What acquire() has returned."""
-        return self.future.result(within)
+        try:
+            return self.future.result(within)
+        except FutureTimeoutError:
+            print(what_listens())  # for whoever reads the log
+            raise
 
     @property
     def fence(self) -> int:
