@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from asgiref.sync import sync_to_async
 from django.core.management.base import BaseCommand
 from django.db import models
 from django.test import TestCase
@@ -148,7 +147,6 @@ class Names(dict[str, Any]):
 
 # where anything will not do
 OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
-OWN |= {"asyncio": asyncio, "sync_to_async": sync_to_async, "save_all": build_report}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
 # these need more than that: there are tests for them above, and for the site that the tutorial builds
 ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 1), *(("tutorial", number) for number in range(7))}
