@@ -142,7 +142,7 @@ class Names(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name in OWN or hasattr(builtins, name):
             raise KeyError(name)
-        return getattr(django_redislock, name, None) or MagicMock(name=name)
+        return getattr(django_redislock, name) if name in django_redislock.__all__ else MagicMock(name=name)
 
 
 # where anything will not do
@@ -160,7 +160,7 @@ EVERY = [
 
 @pytest.mark.parametrize(("path", "block"), EVERY)
 @isolate_apps("django.contrib.auth")
-def test_every_block_runs(path: Path, block: str, transactional_db: None) -> None:
+def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh: None) -> None:
     """Statement by statement, as some are for coroutines. What it only defines is not called."""
     names, known = Names(), dict(OWN)  # bodies of classes and functions look into the second one alone
     for statement in ast.parse(block).body:
