@@ -77,13 +77,24 @@ class ClusterNode(RedisServer):
 
     def __init__(self, executable: str, **options: Any) -> None:
         super().__init__(executable, **options)
-        self.port, self.bus_port = free_ports(2)
         self.id = ""
-        self.options |= {"cluster-enabled": "yes", "cluster-port": str(self.bus_port), "cluster-announce-ip": HOST}
+        self.options |= {"cluster-enabled": "yes", "cluster-announce-ip": HOST}
+        self._take_ports()
+
+    def _take_ports(self) -> None:
+        self.port, self.bus_port = free_ports(2)
+        self.options["cluster-port"] = str(self.bus_port)
         self._asking = self.client(socket_timeout=10)
 
     def start(self) -> RedisServer:
-        super().start()
+        try:
+            super().start()
+        except RuntimeError as error:
+            # others know it by its ports, once it has run
+            if self.id or "Address already in use" not in str(error):
+                raise
+            self._take_ports()  # somebody was faster
+            super().start()
         self.id = self.ask("CLUSTER", "MYID").decode()
         return self
 
