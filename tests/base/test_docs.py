@@ -148,13 +148,13 @@ class Names(dict[str, Any]):
 # where anything will not do
 OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
-# these need more than that: there are tests for them above, and for the site that the tutorial builds
-ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 1), *(("tutorial", number) for number in range(7))}
+# these need more than that, and have tests above; the tutorial's are run by tests/project/test_tutorial.py
+ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 1)}
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS
     for number, block in enumerate(blocks(path.read_text("utf-8")))
-    if (path.stem, number) not in ELSEWHERE
+    if (path.stem, number) not in ELSEWHERE and path.stem != "tutorial"
 ]
 
 

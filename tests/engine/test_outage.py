@@ -105,7 +105,7 @@ def test_that_messages_are_refused_is_logged_once(
         client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
         listener = runtime().listener(get_backend())
         listener.start()
-        eventually(lambda: listener.generation > 2)
+        eventually(lambda: listener.generation > 4)
     assert caplog.text.count("event=not-subscribed") == 1
 
 

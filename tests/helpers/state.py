@@ -128,9 +128,9 @@ def what_listens() -> str:
     faulthandler.dump_traceback(2)
     ears, reader = listener(), reader_of(listener())
     subscribers = get_backend().execute(("PUBSUB", "NUMSUB", get_backend().channel))
-    turn = None if reader is None else (reader._turn(), reader._trouble, reader._connection._sock, reader._followers)
+    reading = None if reader is None else (reader._turn(), reader._trouble, reader._connection._sock, reader._followers)
     waiters = [(one.id, one.told) for one in ears.waiters.of(None)]
-    return f"ready {ears.ready}, polled {ears.polled}, heard {ears.heard}, {subscribers=}, {turn=}, {waiters=}"
+    return f"ready {ears.ready}, polled {ears.polled}, heard {ears.heard}, {subscribers=}, {reading=}, {waiters=}"
 
 
 def idle(connections: LoopConnections) -> list[Any]:

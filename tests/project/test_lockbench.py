@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from bench.figures import (
 from bench.run import MODES
 from bench.serverstats import Command, Statistics
 from shop.management.commands.lockbench import Command as Lockbench
-from tests.helpers.requirements import MissingError, require
+from tests.helpers.requirements import MissingError, require, wheel_folder
 
 pytestmark = pytest.mark.complete
 
@@ -61,12 +59,8 @@ def figures(*args: str, **options: Any) -> dict[str, Any]:
 
 
 def find_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
+    if wheel_folder("matplotlib") is None:
         raise MissingError("matplotlib", 'python -m pip install -e ".[charts]"')
-
-
-def charts() -> Any:
-    return import_module("bench.charts")
 
 
 BOTH = pytest.mark.parametrize("coroutines", [False, True], ids=["threads", "coroutines"])
@@ -120,10 +114,12 @@ def test_a_contended_lock_excludes_and_keeps_the_order(coroutines: bool) -> None
 
 def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     require(find_matplotlib)
+    from bench.charts import CHARTS
+
     found = figures("contended", procs=2, seconds=0.3, rounds=1, charts=tmp_path)
     texts = {path.name: " ".join(parse_xml(path).getroot().itertext()).split() for path in tmp_path.iterdir()}
     themes = ("light", "dark")
-    assert set(texts) == {f"{chart.file}-{theme}.svg" for chart in charts().CHARTS for theme in themes}
+    assert set(texts) == {f"{chart.file}-{theme}.svg" for chart in CHARTS for theme in themes}
     for theme in themes:
         words = texts[f"throughput-{theme}.svg"]
         assert set(found) <= set(words)

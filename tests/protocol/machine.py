@@ -17,9 +17,15 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, note, settings
+from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from django_redislock.steps import run
 from django_redislock.store import calls, scripts
@@ -614,6 +620,14 @@ def _caller(wanted: calls.Wanted) -> Process:
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
 
 Change = tuple[str, str, str]  # file, what it says, what is said instead
+
+
+def must_find_a_fault(machine: type[Machine], number: int) -> None:
+    """The random sequences of the seed ``number`` come to a step that does not do what the reference says."""
+    once = settings(QUIETLY, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
+    factory: Any = seed(number)(lambda: machine())  # the class itself would keep the seed
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(factory, settings=once)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,21 @@ from django_redislock.store.wire import Command
 FILE = Path(__file__).with_name("released.json")
 LUA = Path(str(files(scripts.__package__) / "lua"))
 
+command_of = Script.command  # whatever run_released() puts in its place
+
 Read = Callable[[str], str]
-command_of = Script.command
 Names = tuple[str, str]  # of a script, and of how the locks are stored that it works on
+
+
+@cache
+def released() -> dict[str, Any]:
+    """``version``, and ``files``: the text of each by its path."""
+    return json.loads(FILE.read_text())  # type: ignore[no-any-return]
 
 
 def read_released(path: str) -> str:
     """The text of a file of ``lua/``, as it was released."""
-    return str(json.loads(FILE.read_text())["files"][path])
+    return str(released()["files"][path])
 
 
 def make_scripts(read: Read) -> dict[Names, Script]:
@@ -73,10 +81,10 @@ def run_released() -> None:
     """From now on, this process runs the scripts that were released last."""
     translated = translator(scripts._text, read_released)
 
-    def released(self: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
+    def command(self: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
         return translated(command_of(self, keys, args))
 
-    Script.command = released  # type: ignore[method-assign]
+    Script.command = command  # type: ignore[method-assign]
 
 
 def main() -> None:

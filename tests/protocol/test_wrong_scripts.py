@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import redis
-from hypothesis import Phase, seed, settings
-from hypothesis.stateful import run_state_machine_as_test
 
-from tests.protocol.machine import QUIETLY, prepared
+from tests.protocol.machine import must_find_a_fault, prepared
 from tests.protocol.mutants import MUTANTS
 
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0"))
@@ -21,8 +18,5 @@ SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0"))
 def test_a_script_that_is_wrong_is_found(name: str, client: redis.Redis) -> None:
     mutant = MUTANTS[name]
     number = SEED or (mutant[3] if len(mutant) == 4 else 1)
-    once = settings(QUIETLY, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
     with prepared(client, mutant[:3]) as machine:
-        factory: Any = seed(number)(lambda: machine())  # the class itself would keep the seed
-        with pytest.raises(AssertionError):
-            run_state_machine_as_test(factory, settings=once)
+        must_find_a_fault(machine, number)

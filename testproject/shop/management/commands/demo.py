@@ -83,7 +83,7 @@ class Command(BaseCommand):
                     figures = report.as_json(sales, left_out, problems)
                     options["json"].write_text(json.dumps(figures, indent=2) + "\n")
                 if svg:
-                    console.save_svg(str(svg), title="python testproject/manage.py demo", clear=False)
+                    console.save_svg(str(svg), title="python testproject/manage.py demo")
                 if any(facts.errors for facts in sales) and servers.said():
                     self.stderr.write(f"The servers said at last:\n{servers.said()}")
                 if serve:
