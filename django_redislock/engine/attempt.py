@@ -23,11 +23,13 @@ from ..store.keys import make_keys
 from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
 from .listener import SIT_OUT, Listener
-from .waiters import Park, Waiter
+from .waiters import Park, Seen, Waiter
 
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 GRACE = 0.8  # seconds beyond the deadline that an answer may take
+NEWS = 1.0  # seconds for which those who wait here take each other's word for who holds the lock
+ANSWERED_WITHIN = 0.05  # seconds after which they see whether the one who asks for all has its answer
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
@@ -294,8 +296,8 @@ class Attempt:
             if now >= due:
                 return None, now < due + LOOK_LATE
             if now >= self.slow_at:
-                yield from self._ask_who_holds_it()  # another may have it since the last look
-                self._tell_that_it_waits()
+                if (yield from self._learn_who_holds_it(waiter)):  # another may have it since the last look
+                    self._tell_that_it_waits()
                 continue
             due = min(due, self.slow_at)
             yield Park(waiter, None if due == math.inf else due - now)
@@ -323,15 +325,25 @@ class Attempt:
             name,
         )
 
-    def _ask_who_holds_it(self) -> Steps[None]:
-        wanted, until, by = self.wanted, self.deadline.at, give_up_at(self.deadline)
+    def _learn_who_holds_it(self, waiter: Waiter) -> Steps[bool]:
+        """One asks for all who wait here. False: the answer is on its way."""
+        wanted, group, now = self.wanted, waiter.group, monotonic()
         if wanted.keys.any:
-            return
+            return True  # a pool has no holder
+        if group.seen.at >= now - NEWS:
+            _, self.holder, self.busy_for = group.seen
+            return True
+        if group.asks_until > now:
+            self.slow_at = now + ANSWERED_WITHIN
+            return False
+        group.asks_until = now + NEWS
+        until, by = self.deadline.at, give_up_at(self.deadline)
         try:
             value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
         except LockUnavailable:
-            return  # what Redis has said last still stands
+            return True  # what Redis has said last still stands
         self._held_by(value, left / 1000)
+        return True
 
     def _tell_that_it_waits(self) -> None:
         """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
@@ -343,6 +355,8 @@ class Attempt:
         """What Redis has said of the lock. ``left``: seconds of the lease."""
         self.holder = parse_holder(value)
         self.busy_for = max(0.0, left)
+        if self.waiter is not None:
+            self.waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
 
     def _got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""

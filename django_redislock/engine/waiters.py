@@ -11,6 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..names import split_member
+from ..store.holder import Holder
 from ..store.node import Node
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ class Grant(NamedTuple):
     lease: float  # seconds
     name: str  # of the lock: of a member, for one that waits for a pool
     node: Node | None = None  # whose time that is (C2)
+
+
+class Seen(NamedTuple):
+    """What Redis has said of a lock that was not to be had."""
+
+    at: float  # monotonic
+    holder: Holder | None
+    busy_for: float  # seconds
 
 
 class Waiter:
@@ -154,7 +163,7 @@ class Group:
     The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may hang, or be gone.
     """
 
-    __slots__ = ("doubts_from", "due", "loop", "name", "oldest", "waiters")
+    __slots__ = ("asks_until", "doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
 
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name: str = name
@@ -164,6 +173,8 @@ class Group:
         self.oldest: Waiter | None = None  # its first; read by waiters at any time
         self.due: float = math.inf  # until one of them has looked
         self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
+        self.seen: Seen = Seen(-math.inf, None, 0.0)
+        self.asks_until: float = -math.inf  # one of them asks who holds the lock, for all
 
 
 class Waiters:

@@ -116,11 +116,13 @@ def test_a_wake_that_comes_after_the_lease_that_it_tells_of_is_not_believed(
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
     lock.acquire()
-    waiter = Lock(NAME, ttl=0.5, auto_renew=False, using="far")
+    waiter = Lock(NAME, ttl=1.5, auto_renew=False, using="far")
     waiting = me.start(waiter, "acquire")
-    late = far.delay_message(f"g {first_id(client, eventually)}", 0.7)
+    late = far.hold_message(f"g {first_id(client, eventually)}")
     lock.release()
     handed = int(value(client)[3])
+    eventually(lambda: not value(client))
+    late.let_go()
     assert waiting.result(GENEROUS) is True
     assert late.over.wait(GENEROUS)
     assert me.read(lambda: waiter.fence) > handed

@@ -193,6 +193,10 @@ class Proxy:
         """What the server sends and contains ``matching`` comes late by ``delay`` seconds."""
         return self._add(self.messages, Trouble(matching.encode(), times=times, delay=delay))
 
+    def hold_message(self, matching: str, times: int = 1) -> Trouble:
+        """What the server sends and contains ``matching`` is kept back until ``let_go()``."""
+        return self._add(self.messages, Trouble(matching.encode(), times=times, held=True))
+
     def swallow_message(self, matching: str, times: int = 1) -> Trouble:
         """What the server sends and contains ``matching`` never arrives, and nothing tells that."""
         return self._add(self.messages, Trouble(matching.encode(), times=times, swallowed=True))

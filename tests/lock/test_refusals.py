@@ -15,6 +15,8 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
 from django_redislock.cachelock import CacheLock
+from django_redislock.engine.attempt import NEWS
+from django_redislock.engine.listener import LOOK_EVERY
 from django_redislock.engine.runtime import runtime
 from django_redislock.log import in_form
 from django_redislock.store.places import get_backend
@@ -317,6 +319,25 @@ def test_who_waits_long_says_once_for_whom(
         holder(held, "release")
         assert waiting.result(GENEROUS)
     assert caplog.text.count("still-waiting") == 1
+
+
+def test_one_asks_for_whom_all_of_a_process_wait(
+    crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("many", "others")
+    for name in names:
+        crowd()(Lock(name, ttl=600), "acquire")
+    with override_settings(REDISLOCK={"SLOW_WAIT": 1}), own.client() as client:
+        for name in names:
+            for _ in range(10):
+                crowd().start(Lock(name), "acquire")
+        eventually(lambda: [queued(client, name) for name in names] == [10, 10])
+        begun, asked = monotonic(), count(client, "evalsha")
+        eventually(lambda: caplog.text.count("event=still-waiting") == 20)
+        took = monotonic() - begun
+        assert count(client, "evalsha") - asked <= len(names) * (1 + took / NEWS + 1 + took / LOOK_EVERY)
+    for name in names:
+        assert len(re.findall(f"event=still-waiting name={name} owner=", caplog.text)) == 10
 
 
 @pytest.mark.complete

@@ -119,11 +119,12 @@ def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
     lock.acquire()
     waiting = line.join(Lock(NAME, ttl=1, auto_renew=False, using="other"))
     ((id, _),) = listed(client)
-    late = network.delay_message(f"g {id}", 1.3)
+    late = network.hold_message(f"g {id}")
     lock.release()
     eventually(lambda: not holder(client))
     if at_work:
         lock.acquire()
+    late.let_go()
     assert late.over.wait(10)
     if at_work:
         eventually(lambda: queued(client) == 1)
