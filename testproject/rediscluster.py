@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import redis
 
-from redisserver import NoServerError, RedisServer, find_server
+from redisserver import NoServerError, RedisServer, find_server, free_ports
 
 HOST = "127.0.0.1"
 SLOTS = 16384
@@ -44,21 +42,6 @@ def find_cluster_server() -> str:
     )
 
 
-def free_ports(count: int) -> list[int]:
-    """Below those that connections get: the nodes go on connecting to one that is down, and its port must not be taken
-    by such a connection. Not by ``random``, which hypothesis seeds alike in all processes."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            port = 10_000 + secrets.randbelow(22_000)
-            try:
-                stack.enter_context(socket.socket()).bind((HOST, port))
-            except OSError:
-                continue
-            ports.append(port)
-        return ports
-
-
 class Seen(NamedTuple):
     """What a node knows of another one, or of itself: a line of CLUSTER NODES."""
 
@@ -79,22 +62,14 @@ class ClusterNode(RedisServer):
         super().__init__(executable, **options)
         self.id = ""
         self.options |= {"cluster-enabled": "yes", "cluster-announce-ip": HOST}
-        self._take_ports()
 
-    def _take_ports(self) -> None:
+    def take_ports(self) -> None:
         self.port, self.bus_port = free_ports(2)
         self.options["cluster-port"] = str(self.bus_port)
         self._asking = self.client(socket_timeout=10)
 
     def start(self) -> RedisServer:
-        try:
-            super().start()
-        except RuntimeError as error:
-            # others know it by its ports, once it has run
-            if self.id or "Address already in use" not in str(error):
-                raise
-            self._take_ports()  # somebody was faster
-            super().start()
+        super().start()
         self.id = self.ask("CLUSTER", "MYID").decode()
         return self
 

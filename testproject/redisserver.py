@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,11 +64,15 @@ class RedisServer:
     def __init__(self, executable: str | None = None, **options: Any) -> None:
         self.executable = executable or find_server()
         self.folder = Path(tempfile.mkdtemp(prefix="redislock-"))
-        self.port = _free_port()
+        self.has_run = False
         self.socket = self.folder / "redis.sock"
         self.options = {"save": "", "appendonly": "no", "dir": str(self.folder), "unixsocket": str(self.socket)}
         self.options |= {key.replace("_", "-"): str(value) for key, value in options.items()}
         self.process: subprocess.Popen[bytes] | None = None
+        self.take_ports()
+
+    def take_ports(self) -> None:
+        (self.port,) = free_ports(1)
 
     @property
     def url(self) -> str:
@@ -84,6 +89,18 @@ class RedisServer:
         return arguments
 
     def start(self) -> RedisServer:
+        try:
+            self._start()
+        except RuntimeError as error:
+            # others know it by its port, once it has run
+            if self.has_run or "Address already in use" not in str(error):
+                raise
+            self.take_ports()  # somebody was faster
+            self._start()
+        self.has_run = True
+        return self
+
+    def _start(self) -> None:
         log = (self.folder / "log").open("ab")
         with log:
             self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
@@ -92,7 +109,7 @@ class RedisServer:
             while True:
                 try:
                     client.ping()
-                    return self
+                    return
                 except redis.RedisError:
                     if self.process.poll() is not None or time.monotonic() > deadline:
                         text = (self.folder / "log").read_text(errors="replace")
@@ -111,6 +128,21 @@ class RedisServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def free_ports(count: int) -> list[int]:
+    """Below those that connections get: others go on connecting to a server that is down, and its port must not be
+    taken by such a connection. Not by ``random``, which hypothesis seeds alike in all processes."""
+    with ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = 10_000 + secrets.randbelow(22_000)
+            try:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(port)
+        return ports
+
+
 @contextmanager
 def redis_server(**options: Any) -> Iterator[RedisServer]:
     """A running server for the time of a block."""
@@ -119,9 +151,3 @@ def redis_server(**options: Any) -> Iterator[RedisServer]:
         yield server.start()
     finally:
         server.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

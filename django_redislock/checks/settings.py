@@ -138,7 +138,8 @@ def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
     if found := _prefix(prefix, f"The KEY_PREFIX of the cache alias {alias!r}"):
         return None, found
     hint = (
-        "Name an alias of CACHES with a Redis (one server, Sentinels, or a cluster) in REDISLOCK['CACHE']."
+        "Mend this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
+        "REDISLOCK['CACHE']."
         if alias == known.CACHE
         else "Give this alias a Redis (one server, Sentinels, or a cluster), or django-redis's own BACKEND (with "
         "redis-py's locks)."

@@ -89,29 +89,40 @@ def test_it_stands_in_the_history_of_the_lock(name: str, options: list[str]) -> 
 
 
 @pytest.mark.django_db
-def test_a_user_of_whom_the_site_knows_nothing_is_told() -> None:
+def test_a_user_of_whom_the_site_knows_nothing_is_refused_before_anything_is_released() -> None:
+    hold("a")
+    with pytest.raises(CommandError, match=r"^Nothing was force-released: the site has no user 'nobody'\.$"):
+        redislocks("clear", "a", "--noinput", "--user", "nobody")
+    assert Lock("a").locked()
+
+
+@pytest.mark.django_db
+def test_a_user_of_the_system_who_is_none_of_the_site_is_told() -> None:
     hold("a")
     err = io.StringIO()
-    redislocks("clear", "a", "--noinput", "--user", "nobody", stderr=err)
+    redislocks("clear", "a", "--noinput", stderr=err)
+    name = OPERATOR.partition("@")[0]
     assert err.getvalue() == (
-        "Not recorded in the admin's history: the site has no user 'nobody'. Name one with --user.\n"
+        f"Not recorded in the admin's history: the site has no user {name!r}. Name one with --user.\n"
     )
     assert not Lock("a").locked()
 
 
-def test_a_lock_is_cleared_though_the_database_is_out_of_reach() -> None:
+@pytest.mark.parametrize("options", [[], ["--user", "jo"]])
+def test_a_lock_is_cleared_though_the_database_is_out_of_reach(options: list[str]) -> None:
     hold("a")
     err = io.StringIO()
-    redislocks("clear", "a", "--noinput", stderr=err)  # pytest-django forbids the database
+    redislocks("clear", "a", "--noinput", *options, stderr=err)  # pytest-django forbids the database
     assert err.getvalue().startswith("Not recorded in the admin's history: Database access not allowed")
     assert not Lock("a").locked()
 
 
-def test_a_site_without_the_admin_has_no_history(settings: Any) -> None:
+@pytest.mark.parametrize("options", [[], ["--user", "jo"]])
+def test_a_site_without_the_admin_has_no_history(options: list[str], settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
     hold("a")
     err = io.StringIO()
-    redislocks("clear", "a", "--noinput", stderr=err)
+    redislocks("clear", "a", "--noinput", *options, stderr=err)
     assert err.getvalue() == ""
 
 

@@ -356,6 +356,24 @@ def test_a_holder_may_claim_with_the_same_fence_again(account: Account) -> None:
     assert account.balance == 2
 
 
+def test_two_names_are_claimed_in_one_transaction(account: Account, other: Callable[[], Other]) -> None:
+    """The second claim comes first of all too, though a statement came before it."""
+    names = ["account:1", "account:2"]
+
+    def transfer() -> None:
+        first, second = (Lock(name) for name in names)
+        with first, second, transaction.atomic():
+            first.claim()
+            second.claim()
+            account.book()
+        connections.close_all()
+
+    for someone in (other(), other(), other()):
+        someone(transfer)
+    assert account.balance == 3
+    assert set(Fence.objects.values_list("name", flat=True)) >= set(names)
+
+
 def test_whoever_adopts_the_lock_may_claim_with_the_same_fence(account: Account) -> None:
     lock = Lock(NAME)
     assert lock.acquire()

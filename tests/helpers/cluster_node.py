@@ -25,15 +25,22 @@ class Node(ClusterNode):
     """One node. With ``number``, its bus is behind a proxy, and its own connections come from an own address."""
 
     def __init__(self, executable: str, number: int | None, **options: Any) -> None:
-        super().__init__(executable, **options)
+        self.address = "" if number is None else f"127.0.0.{number + 2}"
         self.paused = False
         self.proxy: Proxy | None = None
-        if number is not None:
-            self.address = f"127.0.0.{number + 2}"
+        super().__init__(executable, **options)
+        if self.address:
+            self.options["bind-source-addr"] = self.address
+            self.options["protected-mode"] = "no"  # it takes no other address for one of this machine
+
+    def take_ports(self) -> None:
+        super().take_ports()
+        if self.address:
+            if self.proxy:
+                self.proxy.close()
             self.proxy = Proxy(self.bus_port)
             self.bus_port = self.proxy.port
-            self.options |= {"cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.address}
-            self.options["protected-mode"] = "no"  # it takes no other address for one of this machine
+            self.options["cluster-announce-bus-port"] = str(self.bus_port)
 
     @property
     def url(self) -> str:

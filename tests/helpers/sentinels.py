@@ -34,11 +34,11 @@ class SentinelServer(RedisServer):
 
     def __init__(self, executable: str | None, *lines: str) -> None:
         super().__init__(executable)
-        conf = [f"port {self.port}", f"bind {HOST}", f"dir {self.folder}", *lines]
+        conf = [f"bind {HOST}", f"dir {self.folder}", *lines]
         (self.folder / "sentinel.conf").write_text("\n".join(conf) + "\n")
 
     def command(self) -> list[str]:
-        return [self.executable, str(self.folder / "sentinel.conf"), "--sentinel"]
+        return [self.executable, str(self.folder / "sentinel.conf"), "--port", str(self.port), "--sentinel"]
 
     def start(self) -> RedisServer:
         super().start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from django_redislock import Lock
+from redisserver import free_ports
 from tests.helpers.processes import Worker
 from tests.helpers.state import holder, leftovers, queued
 from tests.project.programs import complaints, environment
@@ -109,7 +109,7 @@ class Site:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         (folder / "site_of_tests.py").write_text(SITE)
         (folder / "counter").write_text("0")
         self._stderr = (folder / "stderr").open("w+")
@@ -155,12 +155,6 @@ class Site:
         self.process.kill()
         self.process.wait()
         self._stderr.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -188,9 +188,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--user",
             metavar="USERNAME",
-            default=system_user(),
             help="The site's user in whose name this stands in the admin's history (default: the one called as the "
-            "system's user, %(default)s).",
+            f"system's user, {system_user()}).".replace("%", "%%"),
         )
 
     def handle_clear(
@@ -205,6 +204,8 @@ class Command(BaseCommand):
     ) -> None:
         if bool(names) + (match is not None) + options["all"] != 1:
             raise CommandError("Give either names, or --match PATTERN, or --all.")
+        if options["user"] is not None:
+            self.check_user(options["user"])
         places = get_places(using)
         several = len(places) > 1
         if names:
@@ -219,7 +220,7 @@ class Command(BaseCommand):
         elif locks:
             if interactive:
                 self.confirm(locks, several)
-            left = self.clear(locks, several, options["user"])
+            left = self.clear(locks, several, options["user"] or system_user())
             stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
             changed = [label(lock, several) for lock in stay]
             missing += [lock.name for lock in left if lock not in stay]
@@ -266,6 +267,19 @@ class Command(BaseCommand):
             if released and apps.is_installed("django.contrib.admin"):
                 self.record(released, by, user)
         return left
+
+    def check_user(self, name: str) -> None:
+        """Refuse a name that the site does not know, while there is still something to record."""
+        if not apps.is_installed("django.contrib.admin"):
+            return
+        from django_redislock.admin import history
+
+        try:
+            known = history.find_user(name) is not None
+        except Exception:
+            return  # a database out of reach keeps no lock held; record() says why nothing was recorded
+        if not known:
+            raise CommandError(f"Nothing was force-released: the site has no user {printable(name)!r}.")
 
     def record(self, locks: Sequence[LockInfo], by: str, user: str) -> None:
         """Enter the force-release in the admin's history, if that can be: the locks are free in any case."""
