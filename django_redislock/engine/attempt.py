@@ -28,8 +28,9 @@ from .waiters import Park, Seen, Waiter
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 GRACE = 0.8  # seconds beyond the deadline that an answer may take
-NEWS = 1.0  # seconds for which those who wait here take each other's word for who holds the lock
-ANSWERED_WITHIN = 0.05  # seconds after which they see whether the one who asks for all has its answer
+NEWS = 0.1  # seconds for which those who wait here take each other's word for who holds the lock
+ANSWERED_WITHIN = 1.0  # seconds that they leave to the one who asks for all
+SEE_EVERY = 0.05  # seconds between their looks whether it has its answer
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
@@ -334,15 +335,16 @@ class Attempt:
             _, self.holder, self.busy_for = group.seen
             return True
         if group.asks_until > now:
-            self.slow_at = now + ANSWERED_WITHIN
+            self.slow_at = now + SEE_EVERY
             return False
-        group.asks_until = now + NEWS
+        group.asks_until = now + ANSWERED_WITHIN
         until, by = self.deadline.at, give_up_at(self.deadline)
         try:
             value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
         except LockUnavailable:
             return True  # what Redis has said last still stands
         self._held_by(value, left / 1000)
+        group.asks_until = now
         return True
 
     def _tell_that_it_waits(self) -> None:

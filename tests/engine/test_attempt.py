@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable, force_release
 from django_redislock.engine.runtime import runtime
@@ -46,6 +47,23 @@ def first_id(client: redis.Redis, eventually: Eventually) -> str:
     """The id of the first that waits, as soon as somebody does."""
     ((id, _), *_) = eventually(lambda: in_queue(client))
     return str(id.decode())
+
+
+# -- whom it waits for -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.complete
+def test_who_waits_long_asks_by_itself_if_the_one_who_asks_for_all_has_no_answer(
+    crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    crowd()(Lock(NAME, ttl=600), "acquire")
+    with override_settings(REDISLOCK={"SLOW_WAIT": 2}):
+        crowd().start(Lock(NAME, using="far"), "acquire")
+        id = first_id(client, eventually)
+        group = eventually(lambda: listener("far").waiters.get(id)).group
+        group.asks_until = end = monotonic() + 3
+        eventually(lambda: "event=still-waiting" in caplog.text)
+        assert monotonic() >= end
 
 
 # -- late answers ------------------------------------------------------------------------------------------------------
