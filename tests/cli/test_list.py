@@ -17,7 +17,7 @@ import redis
 from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
-from django_redislock import Lock, LockInfo
+from django_redislock import Lock, LockInfo, get_lock
 from django_redislock.cli.text import _width as text_width
 from django_redislock.cli.text import table
 from redisserver import RedisServer
@@ -100,6 +100,9 @@ def test_json_is_for_programs() -> None:
         timedelta(seconds=lock["held_for"] + lock["lease_left"]), abs=timedelta(seconds=0.01)
     )
     assert (lock["name"], lock["alias"], lock["waiters"], lock["note"]) == ("order:42", "default", 0, "of the year")
+    seen = get_lock("order:42")
+    assert seen is not None
+    assert (lock["owner"], lock["fence"]) == (seen.owner, seen.fence)
 
 
 def test_json_of_no_locks_is_an_empty_list() -> None:
