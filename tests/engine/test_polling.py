@@ -242,8 +242,10 @@ def test_one_that_was_dropped_comes_back_to_its_place(
     first = wait_in_line(me, Lock(NAME, poll=True, backoff=SOON), client, eventually)
     ids: Any = client.zrange(QUEUE, 0, -1)
     second = wait_in_line(you, Lock(NAME), client, eventually)
-    client.zrem(QUEUE, *ids)
-    client.hdel(WAITERS, *ids)
+    with client.pipeline() as at_once:  # it may look, and come back, in between
+        at_once.zrem(QUEUE, *ids)
+        at_once.hdel(WAITERS, *ids)
+        at_once.execute()
     eventually(lambda: client.zrange(QUEUE, 0, 0) == ids)
     lock.release()
     assert first.result(GENEROUS)
