@@ -60,6 +60,9 @@ class Section:
         return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "interrupted", "")
 
 
+DEAF_FOR = 1.0  # seconds at most, without other trouble
+
+
 class Trouble(NamedTuple):
     """Something was done to a process or (None) to all; ``forgets``: Redis may have lost what it acknowledged."""
 
@@ -85,6 +88,7 @@ class History:
 
     sections: list[Section] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+    deaf: list[Trouble] = field(default_factory=list)  # when a process had no subscription: others overtake it
     dead: set[str] = field(default_factory=set)  # processes that were killed
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
     counter: Callable[[str], object] = lambda name: None  # from which the fences of a lock come
@@ -106,6 +110,9 @@ class History:
             now = float(time)
             if event == "failure":
                 self.failures.append(Violation("error", f"{process}: {' '.join(words)}"))
+                continue
+            if event == "deaf":  # noted once it was
+                self.deaf.append(Trouble(now - 0.1, now + DEAF_FOR, process))
                 continue
             if event == "stall":
                 self.troubles.append(Trouble(float(words[0]), now, process))
@@ -289,7 +296,9 @@ def _order(history: History) -> Iterator[Violation]:
         known = [section for section in sections if section.ticket != 0]
         for section in sorted(known, key=lambda one: one.fence):
             if last is not None and section.place < last.place:
-                if not history.troubled(section.asked, _got(section), section.process):
+                waited = section.asked, _got(section)
+                deaf = any(time.process == section.process and time.meets(*waited) for time in history.deaf)
+                if not deaf and not history.troubled(*waited, section.process):
                     yield Violation("order", f"{section} was overtaken by {last}")
             else:
                 last = section

@@ -302,16 +302,22 @@ def work(line: str) -> None:
 
 
 def _watch_for_failures(log: Log) -> None:
-    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here."""
+    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here.
+
+    But whoever reads when it is interrupted cuts the subscription, and until the next one its process seems dead.
+    """
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            traceback.print_exc()
-            log.note("failure", record.getMessage())
+            if record.levelno >= logging.ERROR:
+                traceback.print_exc()
+                log.note("failure", record.getMessage())
+            elif record.getMessage().startswith("event=listener-disconnected"):
+                log.note("deaf")
 
     logger = logging.getLogger("django_redislock")
     logger.propagate = False
-    logger.addHandler(Handler(logging.ERROR))
+    logger.addHandler(Handler(logging.WARNING))
 
 
 def _use_alone(user: User) -> None:
