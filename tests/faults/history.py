@@ -16,9 +16,9 @@ from sys import intern
 from typing import NamedTuple
 
 ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
-
-
 LEFT_FOR = 5.0  # seconds after which nothing is left of what had to be given back in the background
+NOTED_WITHIN = 0.1  # seconds after which a process has noted that its subscription was cut
+DEAF_FOR = 1.0  # seconds after which it has another one
 
 
 @dataclass(slots=True)
@@ -58,9 +58,6 @@ class Section:
     def warned(self) -> bool:
         """Whether the holder was told, or could not know, before it called its work done."""
         return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "interrupted", "")
-
-
-DEAF_FOR = 1.0  # seconds at most, without other trouble
 
 
 class Trouble(NamedTuple):
@@ -111,8 +108,8 @@ class History:
             if event == "failure":
                 self.failures.append(Violation("error", f"{process}: {' '.join(words)}"))
                 continue
-            if event == "deaf":  # noted once it was
-                self.deaf.append(Trouble(now - 0.1, now + DEAF_FOR, process))
+            if event == "deaf":
+                self.deaf.append(Trouble(now - NOTED_WITHIN, now + DEAF_FOR, process))
                 continue
             if event == "stall":
                 self.troubles.append(Trouble(float(words[0]), now, process))
@@ -244,10 +241,18 @@ class History:
 
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
-        return any(
-            trouble.meets(begin, end) and (process is None or trouble.process in (None, process))
-            for trouble in self.troubles
-        )
+        return _met(self.troubles, begin, end, process)
+
+    def overtakable(self, section: Section) -> bool:
+        """Whether others may have been served before it: something was wrong, or its process seemed dead."""
+        waited = section.asked, _got(section), section.process
+        return _met(self.deaf, *waited) or self.troubled(*waited)
+
+
+def _met(troubles: Iterable[Trouble], begin: float, end: float, process: str | None) -> bool:
+    return any(
+        trouble.meets(begin, end) and (process is None or trouble.process in (None, process)) for trouble in troubles
+    )
 
 
 def _got(section: Section) -> float:
@@ -296,9 +301,7 @@ def _order(history: History) -> Iterator[Violation]:
         known = [section for section in sections if section.ticket != 0]
         for section in sorted(known, key=lambda one: one.fence):
             if last is not None and section.place < last.place:
-                waited = section.asked, _got(section)
-                deaf = any(time.process == section.process and time.meets(*waited) for time in history.deaf)
-                if not deaf and not history.troubled(*waited, section.process):
+                if not history.overtakable(section):
                     yield Violation("order", f"{section} was overtaken by {last}")
             else:
                 last = section

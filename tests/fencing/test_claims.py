@@ -357,7 +357,7 @@ def test_a_holder_may_claim_with_the_same_fence_again(account: Account) -> None:
 
 
 def test_two_names_are_claimed_in_one_transaction(account: Account, other: Callable[[], Other]) -> None:
-    """The second claim comes first of all too, though a statement came before it."""
+    """The second claim is in time, though the first one is a statement before it."""
     names = ["account:1", "account:2"]
 
     def transfer() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
 
+from redisserver import free_ports
 from tests.helpers.docs import blocks, page
 from tests.helpers.waiting import until
 from tests.project.programs import ROOT
@@ -70,9 +69,7 @@ def serve(site: Path) -> Iterator[Callable[[], str]]:
 
     def start() -> str:
         stop()
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        address = f"127.0.0.1:{free_ports(1)[0]}"
         command = [sys.executable, "manage.py", "runserver", "--noreload", address]
         with (site / "said.txt").open("ab") as said:
             started.append(subprocess.Popen(command, cwd=site, env=variables(), stdout=said, stderr=said))
