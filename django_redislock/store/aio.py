@@ -287,7 +287,7 @@ class LoopConnections:
     async def _connected(self, reserve: _Reserve) -> AbstractConnection:
         while reserve.idle:
             connection, used = reserve.idle.pop()
-            if monotonic() - used <= IDLE:
+            if monotonic() - used <= IDLE and not _was_reset(connection):
                 return connection
             stale = True
             try:
@@ -362,6 +362,11 @@ class LoopConnections:
             for reserve in self._reserves.values():
                 for client in reserve.sentinel.sentinel_manager.sentinels if reserve.sentinel is not None else ():
                     await client.aclose()
+
+
+def _was_reset(connection: AbstractConnection) -> bool:
+    """Whether its transport has ended; writing there can be an AttributeError (python/cpython#136234)."""
+    return connection._writer is None or connection._writer.transport.is_closing()
 
 
 async def _is_stale(connection: AbstractConnection) -> bool:

@@ -134,9 +134,6 @@ class Interrupted(Awaitable[T]):
         self.suspended = 0
 
     def __await__(self) -> Generator[Any, Any, T]:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
         inner = self.coroutine.__await__()
         resume = partial(inner.send, None)
         while True:
@@ -146,17 +143,22 @@ class Interrupted(Awaitable[T]):
                 return end.value  # type: ignore[no-any-return]
             self.suspended += 1
             if self.suspended == self.at or (self.again and self.suspended > self.at):
-                if self.late and awaited is not None:
-                    # called before the callback that resumes the task, which the task has yet to add
-                    awaited.add_done_callback(lambda _: task.cancel())
-                else:
-                    loop.call_soon(task.cancel)
+                self.interrupt(awaited)
             try:
                 yield awaited
             except BaseException as error:
                 resume = partial(inner.throw, error)
             else:
                 resume = partial(inner.send, None)
+
+    def interrupt(self, awaited: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self.late and awaited is not None:
+            # called before the callback that resumes the task, which the task has yet to add
+            awaited.add_done_callback(lambda _: task.cancel())
+        else:
+            asyncio.get_running_loop().call_soon(task.cancel)
 
 
 class Closed(Exception):
@@ -166,21 +168,12 @@ class Closed(Exception):
 class Closing(Interrupted[T]):
     """Close the coroutine instead, at once: it sees a GeneratorExit and can await nothing any more."""
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        inner = self.coroutine.__await__()
-        while True:
-            try:
-                awaited = inner.send(None)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            self.suspended += 1
-            if self.suspended == self.at:
-                if awaited is not None:
-                    awaited._asyncio_future_blocking = False
-                    awaited.cancel()  # else the loop would watch a socket that is closed
-                self.coroutine.close()
-                raise Closed
-            yield awaited
+    def interrupt(self, awaited: Any) -> None:
+        if awaited is not None:
+            awaited._asyncio_future_blocking = False
+            awaited.cancel()  # else the loop would watch a socket that is closed
+        self.coroutine.close()
+        raise Closed
 
 
 async def lives_on(

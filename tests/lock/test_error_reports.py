@@ -44,8 +44,7 @@ class Threads(redis.Connection):
 class Coroutines(redis.asyncio.Connection):
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if Broken.now:
-            self._writer.transport.abort()  # type: ignore[union-attr]
-            await asyncio.sleep(0)
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_WR)  # type: ignore[union-attr]
         await super().send_packed_command(command, check_health)
 
 

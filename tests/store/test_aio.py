@@ -299,6 +299,21 @@ async def test_a_connection_killed_while_it_idles_is_replaced(
         assert len(idle(get_backend().place._loops[asyncio.get_running_loop()])) == 1
 
 
+@pytest.mark.parametrize("look_after", [-1.0, 1000.0], ids=["looked at", "not looked at"])
+async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
+    look_after: float, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
+) -> None:
+    """Unlike one that the server has closed, it is no transport any more: some Pythons fail where it is written to."""
+    monkeypatch.setattr("django_redislock.store.aio.IDLE", look_after)
+    with caches(alias(DJANGO_REDIS, server.url)):
+        assert not await Lock("a").alocked()
+        (connection,) = idle(get_backend().place._loops[asyncio.get_running_loop()])
+        transport = connection._writer.transport
+        transport._fatal_error(ConnectionResetError(), "what the loop does when it reads one")
+        await aeventually(lambda: transport._sock is None)
+        assert not await Lock("a").alocked()
+
+
 @pytest.mark.parametrize("how", ["an answer that nobody asked for", "closed under our hands"])
 async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
     how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
