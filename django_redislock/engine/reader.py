@@ -22,6 +22,10 @@ HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
 CHECK_EVERY = 1.0  # seconds between looks whether whoever reads is still there
 
 
+class Interrupted(ConnectionError):
+    """Whoever read was interrupted, perhaps in the middle of a message: the connection stands, but nobody reads on."""
+
+
 class Told(Protocol):
     """One that waits for a message."""
 
@@ -85,7 +89,7 @@ class Reader:
             # of a signal's handler, say: it is the thread's own, and may have left half a message unread; but redis-py
             # raises some of these itself when end() cuts the connection under it
             if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
-                self._trouble = self._trouble or ConnectionError("reading was interrupted")
+                self._trouble = self._trouble or Interrupted("reading was interrupted")
                 raise
         finally:
             self._give_up(turn)
@@ -123,6 +127,11 @@ class Reader:
     def unfollow(self, waiter: Told) -> None:
         """The waiter does not wait any more."""
         self._followers.pop(waiter, None)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether nobody reads on, though the connection may stand."""
+        return isinstance(self._trouble, Interrupted)
 
     def end(self) -> None:
         """Cut the connection under whoever reads it."""

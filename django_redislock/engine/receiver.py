@@ -39,7 +39,8 @@ L = TypeVar("L", bound=Hears)
 class Receiver(Generic[L]):
     """Subscribed once, for as long as its connection lasts, to the channels of ``listeners`` and no others.
 
-    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`.
+    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. It closes the
+    connection.
     """
 
     def __init__(
@@ -118,7 +119,6 @@ class Receiver(Generic[L]):
             self.reader.serve(self._retired, polls=self._memory)
         except Exception as error:
             trouble = None if self._retired.is_set() else error
-        self.connection.disconnect()
         self._ended(self, trouble)
 
     def _threads_may_read(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from logging import WARNING
 from time import monotonic
 from typing import Any
@@ -21,6 +21,7 @@ from ..store.wire import PASSING
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .notifier import Notifier
 from .outage import Outage
+from .reader import Interrupted
 from .receiver import Receiver
 
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
@@ -78,10 +79,14 @@ class Subscriber:
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
+            receivers = {listener.receiver for listener in batch if listener.receiver is not None}
             try:
                 self._subscribe(batch)
             except Exception as error:  # whatever it is: nobody would start us again
                 self._failed(batch, error)
+            for receiver in receivers:
+                if receiver.reader.interrupted and not _served_by(receiver):
+                    receiver.retire()
 
     def _next(self) -> list[Listener] | None:
         """Those that are due, when they are; None: there is nothing more to do."""
@@ -100,8 +105,8 @@ class Subscriber:
     def _subscribe(self, batch: Sequence[Listener]) -> None:
         groups: dict[Node, list[Listener]] = defaultdict(list)
         for listener in batch:
-            node = self.place.node_of(listener.backend.tag)
-            if listener.hears and listener.receiver is not None and listener.receiver.node is node:
+            node, receiver = self.place.node_of(listener.backend.tag), listener.receiver
+            if listener.hears and receiver is not None and receiver.node is node and not receiver.reader.interrupted:
                 continue  # it stands where it should
             groups[node].append(listener)
         for node, listeners in groups.items():
@@ -114,9 +119,7 @@ class Subscriber:
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
         """A new receiver for these, and for those that have one there already, which it replaces."""
         old, outage = self._receivers.get(node), self._outage
-        others = (
-            [] if old is None else [each for each in old.listeners if each.receiver is old and each not in listeners]
-        )
+        others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
         self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
         try:
             try:
@@ -170,29 +173,35 @@ class Subscriber:
             listener.subscribed(receiver, polled=counted == 0)
 
     def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
-        """Called in the thread of a receiver whose connection has ended."""
+        """Called in the thread of a receiver that has ended."""
+        concerned = _served_by(receiver)
+        if isinstance(error, Interrupted) and concerned:
+            # nobody passes over our waiters as long as it is subscribed: until another one is
+            self._go_on_with(lambda: self._retry(concerned, 0.0))
+            return
+        receiver.connection.disconnect()
         with self._mutex:
             if self._receivers.get(receiver.node) is receiver:
                 del self._receivers[receiver.node]
-        concerned = [listener for listener in receiver.listeners if listener.receiver is receiver]
         if error is not None and not self.place.closed:
             self.place.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
-            try:
-                self._failed(concerned, error)
-            except RuntimeError:  # the system gives no more threads: this one, which would end here, goes on as ours
-                self._go_on()
+            self._go_on_with(lambda: self._failed(concerned, error))
         else:
             for listener in concerned:
                 listener.unsubscribed()
 
-    def _go_on(self) -> None:
-        with self._mutex:
-            if self._thread is not None and self._thread.is_alive():
-                return  # pragma: no cover (another one was faster)
-            self._thread = threading.current_thread()
-        self._run()
+    def _go_on_with(self, act: Callable[[], None]) -> None:
+        """Do what wakes our thread; this one, which would end here, goes on as ours where there can be no other."""
+        try:
+            act()
+        except RuntimeError:  # the system gives no more threads
+            with self._mutex:
+                if self._thread is not None and self._thread.is_alive():
+                    return  # pragma: no cover (another one was faster)
+                self._thread = threading.current_thread()
+            self._run()
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:
@@ -215,3 +224,8 @@ class Subscriber:
 
     def _log(self, event: str, **facts: Any) -> None:
         self._notifier.log(WARNING, event, alias=self.place.alias, **facts)
+
+
+def _served_by(receiver: Receiver[Listener]) -> list[Listener]:
+    """Those who are not subscribed elsewhere, or nowhere, by now."""
+    return [listener for listener in receiver.listeners if listener.receiver is receiver]

@@ -50,8 +50,6 @@ class Bookings:
                 if event == "failure":
                     self.failures.append(Violation("error", f"{path.stem}: {' '.join(words)}"))
                     continue
-                if event == "deaf":
-                    continue  # who was overtaken for it has lost no update
                 number, now = int(words[0]), float(time)
                 if event == "entered":
                     found[number] = Booking(path.stem, number, intern(words[1]), float(words[2]), now)

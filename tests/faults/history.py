@@ -16,9 +16,9 @@ from sys import intern
 from typing import NamedTuple
 
 ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
+
+
 LEFT_FOR = 5.0  # seconds after which nothing is left of what had to be given back in the background
-NOTED_WITHIN = 0.1  # seconds after which a process has noted that its subscription was cut
-DEAF_FOR = 1.0  # seconds after which it has another one
 
 
 @dataclass(slots=True)
@@ -85,7 +85,6 @@ class History:
 
     sections: list[Section] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    deaf: list[Trouble] = field(default_factory=list)  # when a process had no subscription: others overtake it
     dead: set[str] = field(default_factory=set)  # processes that were killed
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
     counter: Callable[[str], object] = lambda name: None  # from which the fences of a lock come
@@ -107,9 +106,6 @@ class History:
             now = float(time)
             if event == "failure":
                 self.failures.append(Violation("error", f"{process}: {' '.join(words)}"))
-                continue
-            if event == "deaf":
-                self.deaf.append(Trouble(now - NOTED_WITHIN, now + DEAF_FOR, process))
                 continue
             if event == "stall":
                 self.troubles.append(Trouble(float(words[0]), now, process))
@@ -241,18 +237,10 @@ class History:
 
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
-        return _met(self.troubles, begin, end, process)
-
-    def overtakable(self, section: Section) -> bool:
-        """Whether others may have been served before it: something was wrong, or its process seemed dead."""
-        waited = section.asked, _got(section), section.process
-        return _met(self.deaf, *waited) or self.troubled(*waited)
-
-
-def _met(troubles: Iterable[Trouble], begin: float, end: float, process: str | None) -> bool:
-    return any(
-        trouble.meets(begin, end) and (process is None or trouble.process in (None, process)) for trouble in troubles
-    )
+        return any(
+            trouble.meets(begin, end) and (process is None or trouble.process in (None, process))
+            for trouble in self.troubles
+        )
 
 
 def _got(section: Section) -> float:
@@ -301,7 +289,7 @@ def _order(history: History) -> Iterator[Violation]:
         known = [section for section in sections if section.ticket != 0]
         for section in sorted(known, key=lambda one: one.fence):
             if last is not None and section.place < last.place:
-                if not history.overtakable(section):
+                if not history.troubled(section.asked, _got(section), section.process):
                     yield Violation("order", f"{section} was overtaken by {last}")
             else:
                 last = section

@@ -152,14 +152,6 @@ def test_whose_own_process_was_in_trouble_may_be_overtaken() -> None:
     assert kinds(Trouble(1.0, 1.1, "p3"), p1=FIRST, p2=SECOND, p3=THIRD) == ["order"]
 
 
-def test_a_process_without_a_subscription_may_be_overtaken_and_nothing_else() -> None:
-    deaf = "2.05 deaf"
-    assert kinds(p1=FIRST, p2=SECOND, p3=[*THIRD, deaf]) == []
-    assert kinds(p1=FIRST, p2=[*SECOND, deaf], p3=THIRD) == ["order"]
-    assert kinds(p1=FIRST, p2=SECOND, p3=[*THIRD, "4.0 deaf"]) == ["order"]
-    assert kinds(p1=[*LATER, deaf], p2=[*SECOND, deaf]) == ["overlap"]
-
-
 def test_a_process_that_did_not_run_for_a_while_was_in_trouble() -> None:
     assert kinds(p1=FIRST, p2=SECOND, p3=[*THIRD, "1.9 stall 1.45", "3.5 bye"]) == []
 

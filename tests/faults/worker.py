@@ -302,22 +302,16 @@ def work(line: str) -> None:
 
 
 def _watch_for_failures(log: Log) -> None:
-    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here.
-
-    But whoever reads when it is interrupted cuts the subscription, and until the next one its process seems dead.
-    """
+    """What the locks log as an error is one of ours; that Redis cannot be reached is a warning, and no news here."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno >= logging.ERROR:
-                traceback.print_exc()
-                log.note("failure", record.getMessage())
-            elif record.getMessage().startswith("event=listener-disconnected"):
-                log.note("deaf")
+            traceback.print_exc()
+            log.note("failure", record.getMessage())
 
     logger = logging.getLogger("django_redislock")
     logger.propagate = False
-    logger.addHandler(Handler(logging.WARNING))
+    logger.addHandler(Handler(logging.ERROR))
 
 
 def _use_alone(user: User) -> None:

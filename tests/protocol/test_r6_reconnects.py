@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import sleep
+from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, force_release
 from django_redislock.engine.listener import Listener
+from django_redislock.engine.receiver import Receiver
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, value
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, listener, reader_of, value
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 HOLDER = "holder-holder-holder-1"
@@ -102,3 +105,54 @@ def test_waiters_that_leave_while_the_listener_reconnects_are_in_no_queue(crowd:
     assert not any(future.result() for future in futures)
     assert listed(client) == []
     assert holder(client) == HOLDER
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises."""
+
+
+def interrupt(*message: Any) -> None:
+    if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
+        raise Interrupted
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("next_one", ["stands", "is refused"])
+def test_an_exception_that_interrupts_the_reader_lets_nobody_pass_the_other_waiters_of_its_process(
+    next_one: str,
+    threads: Line,
+    ghost: Callable[..., Ghost],
+    client: redis.Redis,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it was about to read may be lost, but the subscription counts until another one stands."""
+    waiting = [threads.join(Lock(NAME, ttl=LONG)) for _ in range(2)]
+    ghost().queue("of-another-process-----", name=NAME, ttl=LONG)
+    interrupted, subscribe = reader_of(listener()), Receiver.subscribe
+    begun, may_subscribe = threading.Event(), threading.Event()
+
+    def hold_up(receiver: Receiver[Listener], new: Any) -> Any:
+        begun.set()
+        assert may_subscribe.wait(GENEROUS)
+        if next_one == "is refused":
+            monkeypatch.undo()
+            raise redis.ConnectionError("refused")
+        return subscribe(receiver, new)
+
+    monkeypatch.setattr(Receiver, "subscribe", hold_up)
+    monkeypatch.setattr(interrupted, "_handle", interrupt)
+    channel = listener().backend.channel
+    eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
+    (reads,) = [one for one in waiting if one.future.done()]
+    (stays,) = [one for one in waiting if one is not reads]
+    with pytest.raises(Interrupted):
+        reads.result()
+    assert begun.wait(GENEROUS)
+    eventually(lambda: len(listed(client)) == 2)
+    force_release(NAME)
+    assert value(client)[2] == "h"
+    assert value(client)[0] not in (HOLDER, "of-another-process-----")
+    may_subscribe.set()
+    assert stays.result()
+    eventually(lambda: client.pubsub_numsub(channel) == [(channel.encode(), 1)])  # the old one is closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
@@ -309,7 +310,7 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
         assert not await Lock("a").alocked()
         (connection,) = idle(get_backend().place._loops[asyncio.get_running_loop()])
         transport = connection._writer.transport
-        transport._fatal_error(ConnectionResetError(), "what the loop does when it reads one")
+        transport._fatal_error(ConnectionResetError(errno.ECONNRESET, "as the loop reads it"))
         await aeventually(lambda: transport._sock is None)
         assert not await Lock("a").alocked()
 
