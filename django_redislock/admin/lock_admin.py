@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
@@ -13,26 +12,23 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.forms import Script
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.defaultfilters import linebreaksbr
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.formats import date_format, time_format
-from django.utils.html import format_html, format_html_join
-from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import conf
-from ..display import duration, printable
+from ..display import printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, force_release
+from ..inspection import LockInfo, force_release
 from ..inspection.listing import read_lock, read_page
 from ..models import HeldLock
-from ..names import is_name, split_member
+from ..names import is_name
 from ..store.aliases import lock_aliases
 from ..store.places import get_places
 from ..store.reading import batches
 from .changelist import AliasFilter, LockChangeList, using_of
+from .fields import LockFields, more
 from .history import record
 
 if TYPE_CHECKING:
@@ -45,7 +41,7 @@ SHOWN = 100  # names on a confirmation page
 
 
 @admin.register(HeldLock)
-class LockAdmin(ModelAdmin):
+class LockAdmin(LockFields, ModelAdmin):
     """Needs no table: everything comes from Redis, at the moment of the request.
 
     ``view`` and ``delete`` are the permissions; to delete a lock is to force-release it.
@@ -89,131 +85,6 @@ class LockAdmin(ModelAdmin):
 
     def get_list_filter(self, request: HttpRequest) -> Any:
         return [AliasFilter] if len(get_places()) > 1 else []
-
-    # -- columns -----------------------------------------------------------------------------------------------------
-
-    @admin.display(description=_("name"), ordering="key")
-    def shown_name(self, lock: HeldLock) -> str:
-        return str(lock)
-
-    @admin.display(description=_("cache alias"))
-    def shown_alias(self, lock: HeldLock) -> str:
-        return printable(lock.alias)
-
-    @admin.display(description=_("owner"), ordering="owner")
-    def shown_owner(self, lock: HeldLock) -> str:
-        return printable(lock.owner)
-
-    @admin.display(description=_("held for"), ordering="held_for")
-    def shown_held_for(self, lock: HeldLock) -> str:
-        return duration(lock.held_for, gettext)
-
-    @admin.display(description=_("lease left"), ordering="lease_left")
-    def shown_lease_left(self, lock: HeldLock) -> str:
-        return duration(lock.lease_left, gettext)
-
-    @admin.display(description=_("waiters"), ordering="waiters")
-    def shown_waiters(self, lock: HeldLock) -> str:
-        of_pool = _info(lock).pool_waiters
-        if not of_pool:
-            return str(lock.waiters)
-        return gettext("%(own)d, and %(any)d for any member of the pool") % {"own": lock.waiters, "any": of_pool}
-
-    # -- the page of a lock ------------------------------------------------------------------------------------------
-
-    def get_fieldsets(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
-        if obj is None or obj.info is None:
-            return [(None, {"fields": ("shown_name", "state")})]
-        state = ("state",) if obj.info.status is LockStatus.ERROR or obj.info.suspension else ()
-        note = ("note",) if obj.info.note else ()
-        token = ("token_hint",) if obj.info.token_hint else ()
-        known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ()
-        sections: list[tuple[Any, Any]] = [
-            (None, {"fields": ("shown_name", *state, *known)}),
-            (_("Queue"), {"fields": ("waiters", "queue")}),
-        ]
-        if split_member(obj.name) is not None:
-            sections.append((_("Queue for any member of the pool"), {"fields": ("pool_waiters", "pool_queue")}))
-        return sections
-
-    def get_readonly_fields(self, request: HttpRequest, obj: HeldLock | None = None) -> Any:
-        return [field for _, options in self.get_fieldsets(request, obj) for field in options["fields"]]
-
-    @admin.display(description=_("state"))
-    def state(self, lock: HeldLock) -> str:
-        if lock.info is None:
-            return gettext("Nobody holds this lock now.")
-        if lock.info.suspension is not None:
-            return self._suspended(lock.info.suspension, held=lock.info.held)
-        return gettext(
-            "Not a lock of this app: somebody else has written it or removed its expiry. It stays until force-released."
-        )
-
-    def _suspended(self, suspension: SuspensionInfo, *, held: bool) -> str:
-        text = gettext("Suspended by %(owner)s for another %(duration)s: nobody acquires it until then.")
-        if held:
-            text = gettext("As soon as nobody holds it: suspended by %(owner)s, for another %(duration)s from now.")
-        text %= {"owner": printable(suspension.owner), "duration": duration(suspension.left, gettext)}
-        return f"{text}\n{_lines(suspension.note)}" if held and suspension.note else text
-
-    @admin.display(description=_("note"))
-    def note(self, lock: HeldLock) -> str:
-        return _lines(_info(lock).note)
-
-    @admin.display(description=_("held for"))
-    def held_since(self, lock: HeldLock) -> str:
-        return gettext("%(duration)s, since %(time)s") % {
-            "duration": duration(lock.held_for, gettext),
-            "time": _time(_info(lock).since),
-        }
-
-    @admin.display(description=_("lease left"))
-    def expires(self, lock: HeldLock) -> str:
-        if _info(lock).status is LockStatus.ERROR:
-            return self.shown_lease_left(lock)
-        return gettext("%(duration)s, until %(time)s unless it is renewed") % {
-            "duration": duration(lock.lease_left, gettext),
-            "time": _time(_info(lock).expires),
-        }
-
-    @admin.display(description=_("token"))
-    def token_hint(self, lock: HeldLock) -> str:
-        return printable(_info(lock).token_hint)
-
-    @admin.display(description=_("in order"))
-    def queue(self, lock: HeldLock) -> str:
-        return self._table(_info(lock).queue, _info(lock).waiters)
-
-    @admin.display(description=_("waiters"))
-    def pool_waiters(self, lock: HeldLock) -> int:
-        return _info(lock).pool_waiters
-
-    @admin.display(description=_("in order"))
-    def pool_queue(self, lock: HeldLock) -> str:
-        return self._table(_info(lock).pool_queue, _info(lock).pool_waiters)
-
-    def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
-        if not waiters:
-            return gettext("Nobody is waiting.")
-        table: list[tuple[object, ...]] = [
-            (
-                place,
-                printable(waiter.owner),
-                duration(waiter.waited, gettext),
-                linebreaksbr(_lines(waiter.note), autoescape=True),
-            )
-            for place, waiter in enumerate(waiters, 1)
-        ]
-        titles = ["#", _("Owner"), _("Waited"), _("Note")]
-        if not any(waiter.note for waiter in waiters):
-            titles, table = titles[:-1], [row[:-1] for row in table]
-        head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
-        cells = "<td>{}</td>" * len(titles)
-        rows = format_html_join("", f"<tr>{cells}</tr>", table)
-        rest = _more(count - len(waiters))
-        return format_html(
-            '<table class="redislock-queue"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>{}', head, rows, rest
-        )
 
     # -- permissions -------------------------------------------------------------------------------------------------
 
@@ -291,14 +162,6 @@ class LockAdmin(ModelAdmin):
         """What the confirmation shows. Nothing depends on a lock but its waiters."""
         return [self.describe(lock) for lock in objs], {self.opts.verbose_name_plural: len(objs)}, set(), []
 
-    def describe(self, lock: HeldLock) -> str:
-        return gettext("%(name)s, held for %(duration)s by %(owner)s, %(waiters)d waiting") % {
-            "name": lock,
-            "duration": duration(lock.held_for or 0, gettext),
-            "owner": printable(lock.owner),
-            "waiters": 0 if lock.info is None else lock.info.waiters + lock.info.pool_waiters,
-        }
-
     def log_deletions(self, request: HttpRequest, queryset: Any) -> list[LogEntry]:
         """Nothing yet: Django calls this before it deletes. :meth:`release` logs what was really released."""
         return []
@@ -337,7 +200,7 @@ class LockAdmin(ModelAdmin):
             "opts": self.opts,
             "media": self.media,
             "locks": [self.describe(lock) for lock in locks[:SHOWN]],
-            "more": _more(len(locks) - SHOWN),
+            "more": more(len(locks) - SHOWN),
             "total": len(locks),
             "fences": {_fence_field(using): fence for using, fence in highest.items()},
             "across": across,
@@ -399,24 +262,6 @@ class LockAdmin(ModelAdmin):
                 gone,
             )
             self.message_user(request, text % {"count": gone}, messages.WARNING)
-
-
-def _info(lock: HeldLock) -> LockInfo:
-    assert lock.info is not None
-    return lock.info
-
-
-def _more(count: int) -> str:
-    return ngettext("and %(count)d more", "and %(count)d more", count) % {"count": count} if count > 0 else ""
-
-
-def _lines(note: str) -> str:
-    return "\n".join(map(printable, note.splitlines()))
-
-
-def _time(time: datetime) -> str:
-    local = localtime(time)
-    return f"{date_format(local, 'DATE_FORMAT')} {time_format(local, 'H:i:s')}"
 
 
 def _can_exist(lock: HeldLock) -> bool:

@@ -206,13 +206,15 @@ class Subscriber:
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:
             listener.unsubscribed()
-        outage = self._outage = self._outage or Outage()
-        if outage.log_is_due():
+        with self._mutex:  # several nodes may fail at once
+            outage = self._outage = self._outage or Outage()
+            log_it, delay = outage.log_is_due(), outage.fail()
+        if log_it:
             self._log("listener-disconnected", outage=outage.lasted, error=error)
         if outage.lasted > SIT_OUT:
             for listener in listeners:
                 listener.tell_all()
-        self._retry(listeners, outage.fail() * random.uniform(0.5, 1))
+        self._retry(listeners, delay * random.uniform(0.5, 1))
 
     def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
         with self._mutex:
