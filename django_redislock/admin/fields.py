@@ -129,18 +129,18 @@ class LockFields:
     def _table(self, waiters: Sequence[WaiterInfo], count: int) -> str:
         if not waiters:
             return gettext("Nobody is waiting.")
+        gone, note = any(waiter.gone for waiter in waiters), any(waiter.note for waiter in waiters)
         table: list[tuple[object, ...]] = [
             (
                 place,
                 printable(waiter.owner),
                 duration(waiter.waited, gettext),
-                linebreaksbr(_lines(waiter.note), autoescape=True),
+                *[gettext("gone") if waiter.gone else ""] * gone,
+                *[linebreaksbr(_lines(waiter.note), autoescape=True)] * note,
             )
             for place, waiter in enumerate(waiters, 1)
         ]
-        titles = ["#", _("Owner"), _("Waited"), _("Note")]
-        if not any(waiter.note for waiter in waiters):
-            titles, table = titles[:-1], [row[:-1] for row in table]
+        titles = ["#", _("Owner"), _("Waited"), *[_("Process")] * gone, *[_("Note")] * note]
         head = format_html_join("", '<th scope="col">{}</th>', [[title] for title in titles])
         cells = "<td>{}</td>" * len(titles)
         rows = format_html_join("", f"<tr>{cells}</tr>", table)

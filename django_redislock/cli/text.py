@@ -117,11 +117,11 @@ def _queue(queue: Sequence[WaiterInfo], waiters: int) -> list[str]:
     """Those who wait, if any; there may be more of them than ``queue`` has."""
     if not waiters:
         return []
-    rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", "NOTE")]
+    gone, note = any(waiter.gone for waiter in queue), any(waiter.note for waiter in queue)
+    rows: list[tuple[str, ...]] = [("#", "WAITER", "WAITED", *["PROCESS"] * gone, *["NOTE"] * note)]
     for place, waiter in enumerate(queue, 1):
-        rows.append((str(place), printable(waiter.owner), duration(waiter.waited), printable(waiter.note)))
-    if not any(waiter.note for waiter in queue):
-        rows = [row[:-1] for row in rows]
+        process, text = "gone" if waiter.gone else "", printable(waiter.note)
+        rows.append((str(place), printable(waiter.owner), duration(waiter.waited), *[process] * gone, *[text] * note))
     more = waiters - len(queue)
     return [columns(rows) + (f"\n... and {more} more" if more > 0 else "")]
 

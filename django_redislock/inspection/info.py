@@ -46,11 +46,16 @@ class LockStatus(Enum):
 
 @dataclass(frozen=True)
 class WaiterInfo:
-    """A waiter: its owner, the seconds it has waited, and its note."""
+    """A waiter: its owner, the seconds it has waited, and its note.
+
+    ``gone``: Redis cannot reach its process now (it was killed, say). If that is still so when its turn comes, it is
+    skipped.
+    """
 
     owner: str
     waited: float
     note: str = ""
+    gone: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,16 +209,16 @@ def _ask(backend: Backend, name: str, waiters: int) -> Steps[tuple[Any, ...]]:
     value, left_ms, us, planned, planned_ms, *found = answer
     suspension = parse_holder(planned)
     queues = []
-    for count, queue, entries in zip(*[iter(found)] * 3, strict=True):
-        listed = [_waiter_info(ticket, entry, us) for ticket, entry in zip(queue[1::2], entries, strict=True)]
+    for count, queue, entries, gone in zip(*[iter(found)] * 4, strict=True):
+        listed = [_waiter_info(us, *each) for each in zip(queue[1::2], entries, gone, strict=True)]
         queues.append(Queue(count, tuple(listed)))
     coming = None if suspension is None else SuspensionInfo(suspension.owner, planned_ms / 1000, suspension.note)
     return value, math.inf if left_ms == -1 else left_ms / 1000, us, coming, *queues
 
 
-def _waiter_info(ticket: bytes, entry: bytes | None, us: int) -> WaiterInfo:
+def _waiter_info(us: int, ticket: bytes, entry: bytes | None, gone: int) -> WaiterInfo:
     owner, note = parse_waiter(entry)
-    return WaiterInfo(owner, min(max(0.0, (us - float(ticket)) / 1e6), LONGEST), note)
+    return WaiterInfo(owner, min(max(0.0, (us - float(ticket)) / 1e6), LONGEST), note, bool(gone))
 
 
 def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:

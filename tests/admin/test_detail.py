@@ -13,7 +13,7 @@ from django.test import Client
 
 from django_redislock import Lock
 from tests.admin.pages import LIST, select, told, url
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Ghost, Other
 from tests.helpers.state import holder, put
 
 pytestmark = pytest.mark.django_db
@@ -91,6 +91,16 @@ def test_notes_are_shown_escaped(
     assert "<td>&lt;i&gt;of a waiter&lt;/i&gt;</td>" in page
     assert "<script>alert" not in page
     assert waiting.result(GENEROUS)
+
+
+def test_waiters_whose_process_was_killed_are_marked(admin: Client, ghost: Callable[..., Ghost]) -> None:
+    with Lock("a"):
+        ghost().queue("1" * 22, name="a")
+        assert "Process" not in admin.get(url("change", "a")).content.decode()
+        ghost(alive=False).queue("2" * 22, name="a")
+        page = admin.get(url("change", "a")).content.decode()
+    assert '<th scope="col">Process</th>' in page
+    assert page.count("<td>gone</td>") == 1
 
 
 def test_without_notes_there_is_no_place_for_them(admin: Client, client: redis.Redis) -> None:

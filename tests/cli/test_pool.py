@@ -49,7 +49,7 @@ def test_it_shows_its_queue(pool: LockPool, other: Callable[[], Other], eventual
     assert re.search(r"\n\n#  WAITER +WAITED\n1  \S.* s$", text.rstrip())
     assert (found["name"], found["members"], found["free"], found["waiters"]) == ("proxies", 1, 0, 1)
     assert [lock["name"] for lock in found["locks"]] == ["pool:proxies:a"]
-    assert [set(waiter) for waiter in found["queue"]] == [{"owner", "waited", "note"}]
+    assert [set(waiter) for waiter in found["queue"]] == [{"owner", "waited", "note", "gone"}]
 
 
 def test_a_pool_without_members_fails() -> None:

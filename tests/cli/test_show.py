@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from django.core.management import CommandError
 from django_redislock import Lock, WaiterInfo, get_lock
 from django_redislock.cli.text import portrait
 from tests.cli.conftest import WaitFor, hold, redislocks
+from tests.helpers.actors import Ghost
 
 KEY = "redislock{0}:lock:order:42"
 
@@ -50,6 +52,15 @@ def test_notes_have_a_place_where_there_are_any() -> None:
     assert [re.split(r" {2,}", row)[3:] for row in rows] == [[r"'first\nsecond'"], []]
 
 
+def test_waiters_whose_process_was_killed_are_marked(ghost: Callable[..., Ghost]) -> None:
+    hold("order:42")
+    ghost(alive=False).queue("1" * 22, name="order:42", age=2)
+    ghost().queue("2" * 22, name="order:42")
+    head, *rows = redislocks("show", "order:42").splitlines()[-3:]
+    assert re.split(r" {2,}", head) == ["#", "WAITER", "WAITED", "PROCESS"]
+    assert [re.split(r" {2,}", row)[3:] for row in rows] == [["gone"], []]
+
+
 def test_it_says_how_many_more_wait_than_it_lists() -> None:
     hold("order:42")
     info = get_lock("order:42")
@@ -72,7 +83,7 @@ def test_as_json_it_has_the_queue_too(wait_for: WaitFor) -> None:
         lock = json.loads(redislocks("show", "order:42", "--format=json"))
     assert (lock["name"], lock["waiters"]) == ("order:42", 1)
     ((waiter),) = lock["queue"]
-    assert set(waiter) == {"owner", "waited", "note"}
+    assert set(waiter) == {"owner", "waited", "note", "gone"}
 
 
 def test_a_name_that_cannot_be_one_is_refused() -> None:

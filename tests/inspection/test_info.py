@@ -14,7 +14,7 @@ from django.test import override_settings
 import django_redislock
 from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
 from django_redislock.inspection.listing import read_lock
-from tests.helpers.actors import Crowd, Ghost
+from tests.helpers.actors import Crowd, Ghost, server_time
 from tests.inspection.conftest import Queue, hold
 
 PREFIX = "redislock{0}:"
@@ -89,6 +89,28 @@ def test_a_queue_without_a_holder_is_no_lock(client: redis.Redis, queue_up: Queu
     queue_up("a", 2)
     client.delete(f"{PREFIX}lock:a")
     assert get_lock("a") is None
+
+
+def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
+    """They are counted all the same: they may come back."""
+    hold("a", ttl=600)
+    killed, there = ghost(alive=False), ghost()
+    killed.queue("1" * 22, name="a")
+    there.queue("2" * 22, name="a")
+    client.zadd(f"{PREFIX}queue:a", {"3" * 22: "inf", "4" * 22: "inf"})
+    now = server_time(client)
+    for id, polls_until in (("3" * 22, now - 1), ("4" * 22, now + 30_000_000)):
+        client.hset(f"{PREFIX}waiters:a", id, f"- 30000 {polls_until} - ghost")
+    assert [waiter.gone for waiter in known("a").queue] == [True, False, True, False]
+    assert known("a").waiters == 4
+
+
+def test_of_a_pool_too(ghost: Callable[..., Ghost]) -> None:
+    LockPool("accounts").extend(["alice"])
+    LockPool("accounts").acquire(ttl=600)
+    ghost(alive=False).queue("1" * 22, name="pool:accounts:")
+    assert [waiter.gone for waiter in LockPool("accounts").info().queue] == [True]
+    assert [waiter.gone for waiter in known("pool:accounts:alice").pool_queue] == [True]
 
 
 def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: Callable[..., Ghost]) -> None:

@@ -4,8 +4,10 @@
 --            most: how many waiters to list
 -- returns  {value of the lock or false, lease left in ms, server us, value and ms left of a suspension that is planned
 --            or false, number of waiters, {id, ticket, ...},
---            {entry, ...}}; of a pool's member the last three once more, for those who want any
+--            {entry, ...}, {1 for each that is gone, else 0, ...}}; of a pool's member the last four once more, for
+--            those who want any
 --#include time
+--#include is_dead
 --#include @lock
 --#include @lease
 --#include @queues
@@ -13,9 +15,9 @@
 local most = tonumber(ARGV.most)
 local value = read_lock() or begin_suspension()
 local planned, planned_left = read_planned()
-local answer = {value or false, lease_left(), us, planned or false, planned_left or false}
+local answer, absent = {value or false, lease_left(), us, planned or false, planned_left or false}, {}
 for _, keys in ipairs(queues) do
-  local queue, entries = {}, {}
+  local queue, entries, gone = {}, {}, {}
   if most > 0 then
     queue = redis.call('ZRANGE', keys[1], 0, most - 1, 'WITHSCORES')
     local ids = {}
@@ -24,6 +26,11 @@ for _, keys in ipairs(queues) do
   end
   answer[#answer + 1] = redis.call('ZCARD', keys[1])
   answer[#answer + 1] = queue
+  for i, entry in ipairs(entries) do
+    local channel, _, alive_until = parse_waiter(entry)
+    gone[i] = is_dead(channel, alive_until, absent) and 1 or 0
+  end
   answer[#answer + 1] = entries
+  answer[#answer + 1] = gone
 end
 return answer
