@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from redis.connection import Connection
 from redis.exceptions import NoScriptError
@@ -48,7 +49,7 @@ class Sender:
         self._answered = answered
         self._failed = failed
         self._mutex = threading.Lock()
-        self._trips: dict[Node, list[_Trip]] = {}
+        self._trips: WeakKeyDictionary[Node, list[_Trip]] = WeakKeyDictionary()
         self._spare: dict[Node, tuple[float, Connection]] = {}
 
     def send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
@@ -110,8 +111,6 @@ class Sender:
     def _forget(self, node: Node) -> None:
         with self._mutex:
             _, spare = self._spare.pop(node, (0.0, None))
-            if not self._trips.get(node):
-                self._trips.pop(node, None)
         if spare is not None:
             spare.disconnect()
 

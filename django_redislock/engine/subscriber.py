@@ -79,13 +79,13 @@ class Subscriber:
 
     def _run(self) -> None:
         while (batch := self._next()) is not None:
-            receivers = {listener.receiver for listener in batch if listener.receiver is not None}
+            before = list(self._receivers.values())
             try:
                 self._subscribe(batch)
             except Exception as error:  # whatever it is: nobody would start us again
                 self._failed(batch, error)
-            for receiver in receivers:
-                if receiver.reader.interrupted and not _served_by(receiver):
+            for receiver in before:
+                if not _served_by(receiver):
                     receiver.retire()
 
     def _next(self) -> list[Listener] | None:
@@ -117,7 +117,7 @@ class Subscriber:
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
-        """A new receiver for these, and for those that have one there already, which it replaces."""
+        """A new receiver for these, and for those that have one there already, which is retired then."""
         old, outage = self._receivers.get(node), self._outage
         others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
         self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
@@ -147,8 +147,6 @@ class Subscriber:
                 each.receiver = receiver
         if closed:
             receiver.retire()
-        elif old is not None:
-            old.retire()
         # another one has begun, if the receiver has ended meanwhile
         if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
             self._log("listener-reconnected", outage=outage.lasted)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from logging import ERROR, WARNING
 from time import monotonic
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redis.exceptions import ClusterDownError, ResponseError
 
@@ -70,7 +70,7 @@ class Watchdog:
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._sender = Sender(self._answered, self._failed)
-        self._outages: dict[Node, Outage] = {}
+        self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
         self._trim_at = 0.0
         self._strays = 0  # up to this time (monotonic):
         self._strays_until = 0.0

@@ -153,9 +153,10 @@ _makers: weakref.WeakKeyDictionary[Node, Maker] = weakref.WeakKeyDictionary()
 class _Reserve:
     """The connections of one event loop to one node that nobody uses, and what makes new ones."""
 
-    __slots__ = ("idle", "maker", "sentinel")
+    __slots__ = ("idle", "maker", "node", "sentinel")
 
     def __init__(self, node: Node) -> None:
+        self.node = node
         maker = _makers.get(node)
         if maker is None:
             maker = _makers[node] = Maker(node.origin)
@@ -201,7 +202,8 @@ class LoopConnections:
         """
         reserve = self._reserves.get(node)
         if reserve is None:
-            reserve = self._reserves.setdefault(node, _Reserve(node))
+            self._forget_the_gone()
+            reserve = self._reserves[node] = _Reserve(node)
         timeout = reserve.maker.timeout
         limit = timeout if by is None else min(timeout, max(0.0, by - monotonic()))
         loan = _Loan()
@@ -241,7 +243,7 @@ class LoopConnections:
             # of a cancellation, say: an answer may still come, which nobody else must read
             await connection.disconnect()
             raise
-        if self.closed:
+        if self.closed or reserve.node.closed:
             await connection.disconnect()
         else:
             reserve.idle.append((connection, monotonic()))
@@ -307,6 +309,12 @@ class LoopConnections:
             await connection.disconnect()
             raise
         return connection
+
+    def _forget_the_gone(self) -> None:
+        """Nodes of a cluster come and go."""
+        for node in [known for known in self._reserves if known.closed]:
+            self.drop_idle_soon(node)
+            del self._reserves[node]
 
     async def _make_room(self) -> None:
         """Close what has idled longest at any node, where one connection more would be too many."""

@@ -58,7 +58,8 @@ class Cluster(Place):
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._stale = True  # the slots may have moved
         self._doubted: Node | None = None
-        self._mutex = threading.RLock()
+        self._mutex = threading.RLock()  # while the cluster is asked
+        self._known = threading.RLock()  # while what is known of it changes
         self._failed_at = 0.0  # monotonic
         self._failure: Exception | None = None
 
@@ -100,18 +101,24 @@ class Cluster(Place):
             self._manager.initialize(**self._order(self._manager))
         for client in _clients(self._manager):
             client.connection_pool.disconnect()  # until it is asked again
-        for tag, slot in enumerate(self._slots):
-            node = self._manager.get_node_from_slot(slot)
-            self._owners[tag] = self._node_at(node.host, int(node.port))
-        self._forget_the_gone(self._manager)
+        with self._known:
+            for tag, slot in enumerate(self._slots):
+                node = self._manager.get_node_from_slot(slot)
+                self._owners[tag] = self._node_at(node.host, int(node.port))
+        self._forget_the_gone()
 
-    def _forget_the_gone(self, manager: NodesManager) -> None:
-        """Nodes come and go, and each would keep a connection or two."""
-        there = {f"{each.host}:{each.port}" for each in manager.nodes_cache.values()}
-        for address in self._nodes.keys() - there:
-            node = self._nodes.pop(address)
+    def _forget_the_gone(self) -> None:
+        """Nodes come and go, and each would keep a connection or two: forget those that have no slot of ours."""
+        with self._known:
+            owners = {node.origin.address for node in self._owners.values()}
+            gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
+        for node in gone:
             super().doubt(node)  # the connections of event loops
             node.close()
+
+    def trim(self) -> None:
+        self._forget_the_gone()
+        super().trim()
 
     def _order(self, manager: NodesManager) -> dict[str, Any]:
         address = "" if self._doubted is None else self._doubted.origin.address
@@ -174,7 +181,9 @@ class Cluster(Place):
             self._doubt(node)
         if not isinstance(error, MovedError):
             return False
-        self._owners[backend.tag] = self._node_at(*self._remap(error, node))
+        address = self._remap(error, node)
+        with self._known:
+            self._owners[backend.tag] = self._node_at(*address)
         return True
 
     def _remap(self, error: Any, node: Node) -> tuple[str, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockUnavailable, get_lock
+from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.engine.runtime import runtime
+from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend, get_place
 from rediscluster import HOST
 from tests.helpers.cluster import Cluster
@@ -39,12 +41,14 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     name, held, waiting = contended
     listener = runtime().listener(get_backend(None, name))
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
-    fence, generation = held.fence, listener.generation
+    fence, generation, receiver = held.fence, listener.generation, listener.receiver
+    assert receiver is not None
     own_cluster.move(slot_of(name), to=target)
     assert own_cluster.owner_of(slot_of(name)) is target is not source
     # Redis has told the process that its subscription is over; it subscribes anew, and all who wait look again
     eventually(lambda: listener.hears and listener.generation > generation)
     assert port_of(listener) == target.port
+    eventually(lambda: not receiver.thread.is_alive())  # nothing listens where nobody is told anything any more
     eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
     held.extend(1)
     assert held.fence == fence
@@ -101,8 +105,30 @@ def test_a_node_that_joins_and_one_that_leaves(own_cluster: Cluster, contended: 
     eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
     held.release()
     assert waiting.result(30)
-    # nothing of the one that has left is kept
-    eventually(lambda: source.port not in [node.origin.keywords["port"] for node in get_place().nodes])
+    # nothing of the one that has left is kept, once somebody has asked for what it had
+    assert [lock.name for lock in list_locks()] == [name]
+    eventually(lambda: source.port not in ports_of(get_place().nodes))
+
+
+def test_nothing_is_kept_of_nodes_that_have_no_slots_any_more(
+    own_cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that only follows the redirections forgets them as well."""
+    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.1)
+    source, target = own_cluster.masters()[:2]
+    (name,) = names_on(own_cluster, source)
+    with Lock(name):
+        joined = own_cluster.add_master()
+        own_cluster.move(slot_of(name), to=joined)
+        assert Lock(name).locked()
+        eventually(lambda: joined.port in ports_of(get_place().nodes))
+        own_cluster.move(slot_of(name), to=target)
+        assert Lock(name).locked()
+        eventually(lambda: joined.port not in ports_of(get_place().nodes))
+
+
+def ports_of(nodes: Iterable[Node]) -> list[int]:
+    return [node.origin.keywords["port"] for node in nodes]
 
 
 def test_a_manual_failover_under_the_feet_of_holder_and_waiters(

@@ -47,5 +47,5 @@ def test_an_answer_without_waiters_does_not_touch_the_queue(ghost: Callable[...,
     ghost().queue(TOKEN, name=NAME)
     before = count(client, "zrange"), count(client, "hmget")
     answer = run(calls.info(get_backend(), KEYS, NAME, 0))
-    assert answer[5:] == [1, [], []]
+    assert answer[5:] == [1, [], [], []]
     assert (count(client, "zrange"), count(client, "hmget")) == before

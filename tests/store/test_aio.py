@@ -15,6 +15,7 @@ import redis
 from django_redislock import Lock, LockUnavailable
 from django_redislock.conf import conf
 from django_redislock.store.aio import ENTERING, LoopConnections, _Loan
+from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
@@ -313,6 +314,31 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
         transport._fatal_error(ConnectionResetError(errno.ECONNRESET, "as the loop reads it"))
         await aeventually(lambda: transport._sock is None)
         assert not await Lock("a").alocked()
+
+
+async def test_nothing_is_kept_of_a_node_that_has_left(
+    server: RedisServer, client: redis.Redis, aeventually: AEventually
+) -> None:
+    """Clusters replace their nodes, for years."""
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        await ask("PING")
+        place = get_backend().place
+        (of_loop,) = place._loops.values()
+
+        async def visit(node: Node) -> None:
+            await of_loop.exchange(node, [("PING",)], None, urgency=ENTERING)
+
+        gone, busy, there = (Node(place.origin) for _ in range(3))
+        await visit(gone)
+        slow = asyncio.create_task(of_loop.exchange(busy, [("BLPOP", "gate", str(GENEROUS))], None, urgency=ENTERING))
+        await aeventually(lambda: client.info("clients")["blocked_clients"])
+        gone.close()
+        busy.close()
+        await visit(there)
+        client.rpush("gate", "open")
+        await slow
+        assert set(of_loop._reserves) == {*place.nodes, there}
+        await aeventually(lambda: len(connections(client)) == 2)
 
 
 @pytest.mark.parametrize("how", ["an answer that nobody asked for", "closed under our hands"])
