@@ -161,7 +161,7 @@ async def test_the_lock_of_a_task_that_nobody_remembers_is_not_renewed(
     client: redis.Redis, aeventually: AEventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def take() -> None:
-        await Lock(NAME, ttl=1.5).aacquire()
+        await Lock(NAME, ttl=4).aacquire()
 
     await asyncio.create_task(take())
     gc.collect()
