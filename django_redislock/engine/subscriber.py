@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from ..store.node import Node
 from ..store.place import Place
-from ..store.wire import PASSING
+from ..store.wire import PASSING, wording
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .notifier import Notifier
 from .outage import Outage
@@ -159,7 +159,7 @@ class Subscriber:
             # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
-                self._log("not-subscribed", error=counted)
+                self._log("not-subscribed", error=wording(counted))
             listener.subscribed(None, polled=True)
             pause = self._pauses.get(listener, RECONNECTING)
             self._pauses[listener] = min(pause * 2, RESUBSCRIBE_EVERY)
@@ -208,7 +208,7 @@ class Subscriber:
             outage = self._outage = self._outage or Outage()
             log_it, delay = outage.log_is_due(), outage.fail()
         if log_it:
-            self._log("listener-disconnected", outage=outage.lasted, error=error)
+            self._log("listener-disconnected", outage=outage.lasted, error=wording(error))
         if outage.lasted > SIT_OUT:
             for listener in listeners:
                 listener.tell_all()

@@ -25,7 +25,7 @@ from ..store.keys import make_keys
 from ..store.node import Node
 from ..store.place import Backend
 from ..store.places import all_places
-from ..store.wire import Command
+from ..store.wire import Command, wording
 from .agenda import Agenda, PendingRelease, Task
 from .lease import Lease, Section
 from .loss import TOLD, reason_of, tell_lost
@@ -383,7 +383,7 @@ class Watchdog:
                 alias=node.origin.alias,
                 tasks=len(parcels),
                 outage=outage.lasted,
-                error=error,
+                error=wording(error),
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
         if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):

@@ -21,7 +21,7 @@ from .keys import redis_type
 from .node import Node
 from .place import Backend
 from .scripts import keys_of, with_source
-from .wire import CONNECTION_ERRORS, PASSING, Command
+from .wire import CONNECTION_ERRORS, PASSING, Command, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a replica that is there needs, shorter than anybody waits
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
@@ -152,7 +152,7 @@ def _unavailable(what: str, backend: Backend, name: str | None, trouble: object,
     if name and noun == "lock":
         noun, name = known_as(name)
     whom = f"the {noun} {name!r}" if name else "locks"
-    return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {trouble}", name)
+    return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {wording(trouble)}", name)
 
 
 # a version that shares no locks with this one puts this before the number in the key `fence`: see docs/releases.rst

@@ -29,6 +29,7 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
 }
 PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
+_WORDS: dict[type, str] = {kind: word for word, kind in CLUSTER_ERRORS.items()}
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 _pack: Callable[[Command], bytes]
@@ -66,3 +67,9 @@ def classified(error: ResponseError) -> ResponseError:
     """What a cluster says, as an error of its own class: before redis-py 8, only the parser of RedisCluster does so."""
     word, _, rest = str(error).partition(" ")
     return CLUSTER_ERRORS[word](rest) if type(error) is ResponseError and word in CLUSTER_ERRORS else error
+
+
+def wording(error: object) -> str:
+    """An error as the server worded it: redis-py takes the first word away, and leaves ``4069 10.0.0.1:6379``."""
+    word = _WORDS.get(type(error))
+    return str(error) if word is None else f"{word} {error}"

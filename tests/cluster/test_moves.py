@@ -61,7 +61,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
 
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
 def test_one_that_tries_once_is_not_refused_because_a_slot_is_on_its_way(
-    half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually
+    half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually, settings: Any
 ) -> None:
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
@@ -73,6 +73,11 @@ def test_one_that_tries_once_is_not_refused_because_a_slot_is_on_its_way(
         first.client().execute_command("MIGRATE", HOST, target.port, fence, 0, 5000)
     else:
         own_cluster.migrate_keys(slot_of(name))
+    if half:
+        settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.1}
+        with pytest.raises(LockUnavailable, match=r"^Redis cannot be reached for the lock .*: TRYAGAIN \w"):
+            Lock(name).acquire(blocking_timeout=0)
+        settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 10}
     lock = Lock(name)
     trying = crowd().start(lock, "acquire", blocking_timeout=0)
     told = "errorstat_TRYAGAIN" if half else "errorstat_ASK"

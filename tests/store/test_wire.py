@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import MovedError, ResponseError
 
-from django_redislock.store.wire import CLUSTER_ERRORS, classified
+from django_redislock.store.wire import CLUSTER_ERRORS, classified, wording
 
 
 @pytest.mark.parametrize("word", CLUSTER_ERRORS)
@@ -13,6 +13,7 @@ def test_what_a_cluster_says_has_a_class_of_its_own(word: str) -> None:
     """redis-py 5 leaves these to the parser of its own cluster client."""
     error = classified(ResponseError(f"{word} 7 127.0.0.1:6379"))
     assert type(error) is CLUSTER_ERRORS[word]
+    assert wording(error) == f"{word} 7 127.0.0.1:6379"
     assert classified(error) is error
 
 
@@ -25,3 +26,4 @@ def test_a_redirection_names_its_node() -> None:
 def test_other_errors_stay_what_they_are() -> None:
     error = ResponseError("OOM command not allowed")
     assert classified(error) is error
+    assert wording(error) == "OOM command not allowed"
