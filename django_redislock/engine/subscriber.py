@@ -85,7 +85,7 @@ class Subscriber:
             except Exception as error:  # whatever it is: nobody would start us again
                 self._failed(batch, error)
             for receiver in before:
-                if not _served_by(receiver):
+                if not _served_by(receiver):  # another has taken its place, or its listeners belong elsewhere by now
                     receiver.retire()
 
     def _next(self) -> list[Listener] | None:
