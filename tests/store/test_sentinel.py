@@ -86,6 +86,7 @@ def test_locks_work_again_after_the_master_died(
                 me(Lock("a"), "acquire")
         sentinels.wait_for_it(0.2)
         eventually(lambda: sentinels.master() == sentinels.servers[1].port)
+        sentinels.wait_for_it(300)  # else the new one may be taken for dead as well, where a machine is busy
         for me in people:
             eventually(lambda me=me: _works(me, fence))
 
