@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import redis
 from redis.exceptions import AskError, ClusterDownError
 
+from django_redislock.store.wire import classified
 from rediscluster import SLOTS
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node, find_cluster_server
@@ -53,6 +55,14 @@ def replicated(master: Node) -> None:
         assert client.wait(1, 10_000) == 1
 
 
+@contextmanager
+def refused(kind: type[redis.ResponseError]) -> Iterator[None]:
+    """The block ends with this error, for which redis-py 5 has a class of its own in its cluster client only."""
+    with pytest.raises(redis.ResponseError) as caught:
+        yield
+    assert isinstance(classified(caught.value), kind)
+
+
 @pytest.mark.complete
 def test_every_slot_has_an_owner_and_every_owner_a_replica(cluster: Cluster, site: redis.RedisCluster) -> None:
     masters = cluster.masters()
@@ -88,7 +98,7 @@ def test_a_slot_moves_while_a_client_uses_it(cluster: Cluster, site: redis.Redis
         cluster.move(SLOT, to=target)
         assert cluster.owner_of(SLOT) is target
         cluster.begin_move(SLOT, to=source)
-        with pytest.raises(AskError):
+        with refused(AskError):
             target.ask("GET", "{tickets}no-such-key")
         cluster.migrate_keys(SLOT)
         cluster.finish_move(SLOT)
@@ -143,7 +153,7 @@ def test_a_master_that_is_cut_off_serves_its_clients_until_its_own_timeout(
         assert cluster.owner_of(SLOT) is replica
         assert fresh.get("{tickets}") is None
         eventually(lambda: b"cluster_state:fail" in old.ask("CLUSTER", "INFO"))
-        with pytest.raises(ClusterDownError):
+        with refused(ClusterDownError):
             stale.get("{tickets}")
         cluster.heal()
         cluster.wait_until_ok()
