@@ -1,4 +1,4 @@
-"""What the admin shows of a lock: a row in the list, the fields of its page with its queue, a line that asks."""
+"""What the admin shows of a lock: a row in the list, its page with the queue, a line of a confirmation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..names import split_member
 
 
 class LockFields:
-    """See the module; a part of LockAdmin, which says what is done."""
+    """The part of LockAdmin that says what is shown."""
 
     # -- columns of the list -----------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ L = TypeVar("L", bound=Hears)
 class Receiver(Generic[L]):
     """Subscribed once, for as long as its connection lasts, to the channels of ``listeners`` and no others.
 
-    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. It closes the
-    connection.
+    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. Who is called
+    decides when the connection is closed.
     """
 
     def __init__(

@@ -85,7 +85,8 @@ class Subscriber:
             except Exception as error:  # whatever it is: nobody would start us again
                 self._failed(batch, error)
             for receiver in before:
-                if not _served_by(receiver):  # another has taken its place, or its listeners belong elsewhere by now
+                if not _served_by(receiver):  # its listeners belong elsewhere by now
+                    self._forget(receiver)
                     receiver.retire()
 
     def _next(self) -> list[Listener] | None:
@@ -117,7 +118,7 @@ class Subscriber:
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
-        """A new receiver for these, and for those that have one there already, which is retired then."""
+        """A new receiver for these, and for those that have one there already, which it replaces."""
         old, outage = self._receivers.get(node), self._outage
         others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
         self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
@@ -145,6 +146,13 @@ class Subscriber:
                 each.on_unsubscribed()
             else:
                 each.receiver = receiver
+        if old is not None:
+            if old.reader.interrupted:
+                for each in others:
+                    each.tell_all()  # what it was about to read may have been for them
+            for each in _served_by(old):
+                each.on_unsubscribed()  # it was refused here: it belongs elsewhere as well
+            old.retire()
         if closed:
             receiver.retire()
         # another one has begun, if the receiver has ended meanwhile
@@ -173,14 +181,14 @@ class Subscriber:
     def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
-        if isinstance(error, Interrupted) and concerned:
-            # nobody passes over our waiters as long as it is subscribed: until another one is
-            self._go_on_with(lambda: self._retry(concerned, 0.0))
-            return
+        if isinstance(error, Interrupted):
+            if concerned:
+                # as long as this connection is open, nobody passes over our waiters: another one is subscribed first
+                self._go_on_with(lambda: self._retry(concerned, 0.0))
+                return
+            error = None
         receiver.connection.disconnect()
-        with self._mutex:
-            if self._receivers.get(receiver.node) is receiver:
-                del self._receivers[receiver.node]
+        self._forget(receiver)
         if error is not None and not self.place.closed:
             self.place.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
@@ -189,6 +197,11 @@ class Subscriber:
         else:
             for listener in concerned:
                 listener.unsubscribed()
+
+    def _forget(self, receiver: Receiver[Listener]) -> None:
+        with self._mutex:
+            if self._receivers.get(receiver.node) is receiver:
+                del self._receivers[receiver.node]
 
     def _go_on_with(self, act: Callable[[], None]) -> None:
         """Do what wakes our thread; this one, which would end here, goes on as ours where there can be no other."""
@@ -227,5 +240,5 @@ class Subscriber:
 
 
 def _served_by(receiver: Receiver[Listener]) -> list[Listener]:
-    """Those who are not subscribed elsewhere, or nowhere, by now."""
+    """Its listeners that are still subscribed there."""
     return [listener for listener in receiver.listeners if listener.receiver is receiver]

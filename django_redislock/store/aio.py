@@ -289,11 +289,12 @@ class LoopConnections:
     async def _connected(self, reserve: _Reserve) -> AbstractConnection:
         while reserve.idle:
             connection, used = reserve.idle.pop()
-            if monotonic() - used <= IDLE and not _was_reset(connection):
+            reset = _was_reset(connection)
+            if monotonic() - used <= IDLE and not reset:
                 return connection
             stale = True
             try:
-                stale = await _is_stale(connection)
+                stale = reset or await _is_stale(connection)
             finally:
                 if stale:  # or the look was cancelled
                     await connection.disconnect()

@@ -35,7 +35,8 @@ class Node:
     def close(self) -> None:
         """No connection to it is kept from now on."""
         self.closed = True
-        for callback in self.on_close:
+        callbacks, self.on_close = self.on_close, []  # they refer to this node
+        for callback in callbacks:
             callback()
         self.drop_idle()
 

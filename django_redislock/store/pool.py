@@ -95,7 +95,7 @@ class ConnectionPool:
         if loan.entry is not None:
             self._loans.discard(loan.entry)
         if loan.connection is not None:
-            if self._closed:
+            if self._closed or node.closed:
                 loan.connection.disconnect()
             else:
                 node.idle.append((loan.connection, monotonic()))

@@ -70,6 +70,9 @@ def classified(error: ResponseError) -> ResponseError:
 
 
 def wording(error: object) -> str:
-    """An error as the server worded it: redis-py takes the first word away, and leaves ``4069 10.0.0.1:6379``."""
+    """An error as text, with the word that redis-py takes away from those of a cluster (MOVED, ASK ...).
+
+    Without it, ``4069 10.0.0.1:6379`` is all that is left.
+    """
     word = _WORDS.get(type(error))
     return str(error) if word is None else f"{word} {error}"

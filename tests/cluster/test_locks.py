@@ -24,6 +24,8 @@ from django_redislock import (
     list_pools,
     locked_get_or_set,
 )
+from django_redislock.engine.listener import Listener
+from django_redislock.engine.reader import Interrupted
 from django_redislock.engine.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
@@ -32,8 +34,9 @@ from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend, get_place
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
+from tests.helpers.state import reader_of
 
-from .conftest import Eventually, names_on, slot_of
+from .conftest import Eventually, names_on, port_of, slot_of
 
 MANY = [f"order:{number}" for number in range(200)]
 
@@ -265,6 +268,58 @@ def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed
     two.start()
     eventually(lambda: two.hears and two.receiver is not None)
     eventually(lambda: one.hears and one.generation > generation)
+
+
+@pytest.fixture
+def neighbours(cluster: Cluster, eventually: Eventually) -> list[Listener]:
+    """Two listeners at one node; the first one is subscribed."""
+    one, two = (runtime().listener(get_backend(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
+    one.start()
+    eventually(lambda: one.hears and one.receiver is not None)
+    return [one, two]
+
+
+def test_whose_reader_was_interrupted_as_another_listener_joins_looks_again(
+    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message that it was about to read may have been for a waiter here."""
+    one, two = neighbours
+    told: list[Listener] = []
+    subscribe, reader = Receiver.subscribe, reader_of(one)
+
+    def interrupted(self: Receiver[Any], new: Any) -> Any:
+        reader._trouble = Interrupted()
+        return subscribe(self, new)
+
+    monkeypatch.setattr(Receiver, "subscribe", interrupted)
+    monkeypatch.setattr(one, "tell_all", lambda: told.append(one))
+    two.start()
+    eventually(lambda: two.hears and one.receiver is two.receiver and told)
+
+
+def test_nobody_stays_with_an_interrupted_reader(
+    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the one that is sent elsewhere when all of its listeners subscribe anew."""
+    one, two = neighbours
+    two.start()
+    eventually(lambda: two.hears and one.receiver is two.receiver is not None)
+    receiver, subscribe = one.receiver, Receiver.subscribe
+    refused: list[Listener] = []
+    assert receiver is not None
+
+    def sent_elsewhere(self: Receiver[Any], new: Any) -> Any:
+        found = subscribe(self, new)
+        if {one, two} <= set(new) and not refused:
+            refused.append(one)
+            return {**found, one: MovedError(f"1 127.0.0.1:{port_of(one)}")}
+        return found
+
+    monkeypatch.setattr(Receiver, "subscribe", sent_elsewhere)
+    receiver.reader._trouble = Interrupted()
+    one._want.__self__._retry([one, two], 0.0)  # type: ignore[attr-defined]
+    eventually(lambda: refused and one.receiver not in (None, receiver) and two.receiver not in (None, receiver))
+    eventually(lambda: not receiver.thread.is_alive())
 
 
 def test_a_subscription_at_a_replica_does_not_count(cluster: Cluster, eventually: Eventually) -> None:

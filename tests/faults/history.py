@@ -16,8 +16,6 @@ from sys import intern
 from typing import NamedTuple
 
 ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
-
-
 LEFT_FOR = 5.0  # seconds after which nothing is left of what had to be given back in the background
 
 

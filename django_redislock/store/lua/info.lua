@@ -15,7 +15,8 @@
 local most = tonumber(ARGV.most)
 local value = read_lock() or begin_suspension()
 local planned, planned_left = read_planned()
-local answer, absent = {value or false, lease_left(), us, planned or false, planned_left or false}, {}
+local answer = {value or false, lease_left(), us, planned or false, planned_left or false}
+local absent = {}
 for _, keys in ipairs(queues) do
   local queue, entries, gone = {}, {}, {}
   if most > 0 then
