@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from logging import WARNING
 from time import monotonic
 from typing import Any
@@ -141,23 +141,29 @@ class Subscriber:
             closed = self.place.closed
             self._receivers[node] = receiver
         self._joining = None
-        for each in others:
-            if each in found:  # it belongs elsewhere by now
-                each.on_unsubscribed()
-            else:
-                each.receiver = receiver
         if old is not None:
-            if old.reader.interrupted:
-                for each in others:
-                    each.tell_all()  # what it was about to read may have been for them
-            for each in _served_by(old):
-                each.on_unsubscribed()  # it was refused here: it belongs elsewhere as well
-            old.retire()
+            self._replace(old, receiver, others, found)
         if closed:
             receiver.retire()
         # another one has begun, if the receiver has ended meanwhile
         if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
             self._log("listener-reconnected", outage=outage.lasted)
+
+    @staticmethod
+    def _replace(
+        old: Receiver[Listener], new: Receiver[Listener], others: Sequence[Listener], refused: Container[Listener]
+    ) -> None:
+        """``others``, who have subscribed before, go over from the old receiver to the new one."""
+        for each in others:
+            if each in refused:
+                each.on_unsubscribed()  # it belongs elsewhere by now
+                continue
+            each.receiver = new
+            if old.reader.interrupted:
+                each.tell_all()  # what it was about to read may have been for them
+        for each in _served_by(old):
+            each.on_unsubscribed()  # it was refused just now
+        old.retire()
 
     def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
