@@ -188,11 +188,9 @@ class Subscriber:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
         if isinstance(error, Interrupted):
-            if concerned:
-                # as long as this connection is open, nobody passes over our waiters: another one is subscribed first
-                self._go_on_with(lambda: self._retry(concerned, 0.0))
-                return
-            error = None
+            # as long as this connection is open, nobody passes over our waiters: another one is subscribed first
+            self._go_on_with(lambda: self._retry(concerned, 0.0))
+            return
         receiver.connection.disconnect()
         self._forget(receiver)
         if error is not None and not self.place.closed:
