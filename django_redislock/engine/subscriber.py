@@ -85,7 +85,7 @@ class Subscriber:
             except Exception as error:  # whatever it is: nobody would start us again
                 self._failed(batch, error)
             for receiver in before:
-                if not _served_by(receiver):  # its listeners belong elsewhere by now
+                if not _served_by(receiver):  # it was replaced, or its listeners belong elsewhere by now
                     self._forget(receiver)
                     receiver.retire()
 
@@ -155,15 +155,12 @@ class Subscriber:
     ) -> None:
         """``others``, who have subscribed before, go over from the old receiver to the new one."""
         for each in others:
-            if each in refused:
-                each.on_unsubscribed()  # it belongs elsewhere by now
-                continue
-            each.receiver = new
-            if old.reader.interrupted:
-                each.tell_all()  # what it was about to read may have been for them
+            if each not in refused:
+                each.receiver = new
+                if old.reader.interrupted:
+                    each.tell_all()  # what it was about to read may have been for them
         for each in _served_by(old):
-            each.on_unsubscribed()  # it was refused just now
-        old.retire()
+            each.on_unsubscribed()  # it was refused: it belongs elsewhere by now
 
     def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):

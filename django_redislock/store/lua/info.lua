@@ -24,13 +24,13 @@ for _, keys in ipairs(queues) do
     local ids = {}
     for i = 1, #queue, 2 do ids[#ids + 1] = queue[i] end
     if #ids > 0 then entries = redis.call('HMGET', keys[2], unpack(ids)) end
+    for i, entry in ipairs(entries) do
+      local channel, _, alive_until = parse_waiter(entry)
+      gone[i] = is_dead(channel, alive_until, absent) and 1 or 0
+    end
   end
   answer[#answer + 1] = redis.call('ZCARD', keys[1])
   answer[#answer + 1] = queue
-  for i, entry in ipairs(entries) do
-    local channel, _, alive_until = parse_waiter(entry)
-    gone[i] = is_dead(channel, alive_until, absent) and 1 or 0
-  end
   answer[#answer + 1] = entries
   answer[#answer + 1] = gone
 end
