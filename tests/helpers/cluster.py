@@ -19,7 +19,7 @@ from rediscluster import HOST, Seen, join
 
 from .cluster_node import Node, find_cluster_server
 from .guard import Guard
-from .waiting import until
+from .waiting import GENEROUS, until
 
 BY_ITSELF = 20.0  # seconds in which a cluster agrees again, as a rule
 
@@ -139,7 +139,7 @@ class Cluster:
         except AssertionError:
             self._fix()
         try:
-            until(condition)
+            until(condition, GENEROUS - BY_ITSELF)
         except AssertionError as error:
             seen = [f"{node.port}: {node.sees()} {node.replication()}" for node in self.reachable()]
             raise AssertionError("\n".join([str(error), *seen])) from None

@@ -14,6 +14,7 @@ from django_redislock import Lock, force_release
 from django_redislock.engine.listener import Listener
 from django_redislock.engine.receiver import Receiver
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, listener, reader_of, value
 from tests.protocol.scene import LONG, Eventually, Line, listed
@@ -107,13 +108,9 @@ def test_waiters_that_leave_while_the_listener_reconnects_are_in_no_queue(crowd:
     assert holder(client) == HOLDER
 
 
-class Interrupted(BaseException):
-    """What a signal's handler raises."""
-
-
 def interrupt(*message: Any) -> None:
     if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
-        raise Interrupted
+        raise Interrupt
 
 
 @pytest.mark.usefixtures("held")
@@ -146,7 +143,7 @@ def test_an_exception_that_interrupts_the_reader_lets_nobody_pass_the_other_wait
     eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
     (reads,) = [one for one in waiting if one.future.done()]
     (stays,) = [one for one in waiting if one is not reads]
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupt):
         reads.result()
     assert begun.wait(GENEROUS)
     eventually(lambda: len(listed(client)) == 2)
