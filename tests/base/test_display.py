@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pprint import pformat
 from typing import Any
 
@@ -58,13 +59,17 @@ def test_a_translator_may_put_the_numbers_elsewhere() -> None:
     [
         ("order", "'order'"),
         (None, "None"),
-        (10**5000, "<int that is too long to be shown>"),
         (["a"] * 1000, "['a', 'a', 'a', 'a', 'a', 'a', ...]"),
     ],
-    ids=["text", "None", "number", "list"],
+    ids=["text", "None", "list"],
 )
 def test_a_value_in_an_error_is_a_short_literal(value: Any, text: str) -> None:
     assert shown(value) == text
+
+
+def test_a_number_in_an_error_that_python_would_not_write_is_described() -> None:
+    # reprlib writes the second since Python 3.14
+    assert re.fullmatch("<int that is too long to be shown>|<int instance with roughly 5001 digits.*>", shown(10**5000))
 
 
 def test_a_long_text_in_an_error_is_cut_in_the_middle() -> None:

@@ -20,7 +20,7 @@ from tests.helpers.actors import GENEROUS
 
 # what Django leaves open when a client goes or a stream raises, and its asynchronous test client at any time
 LEFT_OPEN = pytest.mark.filterwarnings(
-    r"ignore:Exception ignored in. <(function (SpooledTemporaryFile|BaseConnection)\.__del__|sqlite3\.Connection)"
+    r"ignore:Exception ignored [^<]+<(function (SpooledTemporaryFile|BaseConnection)\.__del__|sqlite3\.Connection)"
     ":pytest.PytestUnraisableExceptionWarning"
 )
 
