@@ -159,9 +159,9 @@ def _unavailable(what: str, backend: Backend, name: str | None, trouble: object,
 PROTOCOL = 1
 _NEWER = re.compile(rb"protocol (\d{1,9}) ")
 
-# in which line of a script: Redis 7 says it behind, Redis 6 before the error
+# in which line of a script: Redis 7 says it behind (Valkey 9 without the script's hash), Redis 6 before the error
 _WHERE = re.compile(
-    r" script: \w+, on @user_script:\d+\.$|^(ERR )?Error running script \(call to \w+\): (@user_script: ?\d+: )+"
+    r" script: (\w+, )?on @user_script:\d+\.$|^(ERR )?Error running script \(call to \w+\): (@user_script: ?\d+: )+"
 )
 
 
