@@ -58,7 +58,7 @@ class LockNotAcquired(LockError):
 
 
 class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
-    """This thread or task never held the lock that it tried to release, extend or detach."""
+    """This thread or task does not hold the lock that it tried to use: it never acquired it, or has released it."""
 
     @classmethod
     def to(cls, verb: str, name: str) -> LockNotOwned:

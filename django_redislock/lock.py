@@ -131,9 +131,9 @@ class Lock:
         The name as it was written, such as ``"order:{pk}"``, for signals and logs, where metrics can be labelled with
         it. Decorators set it; without, it is the name.
 
-    Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps the writes that it acknowledged and
-    its clock does not jump; if that fails, ``fence`` still orders them. Nobody overtakes: waiters get the lock in the
-    order in which their requests reached Redis.
+    Guaranteed: no two acquisitions hold the lock at once, as long as Redis keeps the writes that it acknowledged, its
+    clock does not jump, and no machine that uses locks is suspended; if that fails, ``fence`` still orders them. Nobody
+    overtakes: waiters get the lock in the order in which their requests reached Redis.
 
     Not guaranteed: that your code stops when its lock is lost. Watch :attr:`lost`, or pass ``fence`` to whatever you
     write to. On a machine that was suspended, ``lost`` may stay False until the first renewal after it wakes, since the
@@ -165,9 +165,9 @@ class Lock:
     ) -> bool:
         """Acquire the lock; return False when it could not be acquired in time.
 
-        Arguments override those of the constructor. A busy lock never raises. Raises LockUnavailable when Redis cannot
-        be reached, LockLost with ``adopt`` (see there), and LockError when this thread or task would wait without end
-        for a lock that it holds itself.
+        Arguments override those of the constructor. A lock that somebody else holds never raises. Raises
+        LockUnavailable when Redis cannot be reached, LockLost with ``adopt`` (see there), and LockError when this
+        thread or task would wait without end for a lock that it holds itself.
         """
         section = self._section(current_owner(), token)
         del token  # error reports show local variables
@@ -356,7 +356,7 @@ class Lock:
 
     @property
     def fence(self) -> int:
-        """The fencing token of the current acquisition: it only ever grows, from one acquisition to the next.
+        """The fence (fencing token) of the current acquisition: it only ever grows, from one acquisition to the next.
 
         Raises LockNotOwned when this thread or task does not hold the lock: there is no number to write down then.
         """

@@ -44,7 +44,7 @@ def _prefix(prefix: str, what: str) -> list[CheckMessage]:
     try:
         check_prefix(prefix, what)
     except ValueError as error:
-        hint = "Take a prefix without them; the locks bring their own hash tag."
+        hint = "Choose a prefix without these characters; the locks add their own hash tag."
         return [Error(str(error), hint=hint, id="django_redislock.E004")]
     return []
 
@@ -138,7 +138,7 @@ def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
     if found := _prefix(prefix, f"The KEY_PREFIX of the cache alias {alias!r}"):
         return None, found
     hint = (
-        "Mend this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
+        "Fix this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
         "REDISLOCK['CACHE']."
         if alias == known.CACHE
         else "Give this alias a Redis (one server, Sentinels, or a cluster), or django-redis's own BACKEND (with "

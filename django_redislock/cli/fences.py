@@ -14,7 +14,11 @@ from .arguments import age
 def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("action", choices=["prune"], help="prune: delete the rows of names not claimed for long.")
     parser.add_argument(
-        "--older-than", metavar="AGE", type=age, required=True, help="Since the latest claim: 30d, 12h or 90m, say."
+        "--older-than",
+        metavar="AGE",
+        type=age,
+        required=True,
+        help="Time since the latest claim, such as 30d, 12h or 90m.",
     )
     parser.add_argument("--dry-run", action="store_true", help="Only say how many rows would be deleted.")
     parser.add_argument(

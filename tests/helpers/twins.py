@@ -96,9 +96,12 @@ class Pages:
 @types.coroutine
 def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Generator[Any, None, None]:
     """Run a coroutine until ``when``, then close it, as the end of its loop or the garbage collection does."""
-    while True:
-        future = coroutine.send(None)
-        if when():
-            break
-        yield future
+    future = coroutine.send(None)
+    while not when():
+        try:
+            yield future
+        except BaseException as error:  # a time limit inside the coroutine cancels the task, and wants to hear of it
+            future = coroutine.throw(error)
+        else:
+            future = coroutine.send(None)
     coroutine.close()
