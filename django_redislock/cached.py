@@ -122,24 +122,6 @@ async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options:
     return await arun(wanted.get(current_owner()))
 
 
-class Cached:
-    """A request of steps: call a method of a cache, or its async twin."""
-
-    __slots__ = ("args", "cache", "kwargs", "verb")
-
-    def __init__(self, cache: Any, verb: str, *args: Any, **kwargs: Any) -> None:
-        self.cache: Any = cache
-        self.verb: str = verb
-        self.args: tuple[Any, ...] = args
-        self.kwargs: dict[str, Any] = kwargs
-
-    def run(self) -> Any:
-        return getattr(self.cache, self.verb)(*self.args, **self.kwargs)
-
-    async def arun(self) -> Any:
-        return await getattr(self.cache, f"a{self.verb}")(*self.args, **self.kwargs)
-
-
 class Computation:
     """One caller that asks for the lock and computes, while the others of this process wait for it to end.
 
@@ -219,7 +201,7 @@ class _Wanted:
         self.alias = self.lock_alias or alias
 
     def get(self, owner: Owner) -> Steps[Any]:
-        value = yield self._look()
+        value = yield self._get(MISSING)
         if value is not MISSING:
             return value
         if not callable(self.default):
@@ -239,7 +221,7 @@ class _Wanted:
             if not ended and deadline.passed:
                 outcome = "timeout" if deadline.waits else "busy"
                 raise LockNotAcquired(self._not_in_time, name, outcome=outcome, waited=monotonic() - begun)
-            value = yield self._look()
+            value = yield self._get(MISSING)
             if value is not MISSING:
                 return value
             if not ended:
@@ -257,7 +239,7 @@ class _Wanted:
             refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
             if refusal is not None:
                 raise refusal.in_words(self._not_in_time, waited=monotonic() - begun)
-            value = yield self._look()
+            value = yield self._get(MISSING)
             if value is MISSING:
                 value = yield from self._compute()
             yield from self._give_back(section)
@@ -291,18 +273,19 @@ class _Wanted:
         finally:
             computation.waiters.pop(waiter, None)
 
-    def _look(self) -> Cached:
-        return Cached(self.cache, "get", self.key, MISSING, version=self.version)
+    def _get(self, otherwise: object) -> Call:
+        return Call(self.cache.get, (self.key, otherwise), {"version": self.version}, twin=self.cache.aget)
 
     def _keep(self, value: Any) -> Steps[Any]:
         """Store it, unless somebody did without a lock (Django's own ``set()``, say); return what is stored."""
-        if (yield Cached(self.cache, "add", self.key, value, timeout=self.timeout, version=self.version)):
+        options = {"timeout": self.timeout, "version": self.version}
+        if (yield Call(self.cache.add, (self.key, value), options, twin=self.cache.aadd)):
             return value
-        return (yield Cached(self.cache, "get", self.key, value, version=self.version))
+        return (yield self._get(value))
 
     def _compute(self) -> Steps[Any]:
         blocks = asyncio._get_running_loop() is not None and not iscoroutinefunction(self.default)
-        value = yield CallOut(self.default) if blocks else Call(self.default, (), {})
+        value = yield CallOut(self.default) if blocks else Call(self.default)
         return (yield from self._keep(value))
 
     def _give_back(self, section: Acquisition) -> Steps[None]:

@@ -8,6 +8,7 @@ from typing import Any
 from django.dispatch import Signal
 
 from .log import log_event
+from .steps import Call
 
 # template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
 # that makes names, where that is. There are few of them, so that metrics can be labelled with it
@@ -38,20 +39,9 @@ async def asend(signal: Signal, **facts: Any) -> None:
         _log_failures(await signal.asend_robust(_sender, **facts), facts)
 
 
-class Send:
-    """A request of steps: send a signal."""
-
-    __slots__ = ("facts", "signal")
-
-    def __init__(self, signal: Signal, **facts: Any) -> None:
-        self.signal: Signal = signal
-        self.facts: dict[str, Any] = facts
-
-    def run(self) -> None:
-        send(self.signal, **self.facts)
-
-    async def arun(self) -> None:
-        await asend(self.signal, **self.facts)
+def sending(signal: Signal, **facts: Any) -> Call:
+    """The request of steps to send a signal."""
+    return Call(send, (signal,), facts, twin=asend)
 
 
 def _log_failures(answers: list[tuple[Any, Any]], facts: dict[str, Any]) -> None:

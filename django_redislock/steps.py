@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from inspect import isawaitable
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -62,20 +63,28 @@ class DrivingLoop:
 
 
 class Call:
-    """The user's own function, in :func:`arun` a coroutine function; sends back what it returns."""
+    """A function, in :func:`arun` its ``twin`` (None: itself), a coroutine function; sends back what it returns."""
 
-    __slots__ = ("args", "function", "kwargs")
+    __slots__ = ("args", "function", "kwargs", "twin")
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        twin: Callable[..., Any] | None = None,
+    ) -> None:
         self.function: Callable[..., Any] = function
         self.args: tuple[Any, ...] = args
-        self.kwargs: dict[str, Any] = kwargs
+        self.kwargs: Mapping[str, Any] = kwargs
+        self.twin: Callable[..., Any] = twin or function
 
     def run(self) -> Any:
         return self.function(*self.args, **self.kwargs)
 
     async def arun(self) -> Any:
-        return await self.function(*self.args, **self.kwargs)
+        return await self.twin(*self.args, **self.kwargs)
 
 
 class Evaluate:

@@ -15,7 +15,7 @@ from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailab
 from ..log import log_event, logger
 from ..names import known_as, named
 from ..options import Options
-from ..signals import Send, lock_acquired, lock_force_released, lock_not_acquired
+from ..signals import lock_acquired, lock_force_released, lock_not_acquired, sending
 from ..steps import Request, Steps
 from ..store import calls
 from ..store.calls import Wanted
@@ -240,7 +240,7 @@ class Acquisition:
         if logger.isEnabledFor(DEBUG):
             log_event(DEBUG, "not-acquired", **named(self.name), **facts)
         if lock_not_acquired.receivers:
-            yield Send(lock_not_acquired, name=self.name, **facts)
+            yield sending(lock_not_acquired, name=self.name, **facts)
 
     def _announce(self, attempt: Attempt) -> Steps[None]:
         lease, waited = self.held, monotonic() - attempt.begun
@@ -251,9 +251,9 @@ class Acquisition:
             old = parse_holder(attempt.seized)
             was = "?" if old is None else old.described
             log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
-            yield Send(lock_force_released, name=lease.name, by=by)
+            yield sending(lock_force_released, name=lease.name, by=by)
         if lock_acquired.receivers:
-            yield Send(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
+            yield sending(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
 
     # -- having it --------------------------------------------------------------------------------------------------
 

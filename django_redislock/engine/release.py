@@ -9,7 +9,7 @@ from typing import Any
 
 from ..exceptions import LockUnavailable
 from ..log import log_event, logger
-from ..signals import Send, lock_released
+from ..signals import lock_released, sending
 from ..steps import Steps
 from ..store import calls
 from ..store.place import Backend
@@ -49,7 +49,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
     if logger.isEnabledFor(DEBUG):
         log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
     if lock_released.receivers:
-        yield Send(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+        yield sending(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
 
 
 def release_surely(section: Section, **facts: Any) -> Steps[bool]:

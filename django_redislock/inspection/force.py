@@ -6,7 +6,7 @@ from logging import WARNING
 
 from ..log import log_event
 from ..names import check_name
-from ..signals import Send, lock_force_released
+from ..signals import lock_force_released, sending
 from ..steps import Steps, arun, run_blocking
 from ..store import calls
 from ..store.keys import make_keys
@@ -42,5 +42,5 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     if before is not None and (released is None or before.fence == released.fence):
         released = before  # knows more; it has not changed hands since
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner if released else "?")
-    yield Send(lock_force_released, name=name, by=by)
+    yield sending(lock_force_released, name=name, by=by)
     return released

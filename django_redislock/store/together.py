@@ -6,47 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..steps import Pause, Request, Steps
+from ..steps import Call, Pause, Request, Steps
 from .node import Node
-from .place import Backend, Place
+from .place import Place
 from .retry import Execute
-from .wire import CONNECTION_ERRORS, Command
+from .wire import CONNECTION_ERRORS
 
 T = TypeVar("T")
 
 Resume = Callable[[Any], Request]
-
-
-class _Locate:
-    """Sends back the node of this backend."""
-
-    __slots__ = ("backend",)
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend: Backend = backend
-
-    def run(self) -> Node:
-        return self.backend.place.node_of(self.backend.tag)
-
-    async def arun(self) -> Node:
-        return await self.backend.place.anode_of(self.backend.tag)
-
-
-class _Exchange:
-    """Sends back the answers of a node."""
-
-    __slots__ = ("commands", "node", "place")
-
-    def __init__(self, place: Place, node: Node, commands: Sequence[Command]) -> None:
-        self.place: Place = place
-        self.node: Node = node
-        self.commands: Sequence[Command] = commands
-
-    def run(self) -> list[Any]:
-        return self.place.exchange(self.node, self.commands)
-
-    async def arun(self) -> list[Any]:
-        return await self.place.aexchange(self.node, self.commands)
 
 
 def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
@@ -90,16 +58,17 @@ def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
     outcomes: dict[int, Any] = {}
     groups: dict[tuple[Place, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():
+        place = request.backend.place
         try:
-            node = yield _Locate(request.backend)
+            node = yield Call(place.node_of, (request.backend.tag,), twin=place.anode_of)
         except CONNECTION_ERRORS as error:
             outcomes[i] = error
         else:
-            groups[request.backend.place, node].append(i)
+            groups[place, node].append(i)
     for (place, node), group in groups.items():
         commands = [command for i in group for command in asking[i].commands]
         try:
-            answers = iter((yield _Exchange(place, node, commands)))
+            answers = iter((yield Call(place.exchange, (node, commands), twin=place.aexchange)))
         except CONNECTION_ERRORS as error:
             outcomes |= dict.fromkeys(group, error)
         else:

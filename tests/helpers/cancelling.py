@@ -16,7 +16,6 @@ import redis
 from django_redislock import Lock, locked
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.waiters import Park, TaskWaiter
-from django_redislock.signals import Send
 from django_redislock.steps import Call, CallOut, Evaluate, Pause
 from django_redislock.store.places import get_backend
 from django_redislock.store.retry import Execute
@@ -105,7 +104,7 @@ async def nothing_left(client: redis.Redis) -> None:
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
-    for request in (Call, CallOut, Evaluate, Execute, Park, Pause, Send):
+    for request in (Call, CallOut, Evaluate, Execute, Park, Pause):
         monkeypatch.setattr(request, "arun", _gated(request.arun))
 
 
