@@ -32,11 +32,10 @@ from .options import Options
 from .steps import Steps, run
 from .store.calls import find_held, read_holder
 from .store.places import get_backend, get_place
-from .times import seconds
+from .times import LONGEST, seconds
 
 T = TypeVar("T")
 
-FOREVER = 10 * 365 * 86400.0  # seconds
 DIGEST = 22  # characters, for 128 bits
 
 
@@ -300,5 +299,5 @@ def _digest(given: bytes) -> str:
 
 def _patience(blocking_timeout: float | None) -> float | None:
     if blocking_timeout is None:
-        return None if conf().BLOCKING_TIMEOUT is None else FOREVER
-    return min(max(0.0, blocking_timeout), FOREVER)
+        return None if conf().BLOCKING_TIMEOUT is None else LONGEST
+    return min(max(0.0, blocking_timeout), LONGEST)

@@ -188,10 +188,8 @@ def _check_polling(poll: bool | None, backoff: AbstractBackoff | None, attempts:
 
 def check_note(note: str) -> str:
     """Return ``note`` when it can be one, else raise ``TypeError`` or ``ValueError``."""
-    if not isinstance(note, str):
-        raise TypeError(f"note must be a str, not {shown(note)} ({type(note).__name__}).")
     try:
-        size = len(note.encode())
+        size = len(_check_text(note, "note").encode())
     except UnicodeEncodeError as error:
         raise ValueError(f"note must be encodable as UTF-8: {error}.") from None
     if size > MAX_NOTE_BYTES:

@@ -10,7 +10,7 @@ from .display import shown
 
 Seconds = float | int | timedelta
 
-LONGEST = 10 * 365 * 86400  # seconds
+LONGEST = 10 * 365 * 86400.0  # seconds
 
 
 def seconds(value: object, what: str, *, positive: bool = True) -> float:

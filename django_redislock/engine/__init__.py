@@ -6,7 +6,7 @@ from .acquisition import Acquisition, Frame
 from .description import describe_owner
 from .extension import detach, raise_fence, renew, renew_by_token, start_listening
 from .lease import Lease, Section
-from .owner import Owner, current_owner, running_task, shown_owner
+from .owner import Owner, current_owner, shown_owner
 from .release import release, release_by_token, release_surely
 from .twin import Caller, twin
 from .with_block import ExitMethod, WithBlock, block_of
@@ -30,7 +30,6 @@ __all__ = [
     "release_surely",
     "renew",
     "renew_by_token",
-    "running_task",
     "shown_owner",
     "start_listening",
     "twin",

@@ -29,7 +29,7 @@ from .canceller import Canceller
 from .description import describe_owner
 from .lease import Lease
 from .loss import reason_of
-from .owner import Owner, running_task
+from .owner import Owner
 from .release import release, release_later
 from .runtime import runtime
 from .watchdog import Witness
@@ -178,7 +178,7 @@ class Acquisition:
             raise ValueError(
                 f"Cannot adopt the lock {self.name!r} without its token: pass the one that detach() returned."
             )
-        text = describe_owner(self.purpose or options.purpose, running_task())
+        text = describe_owner(self.purpose or options.purpose)
         token = self.token
         polls = settings.POLL if options.poll is None else options.poll
         wanted = Wanted(

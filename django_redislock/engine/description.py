@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
 import threading
-from typing import Any
 
 from ..per_process import PerProcess
 from .background_job import running_job
+from .owner import running_task
 
 MAX_BYTES = 200
 
@@ -26,12 +25,12 @@ def _describe_process() -> tuple[str, str]:
 _process = PerProcess(_describe_process)
 
 
-def describe_owner(purpose: str, task: asyncio.Task[Any] | None = None) -> str:
+def describe_owner(purpose: str) -> str:
     """``host:pid:thread`` (and task) and ``purpose``: a request's path, say; without one, the management command.
 
     In a job of a task queue, its name and id take the place of the thread.
     """
-    where, command = _process.get()
+    (where, command), task = _process.get(), running_task()
     who = running_job() or threading.current_thread().name
     text = f"{where}{who if task is None else f'{who}/{task.get_name()}'} {purpose or command}".rstrip()
     if not text.isascii() or not text.isprintable() or len(text) > MAX_BYTES:

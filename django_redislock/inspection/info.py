@@ -17,10 +17,10 @@ from ..store.keys import make_keys
 from ..store.place import Backend
 from ..store.places import get_backend
 from ..store.reading import Found, read_values
+from ..times import LONGEST
 
 LISTED_WAITERS = 100
 UNKNOWN = "?"  # the owner of what somebody else has written
-LONGEST = 10 * 365 * 86400.0  # seconds
 
 
 class LockStatus(Enum):

@@ -111,11 +111,8 @@ def read_matching(backends: Sequence[Backend], matches: Callable[[str], object])
 
 
 def _read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    us, index = yield from read_index(backend)
-    rows = [
-        _Row(name, ends, backend) for name, ends in index if us < ends < math.inf and is_name(name) and matches(name)
-    ]
-    return (yield from _read_locks(backend, rows, errors=False))
+    rows = yield from _read_rows(backend, in_full=False, count=False, errors=False)
+    return (yield from _read_locks(backend, [row for row in rows if matches(row.name)], errors=False))
 
 
 def _read_page(
@@ -176,8 +173,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
-    sizes = list(dict.fromkeys(queue for key in keys for queue in _queues(key))) if count else []
-    _, found, counts = yield from read_values(backend, keys, sizes=sizes)
+    _, found, counts = yield from read_values(backend, keys, sizes=_queues(*keys) if count else ())
     known = []
     for row, key, each in zip(rows, keys, found, strict=True):
         holder = parse_holder(each.value)
@@ -194,8 +190,7 @@ def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Step
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
-    sizes = list(dict.fromkeys(queue for key in keys for queue in _queues(key)))
-    us, found, counts = yield from read_values(backend, keys, lefts=errors, sizes=sizes)
+    us, found, counts = yield from read_values(backend, keys, lefts=errors, sizes=_queues(*keys))
     locks = []
     for row, key, each in zip(rows, keys, found, strict=True):
         if each.value is None:
@@ -208,6 +203,6 @@ def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Step
     return locks
 
 
-def _queues(key: Keys) -> tuple[str, ...]:
-    """Those in which somebody may wait for this lock."""
-    return (key.queue, key.line) if key.line else (key.queue,)
+def _queues(*keys: Keys) -> list[str]:
+    """Those in which somebody may wait for these locks, each once."""
+    return list(dict.fromkeys(queue for key in keys for queue in (key.queue, key.line) if queue))

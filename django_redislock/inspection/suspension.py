@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logging import INFO
 
-from ..engine import describe_owner, running_task
+from ..engine import describe_owner
 from ..log import log_event
 from ..options import check_note
 from ..steps import Steps
@@ -17,7 +17,7 @@ from ..times import Seconds, seconds
 def suspend(backend: Backend, name: str, period: Seconds, note: str) -> Steps[None]:
     """See Lock.suspend()."""
     length, note = seconds(period, "seconds"), check_note(note)
-    by = describe_owner("", running_task())
+    by = describe_owner("")
     owner = f"{by}\n{note}" if note else by
     yield from calls.suspend(backend, make_keys(backend.prefix, name), name, length, owner)
     log_event(INFO, "suspended", name=name, seconds=length, by=by, note=note)
@@ -28,5 +28,5 @@ def resume(backend: Backend, name: str) -> Steps[bool]:
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, what=calls.SUSPENSION)
     if value is None:
         return False
-    log_event(INFO, "resumed", name=name, by=describe_owner("", running_task()))
+    log_event(INFO, "resumed", name=name, by=describe_owner(""))
     return True

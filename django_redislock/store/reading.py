@@ -49,8 +49,7 @@ def read_values(
     commands: list[Command] = [("TIME",), *(command for _, some in reads for command in some), *ends]
     answers = iter((yield from call_many(backend, [*commands, *(("ZCARD", key) for key in sizes)])))
     checked = iter((yield from _checked(backend, commands, answers)))
-    clock = next(checked)
-    us = int(clock[0]) * 1_000_000 + int(clock[1])
+    us = _microseconds(*next(checked))
     found: dict[int, Found] = {}
     for batch, some in reads:
         values = next(checked)
@@ -86,7 +85,12 @@ def read_all(backend: Backend, reads: Sequence[Command]) -> Steps[tuple[int, lis
     commands: list[Command] = [("TIME",), *reads]
     answers = iter((yield from call_many(backend, commands)))
     clock, *checked = yield from _checked(backend, commands, answers)
-    return int(clock[0]) * 1_000_000 + int(clock[1]), checked
+    return _microseconds(*clock), checked
+
+
+def _microseconds(seconds: bytes, more: bytes) -> int:
+    """The answer to TIME."""
+    return int(seconds) * 1_000_000 + int(more)
 
 
 def read_index(backend: Backend) -> Steps[tuple[int, list[tuple[str, float]]]]:

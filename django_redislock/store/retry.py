@@ -80,9 +80,9 @@ def call(
     return _persist(Execute(backend, [command], by, urgency), name, noun, until)
 
 
-def call_many(backend: Backend, commands: Sequence[Command], name: str | None = None) -> Steps[list[Any]]:
+def call_many(backend: Backend, commands: Sequence[Command]) -> Steps[list[Any]]:
     """The same for several commands in one write; errors of single ones stand among the answers."""
-    reply = yield from _persist(Execute(backend, commands), name, several=True)
+    reply = yield from _persist(Execute(backend, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
 

@@ -90,7 +90,7 @@ def locked_view(
         if _instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
-        warn_above_login(view, stacklevel=2)
+        warn_above_login(view)
         return _LockedView(view, texts, checked, locking, on_conflict).wrap()
 
     return decorate

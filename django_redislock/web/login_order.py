@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def warn_above_login(view: Callable[..., Any], stacklevel: int) -> None:
+def warn_above_login(view: Callable[..., Any]) -> None:
     """Warn when ``view``, below a lock, checks the user itself, as far as this can be seen."""
     if checks_user(view):
         name = getattr(view, "__qualname__", repr(view))
@@ -15,7 +15,7 @@ def warn_above_login(view: Callable[..., Any], stacklevel: int) -> None:
             f"locked_view locks {name} before the user is checked: anybody can lock these names, and a response with "
             f"423 tells what is busy. Put locked_view below login_required, or on a method of the class."
         )
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)  # where the view is decorated
 
 
 def checks_user(view: Any) -> bool:

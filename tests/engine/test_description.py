@@ -35,7 +35,7 @@ async def test_a_task_is_named_behind_its_thread() -> None:
     task = asyncio.current_task()
     assert task is not None
     task.set_name("worker-7")
-    assert describe_owner("/orders/42", task) == f"{HERE}/worker-7 /orders/42"
+    assert describe_owner("/orders/42") == f"{HERE}/worker-7 /orders/42"
 
 
 def test_letters_of_any_language_stay_in_a_purpose() -> None:
