@@ -13,8 +13,8 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..names import check_prefix
-from ..store.aio import Maker
 from ..store.aliases import database, lock_aliases
+from ..store.counterpart import Maker
 from ..store.place import Place
 from ..store.places import get_place
 

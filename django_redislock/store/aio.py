@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import sys
 import weakref
@@ -12,15 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from time import monotonic
 from typing import Any, cast
 
-import redis.asyncio.connection
-import redis.asyncio.sentinel
-import redis.connection
-import redis.sentinel
-from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
-from .aliases import Origin
+from .counterpart import maker_of
 from .node import Node
 from .pool import IDLE, IDLE_FOR, PATIENCE, pop_oldest
 from .wire import CONNECTION_ERRORS, Command, classified, pack
@@ -58,85 +52,6 @@ else:  # pragma: no cover
                 raise asyncio.TimeoutError
 
 
-_COUNTERPARTS = (
-    (redis.connection, redis.asyncio.connection),
-    (redis.sentinel, redis.asyncio.sentinel),
-)
-# what a pool of connections brings along for itself, or what would have to be awaitable here
-_LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
-
-
-class Maker:
-    """Makes connections for event loops out of the class and keywords of an alias's own."""
-
-    def __init__(self, origin: Origin) -> None:
-        twin = _twin(origin)
-        self._class: Callable[..., AbstractConnection] = type(twin.__name__, (_HangsUp, twin), {})
-        known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
-        if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
-            raise ImproperlyConfigured(
-                f"{twin.__module__}.{twin.__qualname__} does not know {', '.join(unchecked)} of the cache alias "
-                f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
-            )
-        self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
-        # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
-        self.timeout: float = origin.timeout
-        self._keywords["socket_timeout"] = None
-        if not self._keywords.get("socket_connect_timeout"):
-            self._keywords["socket_connect_timeout"] = self.timeout
-        managed = issubclass(twin, redis.asyncio.sentinel.SentinelManagedConnection)
-        self._pool = origin.pool if managed else None
-
-    def sentinel(self) -> Any:
-        """What a Sentinel's connections ask for the master, anew for each event loop; None where there is none."""
-        if self._pool is None:
-            return None
-        manager = self._pool.sentinel_manager
-        watchers = [client.connection_pool.connection_kwargs for client in manager.sentinels]
-        return redis.asyncio.sentinel.SentinelConnectionPool(
-            self._pool.service_name,
-            redis.asyncio.Sentinel(
-                [(known["host"], known["port"]) for known in watchers],
-                min_other_sentinels=manager.min_other_sentinels,
-                sentinel_kwargs=manager.sentinel_kwargs,
-            ),
-        )
-
-    def make(self, sentinel: Any) -> AbstractConnection:
-        more = {} if sentinel is None else {"connection_pool": sentinel}
-        return self._class(**self._keywords, **more)
-
-
-def _twin(origin: Origin) -> type[AbstractConnection]:
-    """The class of redis.asyncio for a connection class of redis-py; for a site's own, its ``async_class``.
-
-    Never that of a base: what a site's own class does, check a certificate say, must not be left out.
-    """
-    kind = origin.kind
-    found = vars(kind).get("async_class")
-    for ours, theirs in _COUNTERPARTS:
-        if found is None and kind.__module__ == ours.__name__:
-            found = getattr(theirs, kind.__name__, None)
-    if isinstance(found, type) and issubclass(found, AbstractConnection):
-        return found
-    raise ImproperlyConfigured(
-        f"The connection class {kind.__module__}.{kind.__qualname__} has no counterpart in redis.asyncio: coroutines "
-        f"cannot use the locks of the cache alias {origin.alias!r}. Name one in its attribute async_class."
-    )
-
-
-class _HangsUp(AbstractConnection):
-    """A connection that closes in one step: who disconnects may be in the last turn of an event loop.
-
-    TLS says goodbye and waits for the answer first, and would be left open there.
-    """
-
-    async def disconnect(self, nowait: bool = True, *more: Any, **named: Any) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
-        await super().disconnect(True, *more, **named)
-
-
 class _Loan:
     """The right to use a connection; see pool.py."""
 
@@ -147,9 +62,6 @@ class _Loan:
         self.granted: asyncio.Future[None] | None = None  # while it waits
 
 
-_makers: weakref.WeakKeyDictionary[Node, Maker] = weakref.WeakKeyDictionary()
-
-
 class _Reserve:
     """The connections of one event loop to one node that nobody uses, and what makes new ones."""
 
@@ -157,11 +69,8 @@ class _Reserve:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        maker = _makers.get(node)
-        if maker is None:
-            maker = _makers[node] = Maker(node.origin)
-        self.maker = maker
-        self.sentinel = maker.sentinel()
+        self.maker = maker_of(node)
+        self.sentinel = self.maker.sentinel()
         self.idle: deque[tuple[AbstractConnection, float]] = deque()  # and since when (monotonic)
 
 

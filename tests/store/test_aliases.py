@@ -22,7 +22,7 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.aio import _makers
+from django_redislock.store.counterpart import maker_of
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
@@ -258,7 +258,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         if crowd.awaits:
-            maker = _makers[get_backend().node]
+            maker = maker_of(get_backend().node)
             assert isinstance(maker.make(None), AsyncOwn)
 
 
