@@ -21,7 +21,7 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_surely
-from .engine.owner import launching_task
+from .engine.bridges import launching_task
 from .engine.waiters import Park, Waiter, lone_waiter
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .log import log_event
@@ -303,5 +303,5 @@ class _Wanted:
 def _may_be_needed_by(leader: Owner) -> bool:
     """Whether this thread runs sync code for the event loop of ``leader``, which may need the thread itself."""
     task = leader.task
-    launcher = None if asyncio._get_running_loop() is not None else launching_task(leader)
+    launcher = None if asyncio._get_running_loop() is not None else launching_task(task)
     return task is not None and launcher is not None and launcher.get_loop() is task.get_loop()

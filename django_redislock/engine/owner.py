@@ -8,35 +8,21 @@ sync code that it runs. The context cannot tell them apart, as a child task star
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread
-import gc
 import os
-import sys
 import threading
-import time
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import Future as ConcurrentFuture
-from contextvars import Context, ContextVar
-from itertools import islice
-from time import monotonic
-from types import FrameType, FunctionType
+from contextvars import ContextVar
 from typing import Any
 
-import asgiref.current_thread_executor
-from asgiref.sync import AsyncToSync, SyncToAsync
+from asgiref.sync import SyncToAsync
 
 from ..store.place import Backend
+from .bridges import Task, root_of, runs_below
 from .lease import Lease, Section
 
-Task = asyncio.Task[Any]
-
 MANY = 100  # objects, before those are forgotten whose locks were lost and never released
-MOST_FOLLOWED = 50  # references between a thread's work and the task that waits for it; there are about ten
-STARTING_WITHIN = 0.05  # seconds in which a task waits for the sync code that it has started
 
 _shown: ContextVar[Owner | None] = ContextVar("django_redislock.owner", default=None)
-_mark: ContextVar[object] = ContextVar("django_redislock.mark", default=None)
 
 
 class Owner:
@@ -141,7 +127,7 @@ def current_owner() -> Owner:
     task, shown = running_task(), shown_owner()
     if shown is not None and _is_obvious(shown, task):
         return shown
-    who = _root(task, shown)
+    who = root_of(task, None if shown is None else shown.task)
     if who is None and shown is not None:
         return shown
     who = who or threading.current_thread()
@@ -173,138 +159,3 @@ def _is_obvious(shown: Owner, task: Task | None) -> bool:
     # one that has run sync code of a task may run that of another. (AsyncToSync.executors would tell, but takes a lock
     # for it, which a time limit that strikes in that moment leaves locked for good)
     return who is threading.current_thread() and getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
-
-
-def _root(task: Task | None, shown: Owner | None) -> Task | threading.Thread | None:
-    """Who is behind the running ``task`` or (None) sync code; None where that cannot be told."""
-    if task is None:
-        task = launching_task(shown)
-        if task is None:
-            return threading.current_thread()
-    while _is_bridge(task):
-        caller = _caller_of(task)
-        if not asyncio.isfuture(caller):
-            return caller
-        task = caller
-    return task
-
-
-def launching_task(shown: Owner | None = None) -> Task | None:
-    """The task that waits for this thread's code by ``sync_to_async``, if any."""
-    loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
-    if loop is None and shown is not None and shown.task is not None:
-        loop = shown.task.get_loop()  # asyncio.to_thread does not say
-    end = monotonic() + STARTING_WITHIN
-    while loop is not None and loop.is_running():
-        # one that runs may just have started this code, and wait for it in a moment
-        running = asyncio.current_task(loop)
-        known = _woken_task()
-        if known is not None and runs_below(known):
-            return known
-        for task in asyncio.all_tasks(loop):
-            if task is not running and runs_below(task):
-                return task
-        if running is None or monotonic() > end:
-            break
-        time.sleep(0.0005)
-    return None
-
-
-def _woken_task() -> Task | None:
-    """The task that will be woken when this thread's code has ended, as far as the futures between them tell.
-
-    It saves looking at each of thousands of tasks, and must be checked: others may have an interest in a future.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code not in _WORK_ITEMS:
-        frame = frame.f_back
-    followed: list[Any] = [] if frame is None else [frame.f_locals["self"].future]
-    for thing in islice(followed, MOST_FOLLOWED):  # it grows meanwhile
-        if isinstance(thing, asyncio.Task):
-            return thing
-        if isinstance(thing, ConcurrentFuture):
-            followed += thing._done_callbacks  # type: ignore[attr-defined]
-        elif asyncio.isfuture(thing):
-            followed += [callback for callback, _ in thing._callbacks or ()]
-        elif isinstance(thing, FunctionType):
-            followed += [cell.cell_contents for cell in thing.__closure__ or ()]
-        elif callable(thing):
-            followed += gc.get_referents(thing)  # what wakes a task does not say which, either
-    return None
-
-
-def runs_below(task: Task) -> bool:
-    """Whether this thread's code is what ``task`` waits for, by ``sync_to_async`` or ``asyncio.to_thread``.
-
-    Both run it in a context that the coroutine keeps. So a mark that we leave in our context is seen in there.
-    """
-    mark = object()
-    token = _mark.set(mark)
-    try:
-        frame = None
-        for frame in _frames(task):
-            if frame.f_code in _LAUNCHERS and _shows(frame, mark):
-                return True
-        # whatever else calls sync code so, the innermost waits for it
-        return frame is not None and _shows(frame, mark)
-    finally:
-        _mark.reset(token)
-
-
-def _shows(frame: FrameType, mark: object) -> bool:
-    values = list(frame.f_locals.values())
-    return any(isinstance(value, Context) and value.get(_mark) is mark for value in values)
-
-
-def _caller_of(bridge: Task) -> Task | threading.Thread | None:
-    """Who has called ``async_to_sync``, which made this task; None where that cannot be told."""
-    frame, loop = _bridge_frame(bridge), bridge.get_loop()
-    context = None if frame is None else frame.f_locals.get("task_context")
-    if context is None:  # no sync_to_async above it
-        return getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
-    # sync code below a task: both know this list
-    for task in asyncio.all_tasks(loop):
-        for frame in _frames(task):
-            if frame.f_code is _SYNC_TO_ASYNC and frame.f_locals.get("task_context") is context:
-                return task
-    return None
-
-
-def _is_bridge(task: Task) -> bool:
-    """Whether the task was made by ``async_to_sync``: it ends with the call, and the sync caller goes on."""
-    return _bridge_frame(task) is not None
-
-
-def _bridge_frame(task: Task) -> FrameType | None:
-    coroutine: Any = task.get_coro()
-    frame = getattr(coroutine, "cr_frame", None)
-    if frame is not None and frame.f_code.co_filename == _ASYNC_TO_SYNC.co_filename:
-        # in a loop of its own, newer versions wrap it once more
-        coroutine = frame.f_locals.get("awaitable") if frame.f_code.co_name == "new_loop_wrap" else coroutine
-        if getattr(coroutine, "cr_code", None) is _ASYNC_TO_SYNC:
-            return coroutine.cr_frame  # type: ignore[no-any-return]
-    return None
-
-
-_ASYNC_TO_SYNC, _SYNC_TO_ASYNC = AsyncToSync.main_wrap.__code__, SyncToAsync.__call__.__code__
-_WORK_ITEMS = {asgiref.current_thread_executor._WorkItem.run.__code__, concurrent.futures.thread._WorkItem.run.__code__}
-_LAUNCHERS = {_SYNC_TO_ASYNC, asyncio.to_thread.__code__}
-
-
-def _frames(task: Task) -> Iterator[FrameType]:
-    """The frames in which a task waits, from the outside."""
-    waits: Any = task.get_coro()
-    while waits is not None and not asyncio.isfuture(waits):
-        for frame, inner in _FRAMES:
-            found = getattr(waits, frame, None)
-            if found is not None:
-                yield found
-                waits = getattr(waits, inner)
-                break
-        else:
-            # what drives a generator (asend(), __await__() of a coroutine) does not say which
-            driven = gc.get_referents(waits)
-            waits = next((found for found in driven if any(hasattr(found, frame) for frame, _ in _FRAMES)), None)
-
-
-_FRAMES = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))

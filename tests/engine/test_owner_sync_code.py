@@ -16,7 +16,7 @@ import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError, LockNotOwned
-from django_redislock.engine.owner import runs_below
+from django_redislock.engine.bridges import runs_below
 from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import arefuses, owns, refuses, settled, to_thread
@@ -333,7 +333,7 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
         with Lock(NAME) as lock:
             assert owns(lock)
 
-    monkeypatch.setattr("django_redislock.engine.owner.runs_below", noted)
+    monkeypatch.setattr("django_redislock.engine.bridges.runs_below", noted)
     idle = [asyncio.create_task(asyncio.sleep(GENEROUS)) for _ in range(300)]
     await asyncio.create_task(sync_to_async(work)(asyncio.get_running_loop()))
     for task in idle:
@@ -342,7 +342,7 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
 
 
 async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.engine.owner._woken_task", lambda: None)
+    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", lambda: None)
     lock = Lock(NAME)
     assert await sync_to_async(lock.acquire)()
     assert await lock.aowned()
