@@ -8,8 +8,6 @@ the next.
 from __future__ import annotations
 
 import asyncio
-import threading
-import weakref
 from collections.abc import Awaitable, Callable
 from logging import WARNING
 from time import monotonic
@@ -19,15 +17,15 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
+from .computations import Computation, computations
 from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_surely
 from .engine.bridges import launching_task
-from .engine.waiters import Park, Waiter, lone_waiter
+from .engine.waiters import Park, lone_waiter
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .log import log_event
 from .names import fit_name, quote
 from .options import Options, check_timeout
-from .per_process import PerProcess
 from .steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .store.places import get_backend
 from .times import Deadline, Seconds
@@ -122,60 +120,6 @@ async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options:
     return await arun(wanted.get(current_owner()))
 
 
-class Computation:
-    """One caller that asks for the lock and computes, while the others of this process wait for it to end.
-
-    It carries no value: each reads its own from the cache, since no two should share a mutable object.
-    """
-
-    def __init__(self, leader: Owner, frame: Frame) -> None:
-        self.leader = leader
-        self.section: Acquisition | None = None  # once it asks for the lock
-        self.ended: bool = False
-        self.trouble: LockUnavailable | None = None  # by which it ended
-        self.waiters: dict[Waiter, None] = {}
-        self._frame = weakref.ref(frame)  # whoever is interrupted does not come to the end
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it may still come to its end, so that nobody else should compute."""
-        lease = None if self.section is None else self.section.lease
-        over = lease is not None and (lease.lost or lease.closed)
-        return self._frame() is not None and self.leader.alive() and not over
-
-    def end(self, trouble: LockUnavailable | None) -> None:
-        self.trouble, self.ended = trouble, True
-        for waiter in list(self.waiters):
-            waiter.wake()
-
-
-class _Computations:
-    """Those that are under way in this process, by alias and name of their locks."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
-        self._under_way: dict[tuple[str | None, str], Computation] = {}
-
-    def join(self, key: tuple[str | None, str], leader: Owner, frame: Frame) -> tuple[Computation, bool]:
-        """The computation of this value, and whether the caller has to do it."""
-        with self._mutex:
-            known = self._under_way.get(key)
-            # a finalizer may want the value for which its own thread is about to ask
-            if known is not None and known.goes_on and known.leader is not leader:
-                return known, False
-            self._under_way[key] = made = Computation(leader, frame)
-            return made, True
-
-    def end(self, key: tuple[str | None, str], computation: Computation, trouble: LockUnavailable | None) -> None:
-        with self._mutex:
-            if self._under_way.get(key) is computation:
-                del self._under_way[key]
-        computation.end(trouble)
-
-
-_computations = PerProcess(_Computations)
-
-
 class _Wanted:
     """One value that somebody wants."""
 
@@ -214,7 +158,7 @@ class _Wanted:
         # a default that asks for its own value does not wait for itself: the lock raises the error
         computation: Computation | None = None
         while owner.lease_on(get_backend(self.lock_alias, name), name) is None:
-            computation, leads = _computations.get().join((self.lock_alias, name), owner, frame)
+            computation, leads = computations.get().join((self.lock_alias, name), owner, frame)
             if leads:
                 break
             ended = yield from self._wait_for(computation, deadline)
@@ -251,7 +195,7 @@ class _Wanted:
             raise
         finally:
             if computation is not None:
-                _computations.get().end((self.lock_alias, name), computation, trouble)
+                computations.get().end((self.lock_alias, name), computation, trouble)
 
     def _wait_for(self, computation: Computation, deadline: Deadline) -> Steps[bool]:
         """Whether the computation has ended in time. Also False if it never will, or may be waiting for us."""

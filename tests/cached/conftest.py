@@ -12,7 +12,8 @@ import pytest
 from django.core.cache import caches
 
 from django_redislock import alocked_get_or_set, locked_get_or_set
-from django_redislock.cached import Computation, _computations, _Wanted
+from django_redislock.cached import _Wanted
+from django_redislock.computations import Computation, computations
 from django_redislock.steps import Steps
 from django_redislock.times import Deadline
 from redisserver import RedisServer
@@ -75,7 +76,7 @@ Computing = Callable[..., AbstractContextManager[Value]]
 
 def under_way() -> int:
     """How many values this process computes."""
-    return len(_computations.get()._under_way)
+    return len(computations.get()._under_way)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from django.core.cache import caches
 
 from django_redislock import Lock, LockNotAcquired, LockUnavailable, force_release, list_locks
-from django_redislock.cached import Computation
+from django_redislock.computations import Computation
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 

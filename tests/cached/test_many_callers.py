@@ -12,7 +12,7 @@ import redis
 from django.core.cache import caches
 
 from django_redislock import Lock, list_locks
-from django_redislock.cached import Computation
+from django_redislock.computations import Computation
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
@@ -159,12 +159,12 @@ def test_a_process_that_dies_lets_the_next_one_try(me: Any, start: Start, server
 
 
 FORKS = """
-from django_redislock.cached import _computations
+from django_redislock.computations import computations
 locked_get_or_set("y", 5)
 def fork():
     child = os.fork()
     if child == 0:
-        alone = not _computations.get()._under_way
+        alone = not computations.get()._under_way
         os._exit(0 if alone and locked_get_or_set("z", lambda: 5) == 5 else 9)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 say("child", locked_get_or_set("x", fork))

@@ -17,7 +17,8 @@ from django.core.cache import caches
 
 import django_redislock
 from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
-from django_redislock.cached import Computation, _Wanted
+from django_redislock.cached import _Wanted
+from django_redislock.computations import Computation
 from django_redislock.engine import Acquisition, Frame, current_owner
 from django_redislock.engine.waiters import Park
 from django_redislock.steps import Steps, arun, run
