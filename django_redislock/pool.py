@@ -17,7 +17,7 @@ from .lock import Lock
 from .names import check_name, member_name, pool_name, quote, unquoted
 from .options import AcquireOptions, LockOptions, read_options
 from .steps import Steps, arun, run_blocking
-from .store.calls import check_member
+from .store.holder import check_member
 from .store.keys import Keys, make_keys
 from .store.place import Backend
 from .store.places import get_backend

@@ -11,10 +11,10 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from ..store.calls import probe_command
 from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
 from ..store.place import Backend, Place
 from ..store.places import get_places
+from ..store.probe import probe_command
 from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer

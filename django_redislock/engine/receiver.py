@@ -11,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from redis.connection import Connection
 from redis.exceptions import ResponseError
 
-from ..store.calls import probe_command, probed
 from ..store.node import Node
 from ..store.place import Backend
+from ..store.probe import probe_command, probed
 from ..store.wire import classified, exchange
 from .reader import Reader
 

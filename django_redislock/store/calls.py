@@ -6,19 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
-
-from ..display import Secret, SecretBytes, shown
-from ..exceptions import LockError
-from ..names import known_as, read_member
+from ..display import Secret, SecretBytes
 from ..steps import Steps
 from .aio import ENTERING, LEAVING
-from .holder import Holder, parse_holder
+from .holder import Holder, check_member, parse_holder
 from .keys import Keys, make_keys
 from .node import Node
 from .place import Backend
 from .retry import call
-from .scripts import Script, with_source
+from .scripts import Script
 from .wire import Command
 
 # states of acquire; ALREADY: granted by an earlier call or by a handoff, or adopted; REQUEUED: busy, and the waiter had
@@ -54,7 +50,6 @@ _ACQUIRE, _RELEASE, _RENEW, _FORCE, _INFO, _SUSPEND = map(
     _pair, ("acquire", "release", "renew", "force", "info", "suspend")
 )
 _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
-_PROBE = Script("probe")
 
 
 def lease_end(start: float, left: float) -> float:
@@ -283,33 +278,6 @@ def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Step
     if holder is None or not bears(holder.token):
         return None
     return Wanted(backend, make_keys(backend.prefix, name), name, holder.id)
-
-
-def probe_command(backend: Backend) -> Command:
-    """Publishes to the channel of this process, from a script; the answer is how many listen to it, and the time."""
-    return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
-
-
-def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
-    """How many listen, as the probe has answered, or what it met instead."""
-    if isinstance(answer, ResponseError):
-        return answer
-    heard, us = answer
-    node.anchor = us, sent
-    return heard  # type: ignore[no-any-return]
-
-
-def check_member(backend: Backend, pool: str, raw: bytes) -> str:
-    """The member ``raw`` of what is asked for as ``pool``, quoted. LockError: none of ours has written it."""
-    found = read_member(pool, raw)
-    if found is not None:
-        return found
-    raise LockError(
-        f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
-        f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
-        f"assign() the members anew.",
-        known_as(pool)[1],
-    )
 
 
 def _gone(backend: Backend, id: str) -> Secret:

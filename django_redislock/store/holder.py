@@ -1,11 +1,14 @@
-"""What the scripts have written, read in Python: the holder of a lock, and one that waits."""
+"""What the scripts have written, read in Python: the holder of a lock, one that waits, and a member of a pool."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-from ..display import Secret
+from ..display import Secret, shown
+from ..exceptions import LockError
+from ..names import known_as, read_member
+from .place import Backend
 
 LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
 
@@ -51,3 +54,16 @@ def split_owner(text: bytes) -> tuple[str, str]:
     """Owner and note. Scripts know them as one text; owners have no control characters."""
     owner, _, note = text[:LONGEST_OWNER].decode(errors="replace").partition("\n")
     return owner, note
+
+
+def check_member(backend: Backend, pool: str, raw: bytes) -> str:
+    """The member ``raw`` of what is asked for as ``pool``, quoted. LockError: none of ours has written it."""
+    found = read_member(pool, raw)
+    if found is not None:
+        return found
+    raise LockError(
+        f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
+        f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
+        f"assign() the members anew.",
+        known_as(pool)[1],
+    )

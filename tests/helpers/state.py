@@ -13,7 +13,7 @@ import redis
 from django_redislock import Lock, LockNotOwned
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import calls
+from django_redislock.store import probe
 from django_redislock.store.aio import LoopConnections
 from django_redislock.store.keys import make_keys
 from django_redislock.store.places import get_backend
@@ -140,11 +140,11 @@ def idle(connections: LoopConnections) -> list[Any]:
 
 def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
     """Change the text of the script that asks whether messages arrive."""
-    probe = copy(calls._PROBE)
-    probe.source = change(probe.source)
-    assert probe.source != calls._PROBE.source
-    probe.register()
-    patch.setattr(calls, "_PROBE", probe)
+    script = copy(probe._PROBE)
+    script.source = change(script.source)
+    assert script.source != probe._PROBE.source
+    script.register()
+    patch.setattr(probe, "_PROBE", script)
 
 
 def waiting(using: str | None = None) -> int:

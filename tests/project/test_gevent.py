@@ -373,7 +373,7 @@ def test_a_greenlet_that_reads_for_the_others_waits_on_when_its_connection_is_cu
     code = """
 from django_redislock.store.places import get_backend
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.calls import probe_command
+from django_redislock.store.probe import probe_command
 
 def wait():
     with Lock("seat", blocking_timeout=60):

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, list_locks
-from django_redislock.store import calls
 from django_redislock.store.places import get_backend
+from django_redislock.store.probe import probe_command
 from django_redislock.store.scripts import Script, keys_of
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
@@ -126,7 +126,7 @@ def test_locks_of_one_node_are_where_the_alias_leads(one_node: redis.Redis) -> N
 def test_every_script_and_the_probe_have_a_key() -> None:
     assert all(script.keys for script in SCRIPTS.values())
     backend = get_backend()
-    assert keys_of(calls.probe_command(backend)) == (f"{backend.prefix}fence",)
+    assert keys_of(probe_command(backend)) == (f"{backend.prefix}fence",)
 
 
 @EVERY_SCRIPT

@@ -1,0 +1,28 @@
+"""The probe: whether a node counts this process among those who listen to its channel (R3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from .node import Node
+from .place import Backend
+from .scripts import Script, with_source
+from .wire import Command
+
+_PROBE = Script("probe")
+
+
+def probe_command(backend: Backend) -> Command:
+    """Publishes to the channel of this process, from a script; the answer is how many listen to it, and the time."""
+    return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
+
+
+def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
+    """How many listen, as the probe has answered, or what it met instead."""
+    if isinstance(answer, ResponseError):
+        return answer
+    heard, us = answer
+    node.anchor = us, sent
+    return heard  # type: ignore[no-any-return]
