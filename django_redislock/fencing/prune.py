@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
+from .begin import TRIES
+from .claim import is_conflict
 from .table import MARK, MARK_NAME, bounded, fences, insert
 
 BATCH = 1000  # rows that are deleted in one transaction
@@ -34,23 +37,29 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
     if dry_run:
         count = old.count()
         return Pruned(count, rows.count() - count)
-    deleted = 0
+    deleted = tries = 0
     insert(connections[using], MARK, MARK_NAME, 0)
     while True:
-        with transaction.atomic(using=using), bounded(connections[using], WITHIN):
-            mark = fences().using(using).select_for_update().get(key=MARK)
-            # locked, so that nobody claims them between the look and the deletion
-            batch = list(
-                old.select_for_update(skip_locked=_skips(using)).order_by("key")[:BATCH].values("key", "fence")
-            )
-            mark.fence = max([mark.fence, *(row["fence"] for row in batch)])
-            mark.claimed = timezone.now()
-            mark.save(using=using, update_fields=["fence", "claimed"])
-            deleted += rows.filter(key__in=[row["key"] for row in batch]).delete()[0]
-        if len(batch) < BATCH:
-            return Pruned(deleted, rows.count())
+        try:
+            count = _prune_batch(old, using)
+        except DatabaseError as error:  # somebody has claimed one of the names since the transaction began
+            tries += 1
+            if tries == TRIES or not is_conflict(error):
+                raise
+        else:
+            deleted += count
+            if count < BATCH:
+                return Pruned(deleted, rows.count())
 
 
-def _skips(using: str) -> bool:
-    """Whether rows that are being claimed at this moment can be passed over."""
-    return bool(connections[using].features.has_select_for_update_skip_locked)
+def _prune_batch(old: QuerySet[Any], using: str) -> int:
+    skips = connections[using].features.has_select_for_update_skip_locked  # those that are being claimed just now
+    with transaction.atomic(using=using), bounded(connections[using], WITHIN):
+        mark = fences().using(using).select_for_update().get(key=MARK)
+        # locked, so that nobody claims them between the look and the deletion
+        batch = dict(old.select_for_update(skip_locked=skips).order_by("key").values_list("key", "fence")[:BATCH])
+        mark.fence = max([mark.fence, *batch.values()])
+        mark.claimed = timezone.now()
+        mark.save(using=using, update_fields=["fence", "claimed"])
+        deleted: int = fences().using(using).filter(key__in=batch).delete()[0]
+        return deleted

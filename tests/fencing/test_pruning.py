@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -111,6 +112,27 @@ def test_prune_waits_for_first_claims_and_they_for_prune(account: Account, other
         assert not pruning.done()
     assert pruning.result(GENEROUS).deleted == 1
     assert names() == {"new"}
+
+
+@pytest.mark.parametrize("account", ["postgres repeatable read", "postgres serializable"], indirect=True)
+def test_prune_begins_again_when_a_name_is_claimed_meanwhile(account: Account, other: Callable[[], Other]) -> None:
+    claim_long_ago("old", "older")
+    claimed: list[None] = []
+
+    def claim() -> None:
+        with locked_atomic("old", fenced=True, **UNAWARE):
+            pass
+        connections.close_all()
+
+    def claim_between(execute: Any, sql: str, *more: Any) -> Any:
+        if "FOR UPDATE" in sql and "LIMIT" in sql and not claimed:  # after the snapshot, before the rows are locked
+            claimed.append(other()(claim))
+        return execute(sql, *more)
+
+    with connections["default"].execute_wrapper(claim_between):
+        assert prune(MONTH) == (1, 1)
+    assert claimed
+    assert names() == {"old"}
 
 
 def test_many_rows_go_in_several_transactions(account: Account) -> None:
