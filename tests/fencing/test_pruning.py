@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from django_redislock import Lock, LockLost, locked_atomic
@@ -133,6 +134,19 @@ def test_prune_begins_again_when_a_name_is_claimed_meanwhile(account: Account, o
         assert prune(MONTH) == (1, 1)
     assert claimed
     assert names() == {"old"}
+
+
+@pytest.mark.parametrize("account", ["postgres read committed"], indirect=True)
+def test_prune_does_not_wait_for_a_stalled_claim_without_end(
+    account: Account, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[prune.__module__], "WITHIN", 0.05)
+    claim_long_ago("old")
+    with transaction.atomic():
+        assert raise_fence(connections["default"], "new", 1 << 50, None) is None
+        with pytest.raises(OperationalError, match="lock timeout"):
+            other()(prune_apart)
+    assert names() == {"old", "new"}
 
 
 def test_many_rows_go_in_several_transactions(account: Account) -> None:
