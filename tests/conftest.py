@@ -21,7 +21,7 @@ from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.aio import LoopConnections
+from django_redislock.store.loop_connections import LoopConnections
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Actor, Crowd, Ghost, Other
 from tests.helpers.databases import Account, Commits, one_database, sqlite_file

@@ -16,10 +16,10 @@ from ..names import known_as, named
 from ..pace import POLLING, Pace, alive_for
 from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
-from ..store.aio import ENTERING, RETURNING
 from ..store.calls import Taken, Wanted
 from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
+from ..store.loop_connections import ENTERING, RETURNING
 from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
 from .listener import SIT_OUT, Listener

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from ..display import Secret, SecretBytes
 from ..steps import Steps
-from .aio import ENTERING, LEAVING
 from .holder import Holder, check_member, parse_holder
 from .keys import Keys, make_keys
+from .loop_connections import ENTERING, LEAVING
 from .node import Node
 from .place import Backend
 from .retry import call

@@ -23,7 +23,7 @@ class Node:
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin = origin
         self.anchor: tuple[int, float] | None = None
-        # connections of threads that nobody uses, and since when (monotonic); see pool.py
+        # connections of threads that nobody uses, and since when (monotonic); see thread_connections.py
         self.idle: deque[tuple[Connection, float]] = deque()
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []

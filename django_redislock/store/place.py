@@ -12,10 +12,10 @@ from redis.connection import Connection
 from redis.exceptions import ResponseError
 
 from ..conf import conf
-from .aio import ENTERING, LoopConnections
 from .aliases import Origin
+from .loop_connections import ENTERING, LoopConnections
 from .node import Node
-from .pool import ConnectionPool
+from .thread_connections import ThreadConnections
 from .wire import Command
 
 
@@ -43,7 +43,7 @@ class Place:
         self.backends: dict[int, Backend] = {}  # those that were asked for, by tag
         self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
         self._nodes: dict[str, Node] = {} if self.clustered else {"": Node(origin)}  # by address
-        self._pool = ConnectionPool(self.bound, self._nodes.values())
+        self._thread_connections = ThreadConnections(self.bound, self._nodes.values())
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     # -- its locks --------------------------------------------------------------------------------------------------
@@ -98,12 +98,12 @@ class Place:
         """
         if by is not None and (self.memory or by - monotonic() >= self.timeout):
             by = None
-        return self._pool.exchange(node, commands, by)
+        return self._thread_connections.exchange(node, commands, by)
 
     async def aexchange(
         self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> list[Any]:
-        """See exchange(). ``urgency``: before which other coroutines that wait for a connection (aio.py)."""
+        """See exchange(). ``urgency``: before which other coroutines that wait for a connection, see LEAVING."""
         if self.memory:  # in this process: there is nothing to wait for
             return self.exchange(node, commands)
         connections = await self._of_loop()
@@ -131,7 +131,7 @@ class Place:
 
     def trim(self) -> None:
         """Close the connections that nobody has needed for a while, but for one of threads and one of each loop."""
-        self._pool.trim()
+        self._thread_connections.trim()
         self._in_loops(LoopConnections.trim_soon)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Place:
         self.closed = True
         for callback in self.on_close:
             callback()
-        self._pool.close()
+        self._thread_connections.close()
         for connections in list(self._loops.values()):
             connections.closed = True
         self._in_loops(LoopConnections.drop_idle_soon)

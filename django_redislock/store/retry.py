@@ -16,8 +16,8 @@ from ..exceptions import LockUnavailable
 from ..names import known_as
 from ..pace import Pace
 from ..steps import Pause, Steps
-from .aio import ENTERING
 from .keys import redis_type
+from .loop_connections import ENTERING
 from .node import Node
 from .place import Backend
 from .scripts import keys_of, with_source
@@ -70,7 +70,7 @@ def call(
     """Run ``command``, again after connection trouble, for at most the setting RETRY_FOR. It must be safe to retry.
 
     ``until``: the monotonic time after which it is not tried again. ``by``: the one at which to give up waiting for an
-    answer. ``name``, ``noun``: for errors. ``urgency``: see aio.py. ``replicas``: wait for ACKNOWLEDGED_WITHIN seconds
+    answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait for ACKNOWLEDGED_WITHIN seconds
     until so many have acknowledged what it has written. Raises LockUnavailable.
     """
     if replicas:

@@ -76,7 +76,7 @@ def one_connection(settings: Any) -> None:
 def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """See to it that the loop has no connection, or (warm) one, or (idle) one that is looked at before it is used."""
     if request.param == "idle":
-        monkeypatch.setattr("django_redislock.store.aio.IDLE", -1.0)
+        monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
 
     async def connect() -> None:
         await Lock("any").alocked()

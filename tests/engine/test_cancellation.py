@@ -13,7 +13,7 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
-from django_redislock.store.aio import ENTERING
+from django_redislock.store.loop_connections import ENTERING
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
@@ -240,7 +240,7 @@ async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_
 ) -> None:
     retry_for(0.0)
     if not in_time:
-        monkeypatch.setattr("django_redislock.store.aio.PATIENCE", 0.005)
+        monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.005)
     before, operation, keeps = ALONE[what]
     await get_backend().aexchange([("PING",)], urgency=ENTERING)
     connections = get_backend().place._loops[asyncio.get_running_loop()]

@@ -15,7 +15,7 @@ import redis
 
 from django_redislock import Lock, locked
 from django_redislock.store import calls
-from django_redislock.store.aio import ENTERING
+from django_redislock.store.loop_connections import ENTERING
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (

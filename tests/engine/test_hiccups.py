@@ -97,7 +97,7 @@ def test_connections_that_have_gone_stale_are_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However many there are, and though none of them is looked at before it is used."""
-    for module in ("pool", "aio"):
+    for module in ("thread_connections", "loop_connections"):
         monkeypatch.setattr(f"django_redislock.store.{module}.IDLE", 1000.0)
     retry_for(0)
     people, locks = [crowd() for _ in range(count)], [Lock(f"seat:{number}", poll=True) for number in range(count)]

@@ -14,8 +14,8 @@ from django_redislock import Lock, LockNotOwned
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import probe
-from django_redislock.store.aio import LoopConnections
 from django_redislock.store.keys import make_keys
+from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.places import get_backend
 
 from .actors import server_time

@@ -116,7 +116,7 @@ def test_a_waiter_outlives_a_restart_of_redis_and_gets_its_lock(
 def test_the_release_after_a_restart_says_that_the_lock_was_lost(
     crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("pool", "aio"):
+    for module in ("thread_connections", "loop_connections"):
         monkeypatch.setattr(f"django_redislock.store.{module}.IDLE", 0.0)  # a restart may take less than its 5 ms
     me, lock = crowd(), Lock(NAME, ttl=300)
     me(lock, "acquire")

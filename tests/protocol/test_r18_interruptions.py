@@ -1,7 +1,7 @@
 """R18: what a signal handler raises, at whatever moment, leaves no lock, no place in a queue, no connection, no role.
 
 It strikes at every place where handlers run, one after the other; and at random, in processes of their own, as time
-limits of task queues do. (Other tests do the same to the connections alone, in store/test_pool.py.)
+limits of task queues do. (Other tests do the same to the connections alone, in store/test_thread_connections.py.)
 """
 
 from __future__ import annotations

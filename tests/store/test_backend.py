@@ -18,7 +18,7 @@ from django.test import override_settings
 from django_redislock import Lock
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import places as module
-from django_redislock.store.aio import ENTERING
+from django_redislock.store.loop_connections import ENTERING
 from django_redislock.store.place import Place
 from django_redislock.store.places import get_backend, get_place, make_place
 from redisserver import RedisServer, redis_server
@@ -28,7 +28,7 @@ from tests.helpers.state import lease_of, listener, listens
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
 
 from .conftest import Eventually, Exercise, all_at_once, ause
-from .test_aio import Busy
+from .test_loop_connections import Busy
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 

@@ -11,7 +11,7 @@ import pytest
 
 from django_redislock import Lock
 from django_redislock.engine import watchdog
-from django_redislock.store import aio, pool
+from django_redislock.store import loop_connections, thread_connections
 from django_redislock.store.places import get_place
 from tests.helpers.actors import Other
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody idles for long."""
-    monkeypatch.setattr(pool, "IDLE_FOR", 0.0)
-    monkeypatch.setattr(aio, "IDLE_FOR", 0.0)
+    monkeypatch.setattr(thread_connections, "IDLE_FOR", 0.0)
+    monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
     monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
 
 
@@ -37,7 +37,7 @@ def test_a_process_that_was_busy_and_is_quiet_keeps_one_connection(
 ) -> None:
     threads = [other() for _ in range(8)]
     locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
-    with get_place()._pool._mutex:  # so that each has to connect
+    with get_place()._thread_connections._mutex:  # so that each has to connect
         asking = [thread.start(lock.acquire) for thread, lock in zip(threads, locks, strict=True)]
     assert all(future.result(30) for future in asking)
     eventually(lambda: idle() == 1)
@@ -53,7 +53,7 @@ def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch
         await asyncio.gather(*(lock.aacquire() for lock in locks))
         (connections,) = get_place()._loops.values()
         assert connections._count_idle() > 1
-        monkeypatch.setattr(aio, "IDLE_FOR", 0.0)
+        monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
         for _ in range(1000):
             if connections._count_idle() == 1:
                 break
@@ -75,7 +75,7 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
         pass
     (node,) = get_place().nodes
     node.idle = Taken()
-    assert pool._close_oldest([node])
+    assert thread_connections._close_oldest([node])
 
 
 def test_the_setting_bounds_the_connections(settings: Any) -> None:

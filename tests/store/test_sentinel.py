@@ -17,7 +17,7 @@ from tests.helpers.actors import Crowd
 from tests.helpers.ways import Sentinels, caches, connections, kill, stopped
 
 from .conftest import Eventually
-from .test_pool import ask_again
+from .test_thread_connections import ask_again
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 

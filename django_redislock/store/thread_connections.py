@@ -34,7 +34,7 @@ class _Loan:
         self.entry: weakref.ref[_Loan] | None = None  # among those that are counted
 
 
-class ConnectionPool:
+class ThreadConnections:
     """A bounded stack of connections.
 
     redis-py's BlockingConnectionPool does the same and more, for a tenth of the time of an uncontended lock: it asks

@@ -14,7 +14,7 @@ import redis
 
 from django_redislock import Lock, LockUnavailable
 from django_redislock.conf import conf
-from django_redislock.store.aio import ENTERING, LoopConnections, _Loan
+from django_redislock.store.loop_connections import ENTERING, LoopConnections, _Loan
 from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
@@ -119,7 +119,7 @@ class Busy:
 async def test_who_finds_no_connection_free_is_told_so_in_the_end(
     server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.aio.PATIENCE", 0.05)
+    monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.05)
     retry_for(0.1)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS)):
         busy = await Busy(client).begun()
@@ -292,7 +292,7 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
 async def test_a_connection_killed_while_it_idles_is_replaced(
     look_after: float, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.aio.IDLE", look_after)
+    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", look_after)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         for _ in range(3):
             assert not await Lock("a").alocked()
@@ -306,7 +306,7 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
     look_after: float, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
 ) -> None:
     """Unlike one that the server has closed, it is no transport any more: some Pythons fail where it is written to."""
-    monkeypatch.setattr("django_redislock.store.aio.IDLE", look_after)
+    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", look_after)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert not await Lock("a").alocked()
         (connection,) = idle(get_backend().place._loops[asyncio.get_running_loop()])
@@ -345,7 +345,7 @@ async def test_nothing_is_kept_of_a_node_that_has_left(
 async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
     how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.aio.IDLE", -1.0)
+    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert await ask("ECHO", "1") == b"1"
         (of_loop,) = get_backend().place._loops.values()

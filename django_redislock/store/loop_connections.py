@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from .counterpart import maker_of
 from .node import Node
-from .pool import IDLE, IDLE_FOR, PATIENCE, pop_oldest
+from .thread_connections import IDLE, IDLE_FOR, PATIENCE, pop_oldest
 from .wire import CONNECTION_ERRORS, Command, classified, pack
 
 # Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
@@ -53,7 +53,7 @@ else:  # pragma: no cover
 
 
 class _Loan:
-    """The right to use a connection; see pool.py."""
+    """The right to use a connection; see thread_connections.py."""
 
     __slots__ = ("__weakref__", "entry", "granted")
 

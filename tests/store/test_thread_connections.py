@@ -13,7 +13,7 @@ import redis
 from django_redislock import Lock, LockUnavailable, get_lock
 from django_redislock.conf import conf
 from django_redislock.store.places import get_backend
-from django_redislock.store.pool import _Loan
+from django_redislock.store.thread_connections import _Loan
 from django_redislock.store.wire import exchange
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
@@ -90,9 +90,9 @@ def one_connection(server: RedisServer) -> Any:
 def test_who_finds_no_connection_free_is_told_so_in_the_end(
     one_connection: Any, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.pool.PATIENCE", 0.02)
+    monkeypatch.setattr("django_redislock.store.thread_connections.PATIENCE", 0.02)
     retry_for(0.05)
-    pool, node, loan = one_connection.place._pool, one_connection.node, _Loan()
+    pool, node, loan = one_connection.place._thread_connections, one_connection.node, _Loan()
     pool._enter(loan, None)
     with pytest.raises(LockUnavailable, match="no connection became free in time"):
         Lock("a").acquire()
@@ -104,7 +104,7 @@ def test_who_finds_no_connection_free_is_told_so_in_the_end(
 def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
     one_connection: Any, other: Callable[[], Other], eventually: Eventually
 ) -> None:
-    pool, node, loan = one_connection.place._pool, one_connection.node, _Loan()
+    pool, node, loan = one_connection.place._thread_connections, one_connection.node, _Loan()
     pool._enter(loan, None)
     waiting = [other().start(lambda: one_connection.execute(("ECHO", "1"))) for _ in range(5)]
     eventually(lambda: pool._waiting == 5)
@@ -115,17 +115,17 @@ def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
 
 def test_nobody_waits_for_a_connection_beyond_its_own_deadline(one_connection: Any) -> None:
     loan = _Loan()
-    one_connection.place._pool._enter(loan, None)
+    one_connection.place._thread_connections._enter(loan, None)
     with pytest.raises(redis.ConnectionError, match="no connection became free in time"):
         one_connection.exchange([("ECHO", "1")], by=monotonic() + 0.05)
-    one_connection.place._pool._leave(one_connection.node, loan)
+    one_connection.place._thread_connections._leave(one_connection.node, loan)
     assert one_connection.exchange([("ECHO", "1")], by=monotonic() + GENEROUS)[0] == [b"1"]
 
 
 def test_a_loan_that_nobody_gives_back_ends_with_its_object(one_connection: Any) -> None:
     """As where a signal handler raises in the very moment of giving it back."""
     loan = _Loan()
-    one_connection.place._pool._enter(loan, None)
+    one_connection.place._thread_connections._enter(loan, None)
     del loan
     assert one_connection.execute(("ECHO", "1")) == b"1"
 
@@ -161,7 +161,7 @@ def test_an_answer_is_waited_for_no_longer_than_to_the_deadline(one_connection: 
 def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
     one_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.pool.IDLE", -1.0)
+    monkeypatch.setattr("django_redislock.store.thread_connections.IDLE", -1.0)
     assert one_connection.execute(("ECHO", "1")) == b"1"
     connection = one_connection.node.idle[0][0]
     connection.send_command("ECHO", "of somebody else")
@@ -174,7 +174,7 @@ def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
 def test_a_connection_killed_while_it_idles_is_replaced(
     idle: float, one_connection: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.pool.IDLE", idle)
+    monkeypatch.setattr("django_redislock.store.thread_connections.IDLE", idle)
     for _ in range(3):
         assert not Lock("a").locked()
         kill(client)
