@@ -26,8 +26,9 @@ JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
 
-# a grant has three numbers; the probe of R3 is none of these
-_MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1)(\d{{1,16}}) (\d{{1,17}}) (\d{{1,12}}) )([^\ud800-\udfff]+)")
+# a grant has three numbers, and on a cluster the id of who made it; the probe of R3 is none of these
+_GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
+_MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
 # A message for an id that nobody here waits with: kind, id, name
 Stray = Callable[[Backend, str, str, str], None]
@@ -188,14 +189,15 @@ class Listener:
     def on_message(self, data: bytes, node: Node) -> None:
         """A message that has come from ``node``."""
         if node is not self.backend.subscribed_at:
-            return  # C3: a master of before, which does not know what it repeats
+            return  # C3: a master of before
         self.heard += 1
         found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
         if found is None:
             return  # not one of our messages
-        granted, told, id, fence, us, lease_ms, name = found.groups()
+        granted, told, id, fence, us, lease_ms, by, name = found.groups()
         kind = granted or told
-        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if granted else None
+        trusted = granted and by == node.id != "@?"  # C3: else it may be by a master of before, so look
+        grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if trusted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):
             self.doubt(name if waiter is None else waiter.group.name)

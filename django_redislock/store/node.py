@@ -15,14 +15,16 @@ class Node:
     """A server, or the master that Sentinels name.
 
     ``anchor`` pairs its time (microseconds) with the local monotonic time at which the request for it was sent, which
-    is never later than the server's own moment. Other nodes have other clocks.
+    is never later than the server's own moment. Other nodes have other clocks. ``id``: as a cluster's node signs its
+    handoffs (C3).
     """
 
-    __slots__ = ("__weakref__", "anchor", "closed", "idle", "on_close", "origin")
+    __slots__ = ("__weakref__", "anchor", "closed", "id", "idle", "on_close", "origin")
 
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin = origin
         self.anchor: tuple[int, float] | None = None
+        self.id: str = ""
         # connections of threads that nobody uses, and since when (monotonic); see thread_connections.py
         self.idle: deque[tuple[Connection, float]] = deque()
         self.closed: bool = False

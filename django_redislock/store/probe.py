@@ -23,6 +23,7 @@ def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
     """How many listen, as the probe has answered, or what it met instead."""
     if isinstance(answer, ResponseError):
         return answer
-    heard, us = answer
+    heard, us, id = answer
     node.anchor = us, sent
+    node.id = id.decode()
     return heard  # type: ignore[no-any-return]

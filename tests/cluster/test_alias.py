@@ -164,7 +164,7 @@ def test_a_user_that_may_not_wait_for_replicas_is_told_so(cluster: Cluster, sett
 
 def test_a_user_with_the_rights_that_are_told(cluster: Cluster, settings: Any, other: Any, eventually: Any) -> None:
     rights = {word for word in redis_user()[0] if word[0] == "+"} - {"+subscribe", "+publish", "+pubsub|numsub"}
-    rights |= {"+ssubscribe", "+spublish", "+pubsub|shardnumsub", "+cluster|slots", "+wait"}
+    rights |= {"+ssubscribe", "+spublish", "+pubsub|shardnumsub", "+cluster|slots", "+cluster|myid", "+wait"}
     rights |= {"~redislock{*}:*", "&redislock{*}:wake!*"}
     clients = [node.client() for node in cluster.nodes]
     for client in clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -71,6 +72,34 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         assert not lock.lost
         lock.release()
         cluster.heal()
+
+
+def test_what_a_replaced_master_hands_over_when_it_wakes_up_is_nobodys(
+    own_cluster: Cluster, crowd: Any, eventually: Eventually
+) -> None:
+    """It works off a renewal of before, finds the lease at its end, and is heard through the new master."""
+    first = own_cluster.masters()[0]
+    names = names_on(own_cluster, first, 4)
+    held = [Lock(name, ttl=9) for name in names]
+    me = crowd()
+    for lock in held:
+        me(lock, "acquire")
+    waiting = [crowd().start(Lock(name, ttl=9), "acquire") for name in names]
+    for name in names:
+        eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
+    over = time.monotonic() + first.client().pttl(f"{get_backend(None, names[0]).prefix}lock:{names[0]}") / 1000 + 3
+    own_cluster.pause(first)
+    own_cluster.wait_for_failover(first)
+    listeners = [runtime().listener(get_backend(None, name)) for name in names]
+    eventually(lambda: all(one.hears and one.backend.subscribed_at is one.backend.node for one in listeners))
+    eventually(lambda: time.monotonic() > over and all(lock.remaining() > 5 for lock in held))
+    own_cluster.resume(first)
+    eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
+    assert not any(future.done() for future in waiting)
+    assert not any(lock.lost for lock in held)
+    for lock in held:
+        me(lock, "release")
+    assert all(future.result(30) for future in waiting)
 
 
 def test_replicas_acknowledge_grants_and_handoffs(own_cluster: Cluster, crowd: Any, eventually: Eventually) -> None:

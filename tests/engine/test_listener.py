@@ -338,6 +338,19 @@ def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, ev
     assert not of_another_name.look
 
 
+@pytest.mark.parametrize(("node", "by"), [("@" + "a" * 40, "@" + "b" * 40), ("@" + "a" * 40, ""), ("@?", "@?")])
+def test_a_handoff_that_another_node_may_have_made_is_a_reason_to_look(
+    node: str, by: str, heard_by: Heard, eventually: Eventually
+) -> None:
+    """C3: a master of before is heard through the new one."""
+    waiter = heard_by.listener.make_waiter(ID, NAME, None)
+    heard_by.listener.register(waiter)
+    heard_by.backend.node.id = node
+    heard_by.say(f"g {ID} 7 {server_time(heard_by.client)} 30000{by} {NAME}")
+    eventually(lambda: waiter.look)
+    assert waiter.grant is None
+
+
 def test_an_answer_is_kept_where_no_thread_can_be_had_to_follow_it(
     ears: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

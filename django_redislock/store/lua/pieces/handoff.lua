@@ -1,6 +1,7 @@
 -- (piece) a handoff: a grant to somebody who waits, with a lease until the new holder is seen to live.
 --#include time
 --#include channel
+--#include sender
 --#include keep
 local function handoff_lease(ttl) return math.min(ttl, math.max(3000, math.floor(ttl / 3))) end
 
@@ -10,5 +11,6 @@ local function remember_handoff(waiters, field, channel, lease)
 end
 
 local function tell_of_grant(channel, id, fence, since, lease, name)
-  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. string.format('%.0f', lease) .. ' ' .. name)
+  local ms = string.format('%.0f', lease) .. sender(channel)
+  tell(channel, 'g ' .. id .. ' ' .. fence .. ' ' .. since .. ' ' .. ms .. ' ' .. name)
 end
