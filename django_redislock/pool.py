@@ -253,12 +253,7 @@ class LockPool:
     async def aacquire(self, caller: Caller, **options: Unpack[AcquireOptions]) -> PoolMember:
         """See acquire(): ``async with await pool.aacquire() as account``."""
         section = self._section(caller.owner(), options)
-        try:
-            member = await arun(_obtain(section))
-            return member  # noqa: RET504
-        except BaseException:
-            section.undo()
-            raise
+        return await section.arun_or_undo(_obtain(section))
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 

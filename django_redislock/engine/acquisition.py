@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from logging import DEBUG, WARNING
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from ..conf import conf
 from ..display import Secret
@@ -16,7 +16,7 @@ from ..log import log_event, logger
 from ..names import known_as, named
 from ..options import Options
 from ..signals import lock_acquired, lock_force_released, lock_not_acquired, sending
-from ..steps import Request, Steps
+from ..steps import Request, Steps, arun
 from ..store import calls
 from ..store.calls import Wanted
 from ..store.holder import parse_holder
@@ -33,6 +33,8 @@ from .owner import Owner
 from .release import release, release_later
 from .runtime import runtime
 from .watchdog import Witness
+
+T = TypeVar("T")
 
 
 class Frame:
@@ -288,6 +290,18 @@ class Acquisition:
             return result
         except BaseException as error:
             yield from self.fail(error)
+            raise
+
+    async def arun_or_undo(self, steps: Steps[T]) -> T:
+        """Drive ``steps``, which get the lock, in a coroutine: whatever interrupts them leaves nothing behind."""
+        try:
+            return await arun(steps)
+        except BaseException as error:
+            lease = self.lease
+            lost = lease is not None and lease.canceller is not None and lease.canceller.caused(error)
+            self.undo()
+            if lost:
+                raise self.held.lost_error() from None
             raise
 
     # -- giving it back ---------------------------------------------------------------------------------------------

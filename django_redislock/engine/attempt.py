@@ -151,7 +151,7 @@ class Attempt:
         """Look when told to, and by the clock for when nobody tells."""
         listener = self.listener
         unasked = False  # this look was made by the clock alone, and in time
-        heard = 0
+        heard = counted = 0
         pace: Pace | None = None
         if self.wanted.token is not None:
             yield from self._listen_first()
@@ -169,8 +169,11 @@ class Attempt:
             # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
             # grant, as a rule.)
             missed = taken.state == calls.ALREADY and taken.us - taken.number > WAKE_LATE
-            if unasked and (missed or (taken.unheard and listener.heard == heard)):
+            # or dropped by a server that does not count us among its subscribers
+            dropped = taken.state == calls.REQUEUED and generation == counted
+            if unasked and (missed or dropped or (taken.unheard and listener.heard == heard)):
                 listener.reconnect()
+            counted = generation if queued else 0
             if granted is not None:
                 return granted
             if taken.state in (calls.GIVEN_UP, calls.FULL) or not self.deadline.waits:

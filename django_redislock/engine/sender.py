@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 
 from ..store.node import Node
 from ..store.scripts import with_source
-from ..store.wire import Command, exchange
+from ..store.wire import Command, exchange, is_demoted
 
 
 class Parcel(NamedTuple):
@@ -99,6 +99,8 @@ class Sender:
             try:
                 connection = connection or node.origin.connection(trip.timeout)
                 answers, sent = send_now(connection, parcels)
+                if any(map(is_demoted, answers)):
+                    connection.disconnect()
             except Exception as error:  # whatever it is, the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.backoff import EqualJitterBackoff
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError, TimeoutError
+from redis.exceptions import NoScriptError, ResponseError, TimeoutError
 
 from ..conf import conf
 from ..exceptions import LockUnavailable
@@ -21,7 +21,7 @@ from .loop_connections import ENTERING
 from .node import Node
 from .place import Backend
 from .scripts import keys_of, with_source
-from .wire import CONNECTION_ERRORS, PASSING, Command, wording
+from .wire import CONNECTION_ERRORS, PASSING, Command, is_demoted, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a replica that is there needs, shorter than anybody waits
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
@@ -124,11 +124,10 @@ def _persist(
             repeated = True
         except ResponseError as error:
             backend.place.redirect(backend, error, node)
-            # a demoted master (Redis 6 wraps what a script meets): connect again, to the new one
-            readonly = "READONLY" in str(error) or isinstance(error, ReadOnlyError)
-            if not readonly and not (backend.place.clustered and isinstance(error, PASSING)):
+            demoted = is_demoted(error)
+            if not demoted and not (backend.place.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(backend, request.commands, name, error, noun)) from error
-            if readonly:
+            if demoted:
                 backend.place.doubt(node)
             trouble = error
         now = monotonic()

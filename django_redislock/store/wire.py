@@ -12,6 +12,7 @@ from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     MovedError,
+    ReadOnlyError,
     ResponseError,
     TimeoutError,
     TryAgainError,
@@ -31,6 +32,12 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
 PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
 _WORDS: dict[type, str] = {kind: word for word, kind in CLUSTER_ERRORS.items()}
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
+
+
+def is_demoted(answer: object) -> bool:
+    """Whether it says that its server is no master any more (Redis 6 wraps what a script meets): connect anew."""
+    return isinstance(answer, ResponseError) and (isinstance(answer, ReadOnlyError) or "READONLY" in str(answer))
+
 
 _pack: Callable[[Command], bytes]
 try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockLost, aforce_release, lock_lost
+from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired, lock_lost
 from tests.helpers.actors import GENEROUS, Actor
 from tests.helpers.state import NAME
 
@@ -75,6 +75,35 @@ async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raise
     assert cancellations() == 0
     assert lock.token is None
     await asyncio.sleep(0)  # nothing follows
+
+
+@pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
+async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
+    """A receiver of ``lock_acquired`` takes its time, say."""
+    await LockPool("accounts", using=using).aextend(["alice"])
+
+    async def force_release(name: str, **facts: object) -> None:
+        await aforce_release(name, using=using)
+        await forever()
+
+    async def enter() -> None:
+        if how == "with":
+            async with cancelling(using=using):
+                pytest.fail("it was entered")
+        elif how == "acquire":
+            await cancelling(using=using).aacquire()
+        elif how == "seize":
+            await cancelling(using=using).aseize()
+        else:
+            await LockPool("accounts", using=using).aacquire(on_lost="cancel")
+
+    lock_acquired.connect(force_release)
+    try:
+        with pytest.raises(LockLost):
+            await enter()
+    finally:
+        lock_acquired.disconnect(force_release)
+    assert cancellations() == 0
 
 
 async def test_a_forced_release_cancels_the_holder(using: str, actor: Callable[[], Actor]) -> None:

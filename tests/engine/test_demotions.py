@@ -1,0 +1,73 @@
+"""A master that is demoted by hand, behind an address that leads to the new one; connections to the old one stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock
+from redisserver import redis_server
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.proxy import proxy
+from tests.helpers.state import NAME, lease_of, listener
+
+Eventually = Callable[..., Any]
+
+
+@pytest.fixture
+def switch(settings: Any, eventually: Eventually) -> Iterator[Callable[[], None]]:
+    """Demotes the master behind the alias ``far``; ``near`` is the new one."""
+    with redis_server() as first, redis_server() as second, first.client() as old, second.client() as new:
+        old.config_set("repl-diskless-sync-delay", 0)
+        new.replicaof("127.0.0.1", str(first.port))
+        eventually(lambda: new.info("replication")["master_link_status"] == "up")
+        with proxy(first.port) as address:
+            default = settings.CACHES["default"]
+            far, near = {**default, "LOCATION": address.url}, {**default, "LOCATION": second.url}
+            settings.CACHES = {**settings.CACHES, "far": far, "near": near}
+
+            def switch() -> None:
+                new.replicaof("NO", "ONE")
+                address.target = second.port
+                old.replicaof("127.0.0.1", str(second.port))
+
+            yield switch
+            settings.CACHES = {**settings.CACHES}
+
+
+def test_leases_are_renewed_at_the_new_master(switch: Callable[[], None], eventually: Eventually) -> None:
+    lock = Lock(NAME, ttl=3, using="far")
+    lock.acquire()
+    began = lease_of(lock).ends
+    eventually(lambda: lease_of(lock).ends > began)  # the sender keeps its connection
+    switch()
+    for _ in range(2):
+        before = lease_of(lock).ends
+        eventually(lambda before=before: lock.lost or lease_of(lock).ends > before)
+    assert not lock.lost
+    assert Lock(NAME, using="near").locked()
+    lock.release()
+
+
+def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
+    switch: Callable[[], None], other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R19: who is subscribed at the old one is dropped by every release at the new one, and would wait for ever."""
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)
+    ears = listener("far")
+    ears.start()
+    eventually(lambda: ears.ready)
+    generation = ears.generation
+    switch()
+    held = Lock(NAME, using="near")
+    held.acquire()
+    waiting = other().start(Lock(NAME, using="far").acquire)
+    eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
+    held.release()
+    held.acquire(blocking_timeout=GENEROUS)
+    eventually(lambda: ears.ready and ears.generation > generation)
+    eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
+    held.release()
+    assert waiting.result(GENEROUS)
