@@ -27,6 +27,7 @@ from ..display import shown
 from ..exceptions import LockUnavailable
 from ..names import check_prefix
 from .memory import memory_client
+from .sentinels import Asking, Sentinels
 
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -42,6 +43,7 @@ _LEFT_BEHIND = (
     "orig_",
     "himport_registry",
     "event_dispatcher",
+    "connection_pool",  # of a Sentinel's: see sentinels.py
 )
 
 
@@ -57,8 +59,9 @@ class Origin:
     memory: bool
     kind: type[Connection]
     keywords: Mapping[str, Any]  # of a connection
-    pool: Any  # the alias's own: Sentinel connections ask it for the master
+    pool: Any  # the alias's own
     cache: Any  # which keeps the pool alive
+    sentinels: Sentinels | None = None  # which know the master
     # of a cluster: host and port of nodes to ask, and what translates the addresses that its nodes announce
     startup: tuple[Address, ...] = ()
     remap: Callable[[Address], Address] | None = None
@@ -92,13 +95,15 @@ class Origin:
         return float(self.keywords["socket_timeout"])
 
     def connection(self, timeout: float | None) -> Connection:
-        """A connection that takes at most ``timeout`` seconds to connect, and for each answer; None: as the alias."""
+        """A connection that takes at most ``timeout`` seconds to connect, and for each answer; None: as the alias.
+
+        And as long to find the master, where sentinels know it.
+        """
         if timeout is None:
-            return self.kind(**self.keywords)
+            return self.kind(**self.keywords, **self._asking(self.timeout))
         longest = self.keywords.get("socket_connect_timeout") or self.timeout
-        return self.kind(
-            **{**self.keywords, "socket_timeout": timeout, "socket_connect_timeout": min(longest, timeout)}
-        )
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": min(longest, timeout)}
+        return self.kind(**{**self.keywords, **limits}, **self._asking(timeout))
 
     def listening(self, timeout: float) -> Connection:
         """A connection to listen on, which notices a dead peer; each read takes at most ``timeout`` seconds."""
@@ -108,7 +113,10 @@ class Origin:
         if issubclass(self.kind, Connection) and not self.memory:
             options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
             keywords |= {"socket_keepalive": True, "socket_keepalive_options": options}
-        return self.kind(**keywords)
+        return self.kind(**keywords, **self._asking(self.timeout))
+
+    def _asking(self, seconds: float) -> dict[str, Any]:
+        return {} if self.sentinels is None else {"connection_pool": Asking(self.sentinels, seconds)}
 
 
 def lock_aliases(first: str) -> list[str]:
@@ -135,10 +143,7 @@ def find_origin(alias: str) -> Origin:
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
         )
-    keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
-    keywords["protocol"] = 2
-    if keywords.get("socket_timeout") is None:
-        keywords["socket_timeout"] = DEFAULT_TIMEOUT
+    keywords = _keywords_of(pool)
     if manager is not None:  # whose own sends READONLY
         keywords["redis_connect_func"] = client.user_on_connect_func
     try:
@@ -147,12 +152,24 @@ def find_origin(alias: str) -> Origin:
         raise ImproperlyConfigured(str(error)) from None
     remap = keywords.pop("address_remap", None) if manager is None else manager.address_remap
     origin = Origin(alias, prefix, memory, pool.connection_class, keywords, pool, (cache, client), remap=remap)
+    if issubclass(pool.connection_class, SentinelManagedConnection):
+        watching = [client.connection_pool for client in pool.sentinel_manager.sentinels]
+        ways = [Origin(alias, "", False, each.connection_class, _keywords_of(each), each, None) for each in watching]
+        origin = replace(origin, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
         return replace(origin, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
     if not memory and conf().is_cluster(alias):
         _check_clusterable(origin)
         return replace(origin, startup=_startup_nodes(cache, pool))
     return origin
+
+
+def _keywords_of(pool: Any) -> dict[str, Any]:
+    """Those of the connections that we make ourselves, instead of this pool."""
+    keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
+    if keywords.get("socket_timeout") is None:
+        keywords["socket_timeout"] = DEFAULT_TIMEOUT
+    return {**keywords, "protocol": 2}
 
 
 def _pool_of(client: Any) -> Any:

@@ -16,6 +16,7 @@ from redis.asyncio.connection import AbstractConnection
 
 from .aliases import Origin
 from .node import Node
+from .sentinels import LoopAsking, Sentinels
 
 _COUNTERPARTS = (
     (redis.connection, redis.asyncio.connection),
@@ -43,27 +44,17 @@ class Maker:
         self._keywords["socket_timeout"] = None
         if not self._keywords.get("socket_connect_timeout"):
             self._keywords["socket_connect_timeout"] = self.timeout
-        managed = issubclass(twin, redis.asyncio.sentinel.SentinelManagedConnection)
-        self._pool = origin.pool if managed else None
+        known_by = origin.sentinels
+        self._sentinels = known_by and Sentinels(known_by.name, known_by.manager, [*map(Maker, known_by.ways)])
 
-    def sentinel(self) -> Any:
-        """What a Sentinel's connections ask for the master, anew for each event loop; None where there is none."""
-        if self._pool is None:
-            return None
-        manager = self._pool.sentinel_manager
-        watchers = [client.connection_pool.connection_kwargs for client in manager.sentinels]
-        return redis.asyncio.sentinel.SentinelConnectionPool(
-            self._pool.service_name,
-            redis.asyncio.Sentinel(
-                [(known["host"], known["port"]) for known in watchers],
-                min_other_sentinels=manager.min_other_sentinels,
-                sentinel_kwargs=manager.sentinel_kwargs,
-            ),
-        )
-
-    def make(self, sentinel: Any) -> AbstractConnection:
-        more = {} if sentinel is None else {"connection_pool": sentinel}
+    def make(self, seconds: float) -> AbstractConnection:
+        """A connection. A Sentinel's takes at most so many seconds to find the master."""
+        more = {} if self._sentinels is None else {"connection_pool": LoopAsking(self._sentinels, seconds)}
         return self._class(**self._keywords, **more)
+
+    def connection(self, timeout: float) -> AbstractConnection:
+        """One that takes at most ``timeout`` seconds to connect, and for each answer."""
+        return self._class(**{**self._keywords, "socket_timeout": timeout, "socket_connect_timeout": timeout})
 
 
 def _counterpart(origin: Origin) -> type[AbstractConnection]:

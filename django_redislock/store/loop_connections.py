@@ -65,12 +65,11 @@ class _Loan:
 class _Reserve:
     """The connections of one event loop to one node that nobody uses, and what makes new ones."""
 
-    __slots__ = ("idle", "maker", "node", "sentinel")
+    __slots__ = ("idle", "maker", "node")
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.maker = maker_of(node)
-        self.sentinel = self.maker.sentinel()
         self.idle: deque[tuple[AbstractConnection, float]] = deque()  # and since when (monotonic)
 
 
@@ -132,14 +131,14 @@ class LoopConnections:
                 # it strikes one turn of the loop later: what came while the loop was blocked is read before
                 alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
                 try:
-                    return await self._exchange(reserve, packed, answers)
+                    return await self._exchange(reserve, packed, answers, seconds)
                 finally:
                     alarm.cancel()
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {seconds:.3g} s") from None
 
-    async def _exchange(self, reserve: _Reserve, packed: list[bytes], answers: int) -> list[Any]:
-        connection = await self._connected(reserve)
+    async def _exchange(self, reserve: _Reserve, packed: list[bytes], answers: int, seconds: float) -> list[Any]:
+        connection = await self._connected(reserve, seconds)
         try:
             await connection.send_packed_command(packed, check_health=False)
             read: list[Any] = []
@@ -195,7 +194,7 @@ class LoopConnections:
         loan.entry = weakref.ref(loan, self._loans.discard)
         self._loans.add(loan.entry)
 
-    async def _connected(self, reserve: _Reserve) -> AbstractConnection:
+    async def _connected(self, reserve: _Reserve, seconds: float) -> AbstractConnection:
         while reserve.idle:
             connection, used = reserve.idle.pop()
             reset = _was_reset(connection)
@@ -211,7 +210,7 @@ class LoopConnections:
                 return connection
         if len(self._reserves) > 1:
             await self._make_room()
-        connection = reserve.maker.make(reserve.sentinel)
+        connection = reserve.maker.make(seconds)
         try:
             # not left to the sending: only here does a Sentinel's connection ask for its master
             await connection.connect()
@@ -244,7 +243,7 @@ class LoopConnections:
     @property
     def idle(self) -> bool:
         """Whether there is something to drop."""
-        return any(reserve.idle or (self.closed and reserve.sentinel) for reserve in list(self._reserves.values()))
+        return any(reserve.idle for reserve in list(self._reserves.values()))
 
     def drop_idle_soon(self, node: Node | None = None) -> None:
         """In the event loop of these connections: close what idles, of ``node`` or (None) of all."""
@@ -276,10 +275,6 @@ class LoopConnections:
     async def _close(self) -> None:
         while self._dropped:
             await self._dropped.popleft().disconnect()
-        if self.closed:
-            for reserve in self._reserves.values():
-                for client in reserve.sentinel.sentinel_manager.sentinels if reserve.sentinel is not None else ():
-                    await client.aclose()
 
 
 def _was_reset(connection: AbstractConnection) -> bool:

@@ -118,10 +118,10 @@ def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
 
 
 class Sentinels(SentinelGroup):
-    """A master, a replica and the sentinel that watches them."""
+    """A master, a replica and the sentinel that watches them, or several."""
 
-    def __init__(self) -> None:
-        super().__init__(replicas=1, sentinels=1)
+    def __init__(self, number: int = 1) -> None:
+        super().__init__(replicas=1, sentinels=number)
         self.port = self.sentinels[0].port
         self.client = self.sentinel_clients[0]
 
@@ -145,7 +145,7 @@ class Sentinels(SentinelGroup):
             "OPTIONS": {
                 "CLIENT_CLASS": "django_redis.client.SentinelClient",
                 "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                "SENTINELS": [("127.0.0.1", self.port)],
+                "SENTINELS": self.sentinel_addresses,
                 "SOCKET_TIMEOUT": 2,
                 "CONNECTION_POOL_KWARGS": {"client_name": NAME},
             },

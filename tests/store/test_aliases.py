@@ -259,7 +259,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
         exercise()
         if crowd.awaits:
             maker = maker_of(get_backend().node)
-            assert isinstance(maker.make(None), AsyncOwn)
+            assert isinstance(maker.make(1.0), AsyncOwn)
 
 
 async def test_a_check_of_the_certificate_is_never_left_out(

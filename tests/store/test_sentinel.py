@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -126,3 +127,68 @@ def test_a_late_answer_of_the_master_is_given_to_nobody_else(sentinels: Sentinel
         with stopped(sentinels.servers[0]), pytest.raises(redis.TimeoutError):
             backend.execute(("ECHO", "late"))
         ask_again(lambda: backend.execute(("ECHO", "next")), b"next")
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Sentinels]:
+    """Three sentinels, which no test ends."""
+    with closing(Sentinels(3)) as running:
+        yield running
+
+
+def test_a_silent_sentinel_takes_its_share_of_the_time_and_no_more(
+    three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me = crowd()
+    for silent in three.sentinels:
+        with caches(three.alias()), stopped(silent):  # the one that answers is asked first from then on
+            for _ in range(2):
+                lock, begin = Lock("a", blocking_timeout=1.5), monotonic()
+                assert me(lock, "acquire")
+                assert monotonic() - begin < 10  # far less, on a machine that is not busy
+                me(lock, "release")
+                get_backend().place.doubt(get_backend().node)
+
+
+def test_a_sentinel_that_refuses_to_answer_is_passed_over(three: Sentinels, crowd: Crowd) -> None:
+    me, first = crowd(), three.sentinel_clients[0]
+    first.execute_command("ACL", "SETUSER", "default", "-sentinel|masters")
+    try:
+        with caches(three.alias()):
+            lock = Lock("a")
+            me(lock, "acquire")
+            me(lock, "release")
+    finally:
+        first.execute_command("ACL", "SETUSER", "default", "+sentinel|masters")
+
+
+def test_who_finds_no_master_is_told_what_the_sentinels_said(
+    three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    unknown = three.alias()
+    unknown["LOCATION"] = "redis://others/0"
+    me = crowd()
+    with caches(unknown), pytest.raises(LockUnavailable, match=r"No sentinel knows the master 'others'\.$"):
+        me(Lock("a"), "acquire")
+    nobody = three.alias()
+    nobody["OPTIONS"] |= {"SENTINELS": [("127.0.0.1", 1)]}
+    with caches(nobody), pytest.raises(LockUnavailable, match=r"master 'tickets'\. Error .*connecting to 127"):
+        me(Lock("a"), "acquire")
+
+
+@pytest.mark.complete
+def test_a_lease_goes_on_when_the_machine_of_the_master_and_of_the_first_sentinel_is_gone(
+    eventually: Eventually,
+) -> None:
+    with closing(Sentinels(3)) as group, caches(group.alias()):
+        lock = Lock("a", ttl=20)
+        lock.acquire()
+        group.replicate()
+        with stopped(group.sentinels[0]), stopped(group.servers[0]):
+            new, key = group.clients[1], f"{get_backend().prefix}lock:a"
+            eventually(lambda: new.info("replication")["role"] == "master")
+            left = new.pttl(key)
+            eventually(lambda: lock.lost or int(new.pttl(key)) > left)
+            assert not lock.lost

@@ -1,0 +1,97 @@
+"""What a Sentinel's connection asks for its master, in place of the pool of the alias.
+
+redis-py asks one sentinel after the other, each for as long as it takes, and again: a silent one uses up the time of a
+call. Here each has its share of that time, one try, and a connection of its own; the one that has answered comes first
+from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis._parsers.helpers import parse_sentinel_masters
+from redis.exceptions import ConnectionError, ResponseError
+from redis.sentinel import MasterNotFoundError
+
+from ..steps import Steps, arun, run
+from .wire import CONNECTION_ERRORS, exchange
+
+
+class Sentinels:
+    """Those of an alias, in the order in which they are asked.
+
+    ``ways``: what makes the connections to each: an Origin, for event loops a Maker. ``manager``: redis-py's.
+    """
+
+    def __init__(self, name: str, manager: Any, ways: Sequence[Any]) -> None:
+        self.name: str = name
+        self.manager: Any = manager
+        self.ways: Sequence[Any] = ways
+
+    def master(self, seconds: float) -> Steps[tuple[str, int]]:
+        """Host and port of the master, found within so many seconds."""
+        share = seconds / (len(self.ways) + 1)  # the last one is for the master
+        troubles: list[str] = []
+        for way in self.ways:
+            try:
+                state = parse_sentinel_masters((yield _Ask(way, share))).get(self.name)
+            except CONNECTION_ERRORS as error:
+                troubles.append(str(error))
+                continue
+            if state and self.manager.check_master_state(state, self.name):
+                self.ways = [way, *(other for other in self.ways if other is not way)]
+                return getattr(self.manager, "_force_master_ip", None) or state["ip"], state["port"]
+        raise MasterNotFoundError(f"No sentinel knows the master {self.name!r}. {' '.join(troubles)}".rstrip())
+
+
+class _Ask:
+    """What a sentinel knows of all its masters."""
+
+    __slots__ = ("seconds", "way")
+
+    def __init__(self, way: Any, seconds: float) -> None:
+        self.way: Any = way
+        self.seconds: float = seconds
+
+    def run(self) -> Any:
+        connection = self.way.connection(self.seconds)
+        try:
+            (answer,) = exchange(connection, [("SENTINEL", "MASTERS")])
+        finally:
+            connection.disconnect()
+        if isinstance(answer, ResponseError):
+            raise ConnectionError(str(answer))
+        return answer
+
+    async def arun(self) -> Any:
+        connection = self.way.connection(self.seconds)
+        try:
+            await connection.send_command("SENTINEL", "MASTERS")
+            return await connection.read_response()
+        except ResponseError as error:
+            raise ConnectionError(str(error)) from error
+        finally:
+            await connection.disconnect()
+
+
+class Asking:
+    """Stands for a pool of connections, as a Sentinel's connection sees it."""
+
+    is_master = True
+    check_connection = False
+
+    def __init__(self, sentinels: Sentinels, seconds: float) -> None:
+        self.service_name: str = sentinels.name
+        self._sentinels = sentinels
+        self._seconds = seconds
+
+    def get_master_address(self) -> Any:
+        return run(self._sentinels.master(self._seconds))
+
+
+class LoopAsking(Asking):
+    """The same in an event loop."""
+
+    async def get_master_address(self) -> Any:
+        return await arun(self._sentinels.master(self._seconds))
