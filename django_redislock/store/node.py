@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from redis.connection import Connection
 
@@ -30,9 +31,16 @@ class Node:
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
 
-    def connect_by(self, by: float | None) -> Connection:
-        """A connection that gives up at ``by`` (monotonic); None: with the timeouts of the alias."""
-        return self.origin.connection(None if by is None else max(0.001, by - monotonic()))
+    def connect(self, by: float | None) -> Connection:
+        """A connection, made by then (monotonic) or an error; it has the timeouts of the alias, for whoever is next."""
+        connection: Any = self.origin.connection(None if by is None else max(0.001, by - monotonic()))
+        # not left to the sending: only here does a Sentinel's connection ask for its master
+        connection.connect()
+        if by is not None and not self.origin.memory:
+            connection.socket_timeout = self.origin.timeout
+            connection._sock.settimeout(self.origin.timeout)
+            connection._parser.on_connect(connection)  # it keeps them as well
+        return connection  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """No connection to it is kept from now on."""

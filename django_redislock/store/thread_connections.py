@@ -61,14 +61,13 @@ class ThreadConnections:
         loan = _Loan()
         try:
             self._enter(loan, by)
-            connection, in_time = self._take(node, by)
+            connection = self._take(node, by)
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
                 connection.disconnect()  # an answer may still come, which nobody else must read
                 raise
-            if in_time:
-                loan.connection = connection
+            loan.connection = connection
             return answers
         finally:
             self._leave(node, loan)
@@ -103,22 +102,18 @@ class ThreadConnections:
             with self._mutex:
                 self._changed.notify()
 
-    def _take(self, node: Node, by: float | None) -> tuple[Connection, bool]:
-        """A connection, and whether it may be used again."""
+    def _take(self, node: Node, by: float | None) -> Connection:
         while True:
             try:
                 connection, used = node.idle.pop()
             except IndexError:
                 break
             if monotonic() - used <= IDLE or not _is_stale(connection):
-                return connection, True
+                return connection
             connection.disconnect()
         if len(self._nodes) > 1:
             self._make_room()
-        connection = node.connect_by(by)
-        # not left to the sending: only here does a Sentinel's connection ask for its master
-        connection.connect()
-        return connection, by is None  # one that was made with a deadline has short timeouts for good
+        return node.connect(by)
 
     def _make_room(self) -> None:
         """Close what has idled longest at any node, where one connection more would be too many."""

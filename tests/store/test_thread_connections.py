@@ -158,6 +158,25 @@ def test_an_answer_is_waited_for_no_longer_than_to_the_deadline(one_connection: 
         assert one_connection.execute(("ECHO", "next")) == b"next"
 
 
+@pytest.mark.complete
+def test_a_connection_that_was_made_under_a_deadline_is_used_again_without_it(
+    one_connection: Any, server: RedisServer, client: redis.Redis, eventually: Eventually
+) -> None:
+    node = one_connection.node
+    for _ in range(3):
+        assert one_connection.exchange([("ECHO", "1")], by=monotonic() + GENEROUS)[0] == [b"1"]
+        (connection,) = (connection for connection, _ in node.idle)
+    one_connection.place.doubt(node)
+    assert one_connection.exchange([("ECHO", "2")], by=monotonic() + 0.5)[0] == [b"2"]
+    (again,) = (connection for connection, _ in node.idle)
+    assert again is not connection
+    with stopped(server):
+        asked = monotonic()
+        with pytest.raises(redis.TimeoutError):
+            one_connection.execute(("ECHO", "3"))
+        assert monotonic() - asked > 4  # the timeout is 5 s
+
+
 def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
     one_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
