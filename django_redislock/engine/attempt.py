@@ -20,6 +20,7 @@ from ..store.calls import Taken, Wanted
 from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
 from ..store.loop_connections import ENTERING, RETURNING
+from ..store.probe import counts_us
 from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
 from .listener import SIT_OUT, Listener
@@ -169,10 +170,10 @@ class Attempt:
             # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
             # grant, as a rule.)
             missed = taken.state == calls.ALREADY and taken.us - taken.number > WAKE_LATE
-            # or dropped by a server that does not count us among its subscribers
-            dropped = taken.state == calls.REQUEUED and generation == counted
-            if unasked and (missed or dropped or (taken.unheard and listener.heard == heard)):
+            if unasked and (missed or (taken.unheard and listener.heard == heard)):
                 listener.reconnect()
+            if unasked and taken.state == calls.REQUEUED and generation == counted:
+                yield from self._check_subscription()
             counted = generation if queued else 0
             if granted is not None:
                 return granted
@@ -191,6 +192,15 @@ class Attempt:
                 return granted
             if self.deadline.passed:
                 return None
+
+    def _check_subscription(self) -> Steps[None]:
+        """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
+        try:
+            counted = yield from counts_us(self.wanted.backend)
+        except LockUnavailable:
+            return  # the next look says so
+        if not counted:
+            self.listener.reconnect()
 
     def _listen_first(self) -> Steps[None]:
         """Whoever has the same token takes a process that does not listen for dead, and adopts what it holds."""

@@ -6,8 +6,10 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ..steps import Steps
 from .node import Node
 from .place import Backend
+from .retry import call
 from .scripts import Script, with_source
 from .wire import Command
 
@@ -17,6 +19,12 @@ _PROBE = Script("probe")
 def probe_command(backend: Backend) -> Command:
     """Publishes to the channel of this process, from a script; the answer is how many listen to it, and the time."""
     return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
+
+
+def counts_us(backend: Backend) -> Steps[bool]:
+    """Whether the node that runs the scripts counts this process now; True where it does not tell."""
+    reply = yield from call(backend, probe_command(backend))
+    return bool(reply.answer[0])  # an error is no number
 
 
 def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:

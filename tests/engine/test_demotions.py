@@ -29,6 +29,8 @@ def switch(settings: Any, eventually: Eventually) -> Iterator[Callable[[], None]
             settings.CACHES = {**settings.CACHES, "far": far, "near": near}
 
             def switch() -> None:
+                old.set("latest", "write")
+                assert old.wait(1, round(GENEROUS * 1000)) == 1
                 new.replicaof("NO", "ONE")
                 address.target = second.port
                 old.replicaof("127.0.0.1", str(second.port))
