@@ -52,6 +52,9 @@ def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
     lock: Any = block.lock
     # an ExitStack enters the lock itself, so this block has no section
     section = block.section or current_owner().section(lock)
+    lease = lock._latest if section is None else section.lease
+    if lease is not None and lease.detached:
+        return  # handed over inside the block
     if section is None or (section.lease is not None and section.lease.closed):
         # released inside the block
         if error is None:

@@ -309,11 +309,11 @@ class Acquisition:
     def give_back(self) -> Steps[bool]:
         """Release the lock. False: others of the owner's sections still use it (it is reentrant).
 
-        Raises LockLost; LockNotOwned in a process that was forked inside the section; and LockUnavailable when Redis
-        cannot be told, then it can be tried again.
+        Raises LockLost; LockNotOwned where the lock was detached, or the process was forked inside the section; and
+        LockUnavailable when Redis cannot be told, then it can be tried again.
         """
         lease = self.held
-        if not lease.here:
+        if lease.detached or not lease.here:
             self.leave()
             self._witness = None  # there is nothing to undo
             raise LockNotOwned.to("release", lease.name)
@@ -331,6 +331,9 @@ class Acquisition:
         Where it has ended with an error, that matters more than what goes wrong here.
         """
         lease = self.held
+        if lease.detached:  # on purpose: it is for the bearer of the token to release
+            self.undo()
+            return False
         if lease.canceller is not None and lease.canceller.caused(error):
             self.undo()
             raise lease.lost_error()

@@ -55,12 +55,16 @@ def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], ho
 
 
 def detach(section: Section, left: float) -> Steps[str]:
-    """End renewal and ownership here; the lock stays for ``left`` seconds. Return the token that adopts it."""
+    """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
+
+    Return the token that adopts it.
+    """
     lease = section.held
     lease.detaching = True
     yield from renew(lease, "detach", left)
     runtime().watchdog.end(lease)
-    section.leave()
+    for each in (*lease.shares, section):
+        each.leave()
     return str(lease.token)  # as plain text
 
 

@@ -85,7 +85,7 @@ class Lease:
         self.canceller: Canceller | None = None
         self.owner: weakref.ref[Lives] | None = None  # whoever acquired it; None: see keeper
         self.keeper: weakref.ref[Any] | None = None  # where something else than its owner keeps it
-        self.shares: dict[object, None] = {}  # the acquisitions that use it: several, when it is reentrant
+        self.shares: dict[Section, None] = {}  # the acquisitions that use it: several, when it is reentrant
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
@@ -139,6 +139,11 @@ class Lease:
     def remaining(self) -> float:
         """Seconds of lease left by the local clock."""
         return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+
+    @property
+    def detached(self) -> bool:
+        """It was left, on purpose, to whoever has its token."""
+        return self.closed and self.detaching
 
     def unwatch(self) -> None:
         """What the watchdog has still to say of it does not count any more."""

@@ -58,6 +58,9 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
     LockLost propagates. ``facts`` are for the log.
     """
     lease = section.held
+    if lease.detached:
+        section.undo()
+        return False
     try:
         return (yield from section.give_back())
     except LockUnavailable as error:

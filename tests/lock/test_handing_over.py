@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 
-from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock
+from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock, locked, locked_view
 from django_redislock.engine import attempt
 from django_redislock.engine.lease import ADOPTED, RELEASED
 from django_redislock.engine.runtime import runtime
@@ -102,6 +105,100 @@ def test_who_has_detached_a_lock_has_nothing_more_to_do_with_it(
             me(lock, method)
     eventually(lambda: not me(lock, "locked"))  # not renewed here
     assert losses == []
+
+
+def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them(crowd: Crowd, using: str) -> None:
+    me, you = crowd(), crowd()
+    lock, another = (Lock(NAME, reentrant=True, using=using) for _ in range(2))
+    for through in (lock, another, lock):
+        me(through, "acquire")
+    token = me(lock, "detach")
+    for through in (lock, another):
+        with pytest.raises(LockNotOwned):
+            me.read(through.check)
+        for method in ("release", "detach"):
+            with pytest.raises(LockNotOwned):
+                me(through, method)
+        assert me.read(lambda through=through: (through.token, through.remaining())) == (None, 0.0)
+    assert me(lock, "locked")
+    adopter = Lock(NAME, token=token, adopt=True, using=using)
+    assert you(adopter, "acquire")
+    you(adopter, "release")
+
+
+class Outside:
+    """A block around a ``detach()`` in another one."""
+
+    def __init__(self, way: str, error: Exception | None) -> None:
+        self.lock = Lock(NAME, ttl=600, reentrant=True)
+        self.error = error
+        self.token = ""
+        self.ways: dict[str, tuple[Callable[[], None], Callable[[], Awaitable[None]]]] = {
+            "block": (self.enter, self.aenter),
+            "stack": (self.stack, self.astack),
+            "function": (locked(NAME, ttl=600, reentrant=True)(self.detach), self.alocked),
+        }
+        self.run, self.arun = self.ways[way]
+
+    def detach(self) -> None:
+        with self.lock:
+            self.token = self.lock.detach(60)
+        if self.error is not None:
+            raise self.error
+
+    async def adetach(self) -> None:
+        async with self.lock:
+            self.token = await self.lock.adetach(60)
+        if self.error is not None:
+            raise self.error
+
+    def enter(self) -> None:
+        with Lock(NAME, ttl=600, reentrant=True):
+            self.detach()
+
+    async def aenter(self) -> None:
+        async with Lock(NAME, ttl=600, reentrant=True):
+            await self.adetach()
+
+    def stack(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(Lock(NAME, ttl=600, reentrant=True))
+            self.detach()
+
+    async def astack(self) -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(Lock(NAME, ttl=600, reentrant=True))
+            await self.adetach()
+
+    async def alocked(self) -> None:
+        await locked(NAME, ttl=600, reentrant=True)(self.adetach)()
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["ends", "raises"])
+@pytest.mark.parametrize("way", ["block", "stack", "function"])
+def test_the_end_of_a_block_or_function_leaves_what_was_detached_inside_to_the_bearer_of_the_token(
+    crowd: Crowd, client: redis.Redis, way: str, error: Exception | None
+) -> None:
+    me, you, outside = crowd(), crowd(), Outside(way, error)
+    with nullcontext() if error is None else pytest.raises(ZeroDivisionError):
+        me(outside, "run")
+    assert flag(client) == "d"
+    adopter = Lock(NAME, token=outside.token, adopt=True)
+    assert you(adopter, "acquire")
+    you(adopter, "release")
+    assert leftovers(client) == []
+
+
+def test_the_end_of_a_view_leaves_what_was_detached_inside_to_the_bearer_of_the_token(client: redis.Redis) -> None:
+    @locked_view(NAME, ttl=600, reentrant=True)
+    def export(request: HttpRequest) -> HttpResponse:
+        with Lock(NAME, reentrant=True) as lock:
+            return HttpResponse(lock.detach(60))
+
+    token = export(RequestFactory().get("/")).content.decode()
+    assert flag(client) == "d"
+    Lock(NAME, token=token).release()
+    assert leftovers(client) == []
 
 
 @pytest.mark.parametrize(("ttl", "least", "most"), [(None, 90, 100), (20, 10, 20), (500, 490, 500)])
