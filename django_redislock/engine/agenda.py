@@ -55,13 +55,14 @@ class Agenda:
 
     def plan(self, due: float, task: Task) -> None:
         """A lease stands in here once: what was planned for it before does not count any more."""
-        if isinstance(task, Lease):
-            task.due = due
         heapq.heappush(self._entries, (due, next(self._order), task))
+        if isinstance(task, Lease):
+            task.due = due  # not before: whoever is interrupted in here must leave something that is planned
         if len(self._entries) > self._sweep_at:
             # what was released or planned anew stays where it was until it comes up: hours, with a TTL of a day
-            self._entries = [entry for entry in self._entries if not _is_stale(entry)]
-            heapq.heapify(self._entries)
+            entries = [entry for entry in self._entries if not _is_stale(entry)]
+            heapq.heapify(entries)
+            self._entries = entries
             self._sweep_at = max(MANY, 2 * len(self._entries))
 
     def take_due(self, now: float) -> list[Task]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
 from ..steps import Steps
 from ..store import calls
@@ -19,6 +20,9 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     """
     if lease.lost_reason:
         raise lease.lost_error()
+    if how in ("set", "detach"):
+        # Redis may do so and we never hear of it
+        runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
     answer = yield from calls.renew(lease.wanted, how, left, lease.fence)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))

@@ -107,10 +107,19 @@ class Watchdog:
     def extended(self, lease: Lease, ends: float) -> None:
         """The holder moved the end of the lease itself."""
         with self._mutex:
-            lease.ends = ends
             lease.handed = False
-            if lease.watched:
-                self._plan(self._next(lease), lease)
+            self._move(lease, ends)
+
+    def shortened(self, lease: Lease, ends: float) -> None:
+        """The lease may end at this time already: the holder is asking Redis for that."""
+        with self._mutex:
+            if ends < lease.ends:
+                self._move(lease, ends)
+
+    def _move(self, lease: Lease, ends: float) -> None:
+        lease.ends = ends
+        if lease.watched:
+            self._plan(self._next(lease), lease)
 
     def knows(self, id: str) -> bool:
         """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""

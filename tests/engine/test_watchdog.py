@@ -6,6 +6,7 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from redis.exceptions import MovedError
 
 from django_redislock import Lock, LockLost, force_release
 from django_redislock.engine import Frame, raise_fence
+from django_redislock.engine import agenda as agenda_module
+from django_redislock.engine.agenda import Agenda
 from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
@@ -29,6 +32,7 @@ from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
 from django_redislock.store.together import together
 from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
 
@@ -215,6 +219,26 @@ def test_what_was_planned_anew_does_not_pile_up(
         for _ in range(100):
             lock.reacquire()
         assert len(watchdog._agenda) < 50
+
+
+@pytest.mark.parametrize("sweeps", [False, True])
+def test_a_lease_that_is_planned_anew_is_never_forgotten_wherever_that_is_interrupted(sweeps: bool) -> None:
+    wanted: Any = SimpleNamespace(name=NAME)
+
+    def interrupted_at(place: int | None) -> Interrupter:
+        agenda, one = Agenda(), Interrupter(lambda file: file == agenda_module.__file__, place)
+        leases = [Lease(wanted, fence=1, ends=100.0, handed=False, unknown=False) for _ in range(10)]
+        for number, lease in enumerate(leases):
+            lease.watched = True
+            agenda.plan(50.0 - number, lease)
+        agenda._sweep_at = 0 if sweeps else 1000
+        with suppress(Interrupt):
+            one.run(lambda: agenda.plan(60.0, leases[-1]))
+        assert agenda.take_due(100.0) == sorted(leases, key=lambda lease: lease.due)
+        return one
+
+    for place in range(interrupted_at(None).places):
+        interrupted_at(place)
 
 
 def test_a_generator_that_is_collected_in_the_middle_of_the_watchdogs_work_gives_its_lock_back(

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, get_lock
+from django_redislock import Lock, LockLost, LockUnavailable, get_lock
 from django_redislock.engine.lease import FORCED
 from django_redislock.engine.runtime import runtime
 from django_redislock.steps import Steps
 from django_redislock.store import calls
-from tests.helpers.actors import Crowd, server_time
+from tests.helpers.actors import GENEROUS, Crowd, server_time
+from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, lease_of, put, value
 
 Eventually = Callable[..., Any]
@@ -63,6 +64,29 @@ def test_what_would_move_the_end_of_a_lost_lease_says_that_it_is_lost(
         with pytest.raises(LockLost, match="somebody else holds it now" if taken else "gone from Redis"):
             me(lock, method, *args)
     assert value(client) == found
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "auto_renew"),
+    [("extend", {"replace_ttl": True}, False), ("detach", {}, False), ("detach", {}, True)],
+)
+def test_a_lease_that_redis_may_have_shortened_unheard_is_lost_before_somebody_else_has_the_lock(
+    crowd: Crowd,
+    network: Proxy,
+    retry_for: Callable[[float], None],
+    method: str,
+    options: dict[str, Any],
+    auto_renew: bool,
+) -> None:
+    retry_for(0.1)
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600, auto_renew=auto_renew, using="far")
+    me(lock, "acquire")
+    lost = network.lose_answer("detach" if method == "detach" else "\r\nset\r\n", times=1000)
+    with pytest.raises(LockUnavailable):
+        me(lock, method, 1, **options)
+    assert lost.caught.is_set()
+    assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
+    assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
 
 
 def test_an_extend_that_is_answered_after_the_loss_was_told_raises(
