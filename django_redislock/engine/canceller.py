@@ -21,7 +21,7 @@ class Canceller:
         self._sent = self._over = False
 
     def strike(self) -> None:
-        """Called from any thread."""
+        """Called from any thread; the second time does nothing."""
         try:
             self._loop.call_soon_threadsafe(self._cancel)
         except RuntimeError:
@@ -29,7 +29,7 @@ class Canceller:
 
     def _cancel(self) -> None:
         task = self._task()
-        if not self._over and task is not None:
+        if not self._sent and not self._over and task is not None:
             self._sent = True
             task.cancel()
 

@@ -23,6 +23,8 @@ def reason_of(answer: Renewed) -> str:
 
 def tell_lost(lease: Lease) -> None:
     """Tell the site's code of a lease that is marked as lost."""
+    if lease.canceller is not None:
+        lease.canceller.strike()  # once more: whoever has found it out may have been interrupted before
     facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
     log_event(WARNING, "lost", **facts)
     try:

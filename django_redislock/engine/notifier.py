@@ -22,22 +22,33 @@ class Notifier:
     """Calls what it is given, in threads that end when there is nothing more to call."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        # to be added to where no call may come in between: then wake()
+        self.jobs: deque[Job] = deque()
         self._mutex = threading.RLock()  # a finalizer may run on this thread and find out a loss
-        self._threads = 0
+        self._threads: set[threading.Thread] = set()
 
     def call(self, job: Job) -> None:
         """Call ``job`` soon. What it raises is logged."""
+        self.jobs.append(job)
+        self.wake()
+
+    def wake(self) -> None:
+        """See to it that the jobs are done: those, too, of whoever was interrupted when they were added."""
+        if not self.jobs:
+            return
         with self._mutex:
-            self._jobs.append(job)
-            if self._threads == THREADS:
+            # one whose start was interrupted may never live
+            self._threads = {thread for thread in self._threads if thread.is_alive()}
+            if len(self._threads) >= THREADS:
                 return
-            self._threads += 1
-        thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the system gives no more threads: better late than never
-            self._run()
+            thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
+            self._threads.add(thread)
+            try:
+                thread.start()
+                return
+            except RuntimeError:  # the system gives no more threads: better late than never
+                pass
+        self._run()
 
     def log(self, level: int, event: str, **facts: Any) -> None:
         """Log ``event`` soon; see log_event()."""
@@ -47,10 +58,10 @@ class Notifier:
     def _run(self) -> None:
         while True:
             with self._mutex:
-                if not self._jobs:
-                    self._threads -= 1
+                if not self.jobs:
+                    self._threads.discard(threading.current_thread())
                     return
-                job = self._jobs.popleft()
+                job = self.jobs.popleft()
             try:
                 job()
             except BaseException:

@@ -42,7 +42,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         release_later(lease)
         raise
     if not done and not lease.lost_reason:
-        watchdog.tell(lease, VANISHED)
+        watchdog.lose(lease, VANISHED, released=True)
     if lease.lost_reason:
         raise lease.lost_error()
     held_for = monotonic() - lease.since

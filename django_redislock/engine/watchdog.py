@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from logging import ERROR, WARNING
 from time import monotonic
 from typing import Any
@@ -231,6 +232,7 @@ class Watchdog:
             try:
                 self._work(tasks)
                 self._trim()
+                self._notifier.wake()
             except Exception as error:
                 # no more threads, say; nothing may be dropped for that
                 self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
@@ -426,18 +428,16 @@ class Watchdog:
         else:
             self.lose(lease, reason_of(answer))
 
-    def lose(self, lease: Lease, reason: str) -> None:
-        """The lease is lost, if it is still watched."""
+    def lose(self, lease: Lease, reason: str, *, released: bool = False) -> None:
+        """The lease is lost, if it is still watched (or ``released``: its release has found that out): say so, once."""
+        jobs, job = self._notifier.jobs, partial(tell_lost, lease)
         with self._mutex:
-            if not lease.watched:
-                return  # released in the meantime
-            lease.watched = False
+            if lease.lost_reason or not (lease.watched or released):
+                return  # told, or released in the meantime
             self.forget(lease)
-        self.tell(lease, reason)
-
-    def tell(self, lease: Lease, reason: str) -> None:
-        """The lease is lost: say so."""
-        lease.lost_reason = reason
+            # at one stroke, without a call in which a signal handler could raise: what is marked as lost is told
+            lease.watched, lease.lost_reason = False, reason
+            jobs.append(job)
         if lease.canceller is not None:
             lease.canceller.strike()  # at once, not behind the receivers of the signal
-        self._notifier.call(lambda: tell_lost(lease))
+        self._notifier.wake()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock, LockLost, force_release, lock_lost
+from django_redislock.engine import notifier as notifier_module
 from django_redislock.engine.notifier import THREADS, Notifier
 from tests.helpers.actors import GENEROUS
+from tests.helpers.interrupts import Interrupt, Interrupter
 
 Eventually = Callable[..., Any]
 
@@ -68,6 +71,24 @@ def test_what_raises_is_logged_and_does_not_keep_the_next_one_from_being_told(
     eventually(lambda: caplog.text.count("event=notifier-failed") == 2 * THREADS)
 
 
+def test_calls_that_are_interrupted_use_up_no_threads(eventually: Eventually) -> None:
+    receiver, notifier = Receiver(), Notifier()
+    receiver.gate.set()
+
+    def interrupted_at(place: int | None) -> Interrupter:
+        one = Interrupter(lambda file: file == notifier_module.__file__, place)
+        with suppress(Interrupt):
+            one.run(lambda: notifier.call(partial(receiver, 0)))
+        return one
+
+    for _ in range(THREADS):
+        for place in range(interrupted_at(None).places):
+            interrupted_at(place)
+            eventually(lambda: not any(thread.is_alive() for thread in notifier._threads))
+    notifier.call(partial(receiver, 1))
+    eventually(lambda: 1 in receiver.told)
+
+
 def test_a_call_from_within_a_call_is_made_as_well(eventually: Eventually) -> None:
     """A finalizer may run in any of its threads and find out a loss."""
     told: list[str] = []
@@ -80,7 +101,7 @@ def test_what_nobody_would_log_costs_no_thread(caplog: pytest.LogCaptureFixture,
     notifier = Notifier()
     with caplog.at_level(logging.ERROR, "django_redislock"):
         notifier.log(logging.WARNING, "lost", name="a")
-        assert not notifier._jobs
+        assert not notifier.jobs
         assert not notifier._threads
         notifier.log(logging.ERROR, "on-lost-failed", name="a")
         eventually(lambda: caplog.messages == ["event=on-lost-failed name=a"])

@@ -6,7 +6,10 @@ import heapq
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +34,7 @@ from django_redislock.store.keys import make_keys
 from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
 from django_redislock.store.together import together
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
@@ -149,6 +152,74 @@ def test_a_release_by_token_in_the_same_process_is_a_loss_for_the_holder(crowd: 
     with pytest.raises(LockLost) as caught:
         me(lock, "release")
     assert caught.value.reason == RELEASED
+
+
+class Slow(Lease):
+    """One that is marked as lost slowly."""
+
+    __slots__ = ()
+
+    pause: Callable[[], object]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "lost_reason":
+            type(self).pause()
+        super().__setattr__(name, value)
+
+
+def test_a_loss_that_the_release_finds_out_at_the_same_moment_is_told_once(
+    watchdog: Watchdog, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[LockLost] = []
+    me, lock = Other(), Lock(NAME, ttl=600, on_lost=losses.append)
+    me(lock.acquire)
+    lease = me(lambda: lease_of(lock))
+    client.delete(LOCK)
+    releasing: list[Future[None]] = []
+
+    def release() -> None:
+        if not releasing:
+            releasing.append(me.start(lock.release))
+            eventually(lambda: releasing[0].done() or stands_at(me._thread, "unwatch", "with self._mutex"))
+
+    monkeypatch.setattr(Slow, "pause", release, raising=False)
+    lease.__class__ = Slow
+    watchdog.lose(lease, FORCED)
+    with pytest.raises(LockLost):
+        releasing[0].result(GENEROUS)
+    told: list[str] = []
+    runtime().notifier.call(lambda: told.append("all"))
+    eventually(lambda: told and losses)
+    assert [loss.reason for loss in losses] == [FORCED]
+    me.end()
+
+
+def test_a_loss_is_told_once_wherever_whoever_finds_it_out_is_interrupted(
+    watchdog: Watchdog, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a thread of the site's, which reads messages for all others or renews the lease itself."""
+    monkeypatch.setattr("django_redislock.engine.watchdog.LOOK_AROUND", 0.05)
+    with Lock("keeps it awake"):
+        ours = str(Path(agenda_module.__file__).parent)
+        places: int | None = None
+        place: int | None = None
+        while places is None or place is None or place < places:
+            losses: list[LockLost] = []
+            lock, one = Lock(NAME, on_lost=losses.append), Interrupter(lambda file: file.startswith(ours), place)
+            lock.acquire()
+            lease = lease_of(lock)
+            with suppress(Interrupt):
+                one.run(partial(watchdog.lose, lease, FORCED))
+            assert bool(lease.lost_reason) is not lease.watched
+            watchdog.lose(lease, VANISHED)  # the next renewal
+            eventually(lambda losses=losses: losses, within=5)
+            with pytest.raises(LockLost):
+                lock.release()
+            assert len(losses) == 1, one.struck
+            places = places or one.places
+            place = 0 if place is None else place + 1
+            force_release(NAME)
+    assert places > 5
 
 
 # -- renewals that are overtaken, and releases in the background -------------------------------------------------------
