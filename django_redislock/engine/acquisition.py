@@ -27,12 +27,12 @@ from ..times import Deadline
 from .attempt import Attempt, Granted, give_up_at
 from .canceller import Canceller
 from .description import describe_owner
+from .interruptions import Witness
 from .lease import Lease
 from .loss import reason_of
 from .owner import Owner
 from .release import release, release_later
 from .runtime import runtime
-from .watchdog import Witness
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Acquisition:
         begun, deadline = monotonic(), self._deadline(blocking, blocking_timeout)
         canceller = self._canceller()
         held = self.owner.lease_on(self.backend, self.name)
-        if held is not None and self._runtime.watchdog.undo_interrupted(held):
+        if held is not None and self._runtime.watchdog.interruptions.undo_under(held):
             held = None
         if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
             return None

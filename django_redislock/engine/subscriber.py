@@ -55,16 +55,16 @@ class Subscriber:
 
     def _wake(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=self._run, name="redislock-subscriber", daemon=True)
-            thread.start()
-            self._thread = thread
-        self._wanted.notify()
+            # known before it starts: whoever is interrupted in there must not make the next one start another
+            self._thread = threading.Thread(target=self._run, name="redislock-subscriber", daemon=True)
+            self._thread.start()
+        self._wanted.notify_all()  # one that is about to end may wait as well
 
     def close(self) -> None:
         """Settings have changed: nobody listens any more."""
         with self._mutex:
             self._due.clear()
-            self._wanted.notify()
+            self._wanted.notify_all()
             receivers, self._receivers = list(self._receivers.values()), {}
         for receiver in receivers:
             receiver.retire()
@@ -90,9 +90,12 @@ class Subscriber:
                     receiver.retire()
 
     def _next(self) -> list[Listener] | None:
-        """Those that are due, when they are; None: there is nothing more to do."""
+        """Those that are due, when they are; None: there is nothing more to do, or another thread does it."""
         with self._mutex:
-            while self._due:
+            while self._thread is threading.current_thread():
+                if not self._due:
+                    self._thread = None
+                    break
                 now = monotonic()
                 due = [listener for listener, when in self._due.items() if when <= now]
                 if due:
@@ -100,7 +103,6 @@ class Subscriber:
                         del self._due[listener]
                     return due
                 self._wanted.wait(min(self._due.values()) - now)
-            self._thread = None
             return None
 
     def _subscribe(self, batch: Sequence[Listener]) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import ERROR, WARNING
@@ -26,8 +25,9 @@ from ..store.keys import make_keys
 from ..store.node import Node
 from ..store.place import Backend
 from ..store.places import all_places
-from ..store.wire import Command, wording
+from ..store.wire import wording
 from .agenda import Agenda, PendingRelease, Task
+from .interruptions import Interruptions, Witness
 from .lease import Lease, Section
 from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
@@ -41,14 +41,6 @@ LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
 IDLE_LOOK = 5.0  # the same where nothing is held
 MOST_STRAYS = 100  # messages for nobody that are answered in a second: anybody may have sent them
 UNRENEWED = "no longer renewed"
-
-
-class Witness(weakref.ref[Any]):
-    """Notices the end of what a ``with`` statement keeps for as long as its block runs (see with_block.py)."""
-
-    __slots__ = ("section",)
-
-    section: Section
 
 
 class Watchdog:
@@ -67,7 +59,7 @@ class Watchdog:
         # those with a token of their own, which others may have as well, until their leases are watched
         self.attempts: WeakValueDictionary[str, object] = WeakValueDictionary()
         self._pending: set[PendingRelease] = set()
-        self._interrupted: deque[Witness] = deque()
+        self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
         self._sender = Sender(self._answered, self._failed)
@@ -143,17 +135,7 @@ class Watchdog:
         if self._thread is None:
             with self._mutex:
                 self._start()
-        # the callback is C code, in which no signal handler can raise
-        witness = Witness(block, self._interrupted.append)
-        witness.section = section
-        return witness
-
-    def undo_interrupted(self, lease: Lease) -> bool:
-        """Undo at once the section under this lease, if it was interrupted and is still to be undone."""
-        found = [witness for witness in self._interrupted.copy() if witness.section.lease is lease]
-        for witness in found:
-            witness.section.undo()  # and once more by our thread, which does no harm: this one may be interrupted
-        return bool(found)
+        return self.interruptions.watch(block, section)
 
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent."""
@@ -177,7 +159,7 @@ class Watchdog:
             due = min(due, monotonic())  # a reconnect that came meanwhile is not put off
         self._agenda.plan(due, task)
         if not self._start() and due < self._sleeps_until:
-            self._alarm.notify()
+            self._alarm.notify_all()  # one that is about to end may wait as well
 
     def _start(self) -> bool:
         """Start the thread, unless it runs; return whether it was started."""
@@ -226,7 +208,7 @@ class Watchdog:
     # -- the thread's side ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while self._is_ours():
             self._end_interrupted()
             tasks = self._sleep()
             try:
@@ -234,17 +216,24 @@ class Watchdog:
                 self._trim()
                 self._notifier.wake()
             except Exception as error:
-                # no more threads, say; nothing may be dropped for that
-                self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
-                with self._mutex:
-                    again = monotonic() + LAST_RETRY
-                    for task in tasks:
-                        self._plan(again, task)
+                self._put_off(tasks, error)
+
+    def _is_ours(self) -> bool:
+        """Whether this thread still is that of the watchdog: another one is, if its start was interrupted."""
+        return self._thread is threading.current_thread()
+
+    def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
+        """No more threads, say; nothing may be dropped for that."""
+        self._notifier.log(ERROR, "watchdog-failed", exc_info=error)
+        with self._mutex:
+            again = monotonic() + LAST_RETRY
+            for task in tasks:
+                self._plan(again, task)
 
     def _sleep(self) -> list[Task]:
         """Wait until something is due, and take it off the agenda; nothing where it is time to look around."""
         with self._mutex:
-            while not self._interrupted:
+            while self._is_ours() and not self.interruptions:
                 now = monotonic()
                 busy = bool(self._agenda)
                 tasks = self._agenda.take_due(now)
@@ -269,25 +258,19 @@ class Watchdog:
                 place.trim()
 
     def _end_interrupted(self) -> None:
-        """Sections that were interrupted where nobody could release their locks (R18)."""
-        while self._interrupted:
-            self._interrupted[0].section.undo()
-            self._interrupted.popleft()  # not before: see undo_interrupted()
+        self.interruptions.undo_all()
 
     def _work(self, tasks: Sequence[Task]) -> None:
         parcels: dict[Node, list[Parcel]] = defaultdict(list)
         for task in tasks:
             node = task.backend.node_if_known
-            if isinstance(task, PendingRelease):
-                parcel = task.parcel()
-            else:
-                command = self._look_after(task)
-                if command is None:
-                    continue
-                # until the answer comes, only the end of the lease is due
-                with self._mutex:
-                    self._plan(task.ends, task)
-                parcel = Parcel(task, command, task.ends)
+            try:
+                parcel = task.parcel() if isinstance(task, PendingRelease) else self._look_after(task)
+            except Exception as error:
+                self._put_off([task], error)  # and no other
+                continue
+            if parcel is None:
+                continue
             if node is None:  # of a cluster that could never be asked
                 self._again([parcel], LAST_RETRY)
             else:
@@ -299,7 +282,7 @@ class Watchdog:
             )
             self._sender.send(node, batch, max(0.05, min(node.origin.timeout, patience)))
 
-    def _look_after(self, lease: Lease) -> Command | None:
+    def _look_after(self, lease: Lease) -> Parcel | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if now >= lease.ends:
@@ -333,7 +316,11 @@ class Watchdog:
                 self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
             return None
         lease.asked_fence = lease.fence
-        return renew_command(lease.wanted, how, lease.ttl, lease.fence)
+        command = renew_command(lease.wanted, how, lease.ttl, lease.fence)
+        with self._mutex:  # until the answer comes, only the end of the lease is due
+            due = lease.ends
+            self._plan(due, lease)
+        return Parcel(lease, command, due)
 
     @staticmethod
     def _next(lease: Lease) -> float:

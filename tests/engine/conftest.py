@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,9 @@ import pytest
 from django_redislock import Lock
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS
 from tests.helpers.cancelling import add_gates, until
+from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import listener
 
@@ -63,6 +65,59 @@ def no_threads() -> Iterator[Callable[[bool], object]]:
 
     yield no_threads
     no_threads(False)
+
+
+class _Beginning:
+    """Stands for what tells that a thread lives: whoever waits for it is interrupted, and it is only told later."""
+
+    def __init__(self, event: threading.Event, gate: threading.Event) -> None:
+        self._event = event
+        self._gate = gate
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise Interrupt
+
+    def set(self) -> None:
+        assert self._gate.wait(GENEROUS)
+        self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+
+class InterruptedStart:
+    """Whoever starts the first thread of this name is interrupted in there, before that lives, or (late) after."""
+
+    def __init__(self, name: str, *, late: bool) -> None:
+        self.name = name
+        self.late = late
+        self.thread: threading.Thread | None = None
+        self.gate = threading.Event()  # not before this is set does the thread live
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        strikes = thread.name == self.name and self.thread is None
+        if strikes:
+            self.thread = thread
+            if not self.late:
+                thread._started = _Beginning(thread._started, self.gate)  # type: ignore[attr-defined]
+        self._start(thread)
+        if strikes:
+            raise Interrupt
+
+    def others(self, before: Collection[threading.Thread]) -> int:
+        """How many threads of this name there are besides."""
+        return sum(thread.name == self.name and thread not in before for thread in threading.enumerate())
+
+
+@pytest.fixture
+def interrupted_start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., InterruptedStart]:
+    def interrupted_start(name: str, *, late: bool) -> InterruptedStart:
+        made = InterruptedStart(name, late=late)
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: made.start(thread))
+        return made
+
+    return interrupted_start
 
 
 @pytest.fixture

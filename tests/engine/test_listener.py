@@ -21,7 +21,11 @@ from django_redislock.store.node import Node
 from django_redislock.store.place import Backend, Place
 from django_redislock.store.places import get_backend, make_place
 from tests.helpers.actors import GENEROUS, server_time, stands_at
-from tests.helpers.state import NAME, change_probe, listens
+from tests.helpers.interrupts import Interrupt
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import NAME, change_probe, listener, listens
+
+from .conftest import InterruptedStart
 
 Eventually = Callable[..., Any]
 
@@ -220,6 +224,29 @@ def test_a_connection_that_is_cut_while_no_thread_can_be_started_is_made_again(
     eventually(lambda: not ears.ready)
     no_threads(False)
     eventually(lambda: ears.ready and ears.generation > before)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_start_of_the_subscriber_that_is_interrupted_leaves_one_thread_and_one_connection(
+    late: bool,
+    far: Proxy,
+    client: redis.Redis,
+    interrupted_start: Callable[..., InterruptedStart],
+    eventually: Eventually,
+) -> None:
+    before, ears = threading.enumerate(), listener("far")
+    probed = far.hold_answer("SHARDNUMSUB")
+    strike = interrupted_start("redislock-subscriber", late=late)
+    with pytest.raises(Interrupt):
+        ears.start()
+    ears.start()
+    assert not late or strike.others(before) == 1
+    assert probed.caught.wait(GENEROUS)
+    strike.gate.set()
+    eventually(lambda: strike.others(before) == 1)
+    probed.let_go()
+    eventually(lambda: ears.ready and not strike.others(before))
+    assert client.pubsub_numsub(ears.backend.channel)[0][1] == 1
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

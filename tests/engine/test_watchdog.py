@@ -21,6 +21,7 @@ from django_redislock import Lock, LockLost, force_release
 from django_redislock.engine import Frame, raise_fence
 from django_redislock.engine import agenda as agenda_module
 from django_redislock.engine.agenda import Agenda
+from django_redislock.engine.interruptions import Interruptions
 from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
@@ -38,6 +39,8 @@ from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
+
+from .conftest import InterruptedStart
 
 Eventually = Callable[..., Any]
 
@@ -376,7 +379,9 @@ def test_a_renewal_that_failed_is_tried_again_though_that_cannot_be_logged(
     lock.release()
 
 
+@pytest.mark.parametrize("broken", ["_look_after", "_work"])
 def test_a_renewal_that_cannot_be_sent_nor_logged_leaves_the_watchdog_alive(
+    broken: str,
     watchdog: Watchdog,
     seen: Callable[[Lock], Lease],
     eventually: Eventually,
@@ -388,11 +393,33 @@ def test_a_renewal_that_cannot_be_sent_nor_logged_leaves_the_watchdog_alive(
     lease = seen(lock)
     ends = lease.ends
     with monkeypatch.context() as patch:
-        patch.setattr(watchdog, "_look_after", None)
+        patch.setattr(watchdog, broken, None)
         watchdog.renew_all(lease.backend)
         eventually(lambda: any("event=watchdog-failed" in message for message in broken_filter))
     eventually(lambda: lease.ends > ends)
     lock.release()
+
+
+def test_a_lease_that_cannot_be_looked_after_puts_off_no_other(
+    watchdog: Watchdog, seen: Callable[[Lock], Lease], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = [Lock(name, ttl=600) for name in ("bad", NAME)]
+    for lock in locks:
+        lock.acquire()
+    bad, good = map(seen, locks)
+    look_after = watchdog._look_after
+
+    def failing(lease: Lease) -> Any:
+        if lease is bad:
+            raise ZeroDivisionError
+        return look_after(lease)
+
+    monkeypatch.setattr(watchdog, "_look_after", failing)
+    ends = good.ends
+    good.urgent = True
+    watchdog._work([bad, good])
+    assert bad.due < bad.ends
+    eventually(lambda: good.ends > ends)
 
 
 def test_a_loss_is_told_though_it_cannot_be_logged(eventually: Eventually, broken_filter: list[str]) -> None:
@@ -626,6 +653,41 @@ def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_c
     lease = lease_of(lock)
     eventually(lambda: stands and not lease.urgent)
     lock.release()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_start_that_is_interrupted_leaves_one_thread_in_the_end(
+    late: bool, interrupted_start: Callable[..., InterruptedStart], eventually: Eventually
+) -> None:
+    before, watchdog = threading.enumerate(), Watchdog(Notifier(), lambda backend: None)
+    strike = interrupted_start("redislock-watchdog", late=late)
+    with pytest.raises(Interrupt):
+        watchdog._start()
+    watchdog._start()
+    strike.gate.set()
+    eventually(lambda: strike.others(before) == 1)
+    assert (strike.thread is watchdog._thread) is late
+
+
+def test_what_two_threads_undo_at_once_is_undone_and_forgotten(other: Callable[[], Other]) -> None:
+    """Where the start of one was interrupted, there may be two for a moment."""
+    undone: list[str] = []
+    you, interruptions = other(), Interruptions()
+
+    def undo_first() -> None:
+        undone.append("first")
+        if undone == ["first"]:
+            you(interruptions.undo_all)
+
+    sections: list[Any] = [SimpleNamespace(undo=undo_first), SimpleNamespace(undo=lambda: undone.append("second"))]
+    frame = Frame()
+    witnesses = [interruptions.watch(frame, section) for section in sections]
+    del frame
+    assert interruptions
+    interruptions.undo_all()
+    assert not interruptions
+    assert set(undone) == {"first", "second"}
+    assert not any(witness() for witness in witnesses)
 
 
 def test_many_who_come_at_once_start_one_thread() -> None:
