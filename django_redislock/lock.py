@@ -486,7 +486,8 @@ class Lock:
 
     def _token_here(self, owner: Owner) -> str | None:
         """The token by which this thread or task holds the lock, through any object; else the constructor's."""
-        return owner.tokens(self._backend()).get(self.name, self._token)
+        token = owner.token_of(self._backend(), self.name)
+        return self._token if token is None else token
 
     def _held(self, owner: Owner, verb: str) -> Section:
         section = owner.section(self)

@@ -315,7 +315,8 @@ class LockPool:
         backend, _, _ = self._place()
         keys = yield from self._keys()
         names = [member_name(self.name, key) for key in keys]
-        statuses = yield from read_statuses(backend, names, owner.tokens(backend))
+        tokens = [owner.token_of(backend, name) for name in names]
+        statuses = yield from read_statuses(backend, names, tokens)
         return list(zip(keys, statuses, strict=True))
 
     def _statuses(self, owner: Owner) -> Steps[list[LockStatus]]:

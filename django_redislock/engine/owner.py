@@ -50,9 +50,10 @@ class Owner:
         # one whose release failed may be somebody else's by now, and nothing renews it
         return lease if lease is not None and not (lease.closed or lease.lost or lease.tried_release) else None
 
-    def tokens(self, backend: Backend) -> dict[str, str]:
-        """The tokens of what it holds, by name."""
-        return {lease.name: lease.token for (known, _), lease in list(self._leases.items()) if known is backend}
+    def token_of(self, backend: Backend, name: str) -> str | None:
+        """The token by which it holds the lock of this name, if it does."""
+        lease = self._leases.get((backend, name))
+        return None if lease is None else lease.token
 
     def enter(self, section: Section, lease: Lease) -> None:
         """The section uses the lease from now on."""
@@ -61,11 +62,18 @@ class Owner:
         held = self._held.setdefault(section.through, [])
         held[:] = [other for other in held if not other.held.lost]
         held.append(section)
-        if len(self._held) > self._sweep_at:  # locks that were lost and never released
-            for through, sections in list(self._held.items()):
-                if all(section.held.lost for section in sections):
-                    del self._held[through]
-            self._sweep_at = max(MANY, 2 * len(self._held))
+        if max(len(self._held), len(self._leases)) > self._sweep_at:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget the locks that were lost and never released."""
+        for through, sections in list(self._held.items()):
+            if all(section.held.lost for section in sections):
+                self._held.pop(through, None)
+        for key, lease in list(self._leases.items()):
+            if lease.lost or lease.closed:
+                self._leases.pop(key, None)
+        self._sweep_at = max(MANY, 2 * max(len(self._held), len(self._leases)))
 
     def leave(self, section: Section, lease: Lease) -> None:
         """The section uses the lease no more. May be called again, and from any thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
@@ -187,13 +187,13 @@ def status_of(found: Found, token: str | None) -> LockStatus:
     return LockStatus.LOCKED if token and holder and holder.token == token else LockStatus.UNAVAILABLE
 
 
-def read_statuses(backend: Backend, names: Sequence[str], tokens: Mapping[str, str]) -> Steps[list[LockStatus]]:
-    """The statuses of many locks, in one round trip. ``tokens``: of those held here, by name."""
+def read_statuses(backend: Backend, names: Sequence[str], tokens: Sequence[str | None]) -> Steps[list[LockStatus]]:
+    """The statuses of many locks, in one round trip. ``tokens``: one for each, if it is held here."""
     if not names:
         return []
     keys = [make_keys(backend.prefix, name) for name in names]
     _, found, _ = yield from read_values(backend, keys, lefts=True)
-    return [status_of(each, tokens.get(name)) for name, each in zip(names, found, strict=True)]
+    return [status_of(each, token) for each, token in zip(found, tokens, strict=True)]
 
 
 def read_queue(backend: Backend, pool: str) -> Steps[Queue]:
