@@ -52,7 +52,9 @@ class PerProcess(Generic[T]):
         return value
 
     def leave_parent(self) -> None:
-        """In a forked child: drop what was inherited."""
+        """In a forked child: drop what was inherited, unless another thread has."""
+        if self._pid == os.getpid():
+            return
         # the thread that had the mutex does not exist here
         self._mutex = threading.RLock()
         inherited, self._value = self._value, None

@@ -106,7 +106,7 @@ class Attempt:
         # when to say whom it waits for
         self.slow_at: float = math.inf if slow_wait is None else self.begun + slow_wait
         self.tries: int = 0
-        self.seized: bytes | None = None  # value of the lock when somebody else held it
+        self.seized: bytes | None = None  # value of the lock when somebody else held it; empty: unknown
         self.asked: bool = False  # anything at all
         self.asking: bool = False  # a request is on its way
         self.unknown: bool = False  # a request may still arrive whose answer we never saw
@@ -119,7 +119,8 @@ class Attempt:
     def seize(self) -> Steps[Granted | None]:
         """Get the lock whoever holds it."""
         taken, granted = yield from self._look(calls.SEIZING)
-        self.seized = taken.holder
+        # one whose answer was lost may have taken the lock from somebody
+        self.seized = b"" if taken.repeated and taken.state == calls.ALREADY else taken.holder
         return granted
 
     def adopt(self) -> Steps[Granted | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_redislock.per_process import PerProcess
+from django_redislock.per_process import PerProcess, leave_parent
 from tests.helpers.actors import GENEROUS, Other
 
 InChild = Callable[..., bool]
@@ -97,14 +97,28 @@ def test_a_forked_child_inherits_nothing_and_is_told_what_there_was(in_child: In
     assert left == []
 
 
-def test_leaving_is_told_of_a_value_that_there_was_only() -> None:
+def test_leaving_is_told_of_a_value_that_there_was_only_and_once() -> None:
     left: list[object] = []
     used, unused = PerProcess(object, left.append), PerProcess(object, left.append)
-    mine = used.get()
+    parents = used.get()
     for value in (used, unused):
-        value.leave_parent()
-    assert left == [mine]
-    assert used.get() is not mine
+        value._pid = 0  # of the parent
+    for _ in range(2):
+        for value in (used, unused):
+            value.leave_parent()
+    assert left == [parents]
+    assert used.get() is not parents
+
+
+def test_what_a_thread_of_a_child_has_made_is_not_dropped_by_another_that_notices_the_fork_later() -> None:
+    """Where Python is not told of a fork, each of them notices it for itself."""
+    left: list[object] = []
+    value = PerProcess(object, left.append)
+    parents, value._pid = value.get(), 0
+    mine = value.get()
+    leave_parent()
+    assert value.get() is mine
+    assert left == [parents]
 
 
 @pytest.mark.parametrize("use", ["get", "peek"])

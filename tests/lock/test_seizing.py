@@ -132,6 +132,21 @@ def test_a_repeated_request_does_not_seize_twice(crowd: Crowd, network: Proxy, c
     assert holder(client) == ""
 
 
+def test_a_seizure_whose_answer_was_lost_is_told_as_well(
+    crowd: Crowd, network: Proxy, caplog: pytest.LogCaptureFixture, heard: Heard
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, using="far")
+    me(Block(Lock("warm-up", using="far")), "run")
+    you(Lock(NAME), "acquire")
+    lost = network.lose_answer(calls._ACQUIRE["key"].sha)
+    me(lock, "seize")
+    assert lost.over.is_set()
+    (line,) = events(caplog, "seized")
+    assert line.endswith(" owner=?")
+    assert [facts["name"] for which, facts in heard if which == "force"] == [NAME]
+    me(lock, "release")
+
+
 def test_who_holds_a_lock_cannot_seize_it_from_itself(crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")

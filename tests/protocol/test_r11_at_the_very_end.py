@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ import redis
 
 from django_redislock import Lock, LockLost, LockPool
 from django_redislock.engine.listener import Listener
+from django_redislock.steps import run
+from django_redislock.store import calls
+from django_redislock.store.calls import Wanted
+from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import NAME, holder, queued
+from tests.helpers.state import KEYS, LOCK, NAME, holder, queued
 from tests.protocol.scene import LONG, Eventually, Line, vanish
 
 pytestmark = pytest.mark.usefixtures("nobody_looks")
@@ -40,6 +45,32 @@ def test_a_holder_that_finds_its_lease_ended_passes_the_lock_on(
     assert holder(client)
     assert waiting.result()
     assert holder(client) == waiting.id
+
+
+@pytest.fixture
+def last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the last millisecond of every lease."""
+    for scripts in (calls._RENEW, calls._RELEASE):
+        script = copy(scripts["key"])
+        script.source = script.source.replace("redis.call('PTTL', KEYS[1])", "0")
+        assert script.source != scripts["key"].source
+        script.register()
+        monkeypatch.setitem(scripts, "key", script)
+
+
+@pytest.mark.usefixtures("last_moment")
+@pytest.mark.parametrize("flag", ["c", "h"])
+def test_a_holder_that_comes_in_the_last_millisecond_still_holds_the_lock(flag: str, client: redis.Redis) -> None:
+    wanted = Wanted(get_backend(), KEYS, NAME, "i" * 22, 0.001)
+    client.set(LOCK, f"{wanted.id} - {flag} 1 1 - me", px=60_000)
+    assert run(calls.renew(wanted, "confirm", 0.001)).state == calls.HELD
+
+
+@pytest.mark.usefixtures("last_moment")
+def test_an_adopter_that_gives_up_in_the_last_millisecond_leaves_the_lock(client: redis.Redis) -> None:
+    wanted = Wanted(get_backend(), KEYS, NAME, "i" * 22, 0.001)
+    client.set(LOCK, f"{wanted.id} - a 1 1 - me", px=60_000)
+    assert run(calls.release(wanted, unknown=False, how=calls.WITHDRAWAL)).state == calls.DETACHED
 
 
 @pytest.mark.usefixtures("held")

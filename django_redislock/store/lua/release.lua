@@ -29,7 +29,8 @@ end
 --#include @left_queue
 --#include @lease
 if detaches then
-  write_lock(mine .. channel .. ' d' .. string.sub(value, #mine + #channel + 3), lease_left())
+  -- at least 1 ms: Redis refuses to write a key for less
+  write_lock(mine .. channel .. ' d' .. string.sub(value, #mine + #channel + 3), math.max(1, lease_left()))
   return {2, 0}
 end
 if held then

@@ -46,6 +46,7 @@ if ARGV.how == 'raise' then
   drawn = tonumber(fence)
 end
 if handed or drawn or ARGV.how == 'detach' then
+  left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
   write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
   if handed then clear_handoff(flag) end
 else
