@@ -123,7 +123,8 @@ class Owner:
         if asyncio.isfuture(who):
             # nobody goes on with a task whose loop was closed over it
             return not who.done() and not who.get_loop().is_closed()
-        return who is not None and who.is_alive()
+        # the main thread has ended, Python says, while it runs what is registered with atexit
+        return who is not None and (who is threading.main_thread() or who.is_alive())
 
 
 # weakly: what has ended holds nothing

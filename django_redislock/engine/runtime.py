@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 
 from ..per_process import PerProcess
@@ -22,6 +23,10 @@ class Runtime:
         self._listeners: dict[Backend, Listener] = {}
         self._subscribers: dict[Place, Subscriber] = {}
         self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and process.parent_process() is not None:
+            # such a child ends without what is registered with atexit
+            sys.modules["multiprocessing.util"].Finalize(None, _send_pending, exitpriority=0)
 
     def listener(self, backend: Backend) -> Listener:
         """That of this backend. Its thread starts when somebody has to wait, or holds for long."""

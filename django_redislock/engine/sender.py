@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError
 from ..store.node import Node
 from ..store.scripts import with_source
 from ..store.wire import Command, exchange, is_demoted
+from .threads import start
 
 
 class Parcel(NamedTuple):
@@ -64,12 +65,16 @@ class Sender:
                     return
             trip = _Trip(timeout, parcels)
             self._trips[node].append(trip)
+        thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
         try:
-            threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True).start()
+            started = start(thread)
         except RuntimeError as error:  # the system gives no more threads: nobody must wait for this one
             with self._mutex:
                 self._trips[node].remove(trip)
             self._failed(node, trip.parcels, error)
+            return
+        if not started:
+            self._run(node, trip)  # the process is about to end, and there is hardly anybody who would wait for this
 
     def _run(self, node: Node, trip: _Trip) -> None:
         try:
@@ -117,14 +122,17 @@ class Sender:
             spare.disconnect()
 
 
-def send_now(connection: Connection, parcels: Sequence[Parcel]) -> tuple[list[Any], float]:
-    """The answers, and the monotonic time not before which Redis has seen any of the commands."""
+def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
+    """The answers, and the monotonic time not before which Redis has seen any of the commands.
+
+    ``by``: see exchange().
+    """
     connection.connect()
     sent = monotonic()
-    answers = exchange(connection, [parcel.command for parcel in parcels])
+    answers = exchange(connection, [parcel.command for parcel in parcels], by)
     unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
     if unknown:
-        again = exchange(connection, [with_source(parcels[i].command) for i in unknown])
+        again = exchange(connection, [with_source(parcels[i].command) for i in unknown], by)
         for i, answer in zip(unknown, again, strict=True):
             answers[i] = answer
     return answers, sent

@@ -23,6 +23,7 @@ from .notifier import Notifier
 from .outage import Outage
 from .reader import Interrupted
 from .receiver import Receiver
+from .threads import start
 
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
 STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
@@ -51,14 +52,18 @@ class Subscriber:
             if self.place.closed:
                 return
             self._due.setdefault(listener, 0.0)  # one that was refused is not tried sooner for that
-            self._wake()
+            begun = self._wake()
+        if not begun:
+            listener.subscribed(None, polled=True)  # who waits at the end of the process asks again and again
 
-    def _wake(self) -> None:
+    def _wake(self) -> bool:
+        """See to it that our thread works; False: there can be none any more."""
         if self._thread is None or not self._thread.is_alive():
             # known before it starts: whoever is interrupted in there must not make the next one start another
             self._thread = threading.Thread(target=self._run, name="redislock-subscriber", daemon=True)
-            self._thread.start()
+            return start(self._thread)
         self._wanted.notify_all()  # one that is about to end may wait as well
+        return True
 
     def close(self) -> None:
         """Settings have changed: nobody listens any more."""

@@ -33,6 +33,7 @@ from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
 from .outage import LAST_RETRY, Outage
 from .sender import Parcel, Sender, send_now
+from .threads import start
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -138,21 +139,26 @@ class Watchdog:
         return self.interruptions.watch(block, section)
 
     def send_pending(self) -> None:
-        """Before the process ends, and its threads with it: what was not yet sent."""
+        """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
         parcels: dict[Node, list[Parcel]] = defaultdict(list)
-        for pending in list(self._pending):
+        for pending in (known := list(self._pending)):
             node = pending.wanted.backend.node_if_known
             if node is not None:
                 parcels[node].append(pending.parcel())
-        for node, batch in parcels.items():
-            connection = node.origin.connection(min(node.origin.timeout, LAST_WORDS))
+        end = monotonic() + LAST_WORDS
+        for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
+            # each has its part of what is left, for connecting and for the answers
+            patience = max(0.02, (end - monotonic()) / nodes)
+            by = monotonic() + patience
+            connection = node.origin.connection(min(node.origin.timeout, patience / 2))
             try:
-                send_now(connection, batch)
+                send_now(connection, batch, by)
             except Exception as error:
                 if any(parcel.task.matters for parcel in batch):
                     log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
             finally:
                 connection.disconnect()
+        self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
 
     def _plan(self, due: float, task: Task) -> None:
         if isinstance(task, Lease) and task.urgent:
@@ -168,8 +174,7 @@ class Watchdog:
         self._sleeps_until = -math.inf
         # known before it starts: whoever is interrupted in there must not make the next one start another
         self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
-        self._thread.start()
-        return True
+        return start(self._thread)  # at the end of the process, locks are held without it, and not renewed
 
     # -- for the listener -------------------------------------------------------------------------------------------
 

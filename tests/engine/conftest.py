@@ -67,6 +67,16 @@ def no_threads() -> Iterator[Callable[[bool], object]]:
     no_threads(False)
 
 
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the interpreter be about to end, as Python 3.12 says it where a thread is to be started."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
+
+
 class _Beginning:
     """Stands for what tells that a thread lives: whoever waits for it is interrupted, and it is only told later."""
 

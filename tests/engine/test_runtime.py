@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
+from django_redislock import Lock
+from django_redislock.engine import current_owner
 from django_redislock.engine import runtime as module
 from django_redislock.engine.runtime import Runtime, runtime
 from django_redislock.per_process import PerProcess
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import listener, reader_of
+from tests.helpers.state import FENCE, NAME, holder, listener, reader_of
 
 
 @pytest.mark.usefixtures("listening")
@@ -37,6 +41,28 @@ def test_a_child_closes_the_socket_of_a_subscription_that_its_parent_was_making(
     runtime().leave_parent()
     eventually(lambda: client.pubsub_numsub(ears.backend.channel)[0][1] == 0, within=3)  # before the probe gives up
     probed.let_go()
+
+
+def leave_something_pending() -> None:
+    watchdog: Any = runtime().watchdog
+    watchdog._work = lambda tasks: None  # too slow
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    section = current_owner().section(lock)
+    assert section is not None
+    section.undo()
+
+
+def test_what_is_pending_is_sent_at_the_end_of_a_child_of_multiprocessing(client: redis.Redis) -> None:
+    """Nothing that is registered with atexit runs there."""
+    child = multiprocessing.get_context("fork").Process(target=leave_something_pending)
+    with warnings.catch_warnings():  # newer Pythons warn of the threads of the tests
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child.start()
+    child.join(GENEROUS)
+    assert child.exitcode == 0
+    assert int(client.get(FENCE) or 0)  # it was there
+    assert not holder(client)
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["locks were used", "no lock was used"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +28,7 @@ from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, 
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.sender import Parcel
-from django_redislock.engine.watchdog import Watchdog
+from django_redislock.engine.watchdog import LAST_WORDS, Watchdog
 from django_redislock.log import logger
 from django_redislock.steps import run
 from django_redislock.store import calls
@@ -35,10 +37,12 @@ from django_redislock.store.keys import make_keys
 from django_redislock.store.node import Node
 from django_redislock.store.places import get_backend
 from django_redislock.store.together import together
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
 from tests.helpers.interrupts import Interrupt, Interrupter
-from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener
+from tests.helpers.processes import Worker
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener, queued
 
 from .conftest import InterruptedStart
 
@@ -545,6 +549,118 @@ def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
     stopped.send_pending()
     # who did not acquire a lock has been told why
     assert ("event=releases-not-sent alias=far" in caplog.text) is told
+
+
+def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_from_the_others(
+    stopped: Watchdog, server: RedisServer, settings: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    with ExitStack() as stack:
+        hanging = {f"hanging {number}": stack.enter_context(proxy(server.port)) for number in range(4)}
+        default = settings.CACHES["default"]
+        settings.CACHES = {
+            **settings.CACHES,
+            **{alias: {**default, "LOCATION": network.url} for alias, network in hanging.items()},
+        }
+        for alias in [*hanging, "default"]:
+            lock = Lock(alias, ttl=600, using=alias)
+            lock.acquire()
+            lease = lease_of(lock)
+            stopped.end(lease)
+            stopped.release_later(lease.wanted, unknown=False)
+        eventually(lambda: not stopped._agenda)
+        for network in hanging.values():
+            network.partition()
+        began = monotonic()
+        stopped.send_pending()
+        assert monotonic() - began < 2 * LAST_WORDS
+        assert not holder(client, "default")
+        assert not stopped._pending
+    settings.CACHES = {**settings.CACHES}
+
+
+def test_at_the_end_of_a_process_a_lock_is_held_without_a_thread(
+    ending: Callable[[], None], client: redis.Redis
+) -> None:
+    """Python 3.12 and later start none then."""
+    ending()
+    watchdog = Watchdog(Notifier(), lambda backend: None)
+    watchdog.undo_after(Frame(), SimpleNamespace())
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    lease = lease_of(lock)
+    watchdog.watch(lease)
+    watchdog.release_later(lease.wanted, unknown=False)
+    watchdog.send_pending()
+    assert not holder(client)
+
+
+def test_at_the_end_of_a_process_a_lock_is_renewed_by_the_thread_that_there_is(
+    seen: Callable[[Lock], Lease], eventually: Eventually, ending: Callable[[], None]
+) -> None:
+    lock = Lock(NAME, ttl=600)
+    lock.acquire()
+    lease = seen(lock)
+    ends = lease.ends
+    ending()
+    runtime().watchdog.renew_all(lease.backend)
+    eventually(lambda: lease.ends > ends)
+    lock.release()
+
+
+def test_at_the_end_of_a_process_one_waits_for_a_lock_by_asking_again(
+    other: Callable[[], Other], client: redis.Redis, settings: Any, eventually: Eventually, ending: Callable[[], None]
+) -> None:
+    settings.CACHES = {**settings.CACHES, "fresh": settings.CACHES["default"]}
+    me, you, held = other(), other(), Lock(NAME)
+    me(held.acquire)
+    ending()
+    waiting = you.start(lambda: Lock(NAME, using="fresh").acquire(blocking_timeout=GENEROUS))
+    eventually(lambda: queued(client))
+    me(held.release)
+    assert waiting.result(GENEROUS)
+
+
+# A process that uses a lock where it ends: in the hook ``atexit``, or in a thread that outlives the main one.
+AT_THE_END = """
+import atexit
+from tests.helpers.state import lease_of
+
+def work():
+    lock = Lock(name, ttl=1.5)
+    with lock:
+        say("acquired")
+        ends = time.monotonic() + 1.5
+        while renewed and lease_of(lock).ends <= ends + 1.5:
+            lock.check()
+            time.sleep(0.01)
+        lock.check()
+    say("released")
+
+def outlive():
+    threading.main_thread().join()
+    work()
+
+if warm:
+    with Lock("warm"):
+        pass
+if where == "atexit":
+    atexit.register(work)
+else:
+    threading.Thread(target=outlive).start()
+"""
+
+
+@pytest.mark.parametrize("where", ["atexit", "thread"])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_lock_is_held_where_the_interpreter_ends(
+    where: str, warm: bool, start: Callable[..., Worker], client: redis.Redis
+) -> None:
+    renewed = warm or sys.version_info < (3, 12)
+    worker = start(AT_THE_END, name=NAME, where=where, warm=warm, renewed=renewed)
+    worker.expect("acquired")
+    worker.expect("released")
+    assert worker.process.wait(GENEROUS) == 0
+    assert not holder(client)
 
 
 def test_a_cluster_that_was_never_reached_has_nothing_to_be_sent_to(stopped: Watchdog, settings: Any) -> None:

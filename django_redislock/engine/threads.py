@@ -1,0 +1,19 @@
+"""Starting the threads of this process, also where its interpreter is about to end."""
+
+from __future__ import annotations
+
+import threading
+
+
+def start(thread: threading.Thread) -> bool:
+    """Start it. False: the main thread has ended, after which Python 3.12 and later start no more.
+
+    RuntimeError where the system gives no more threads.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "interpreter shutdown" not in str(error):
+            raise
+        return False
+    return True
