@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any, cast
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import ResponseError, TimeoutError
 
 from .counterpart import maker_of
 from .node import Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, pop_oldest
-from .wire import CONNECTION_ERRORS, Command, classified, pack
+from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 
 # Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
 # overtake those who have asked before.
@@ -112,11 +112,10 @@ class LoopConnections:
         if reserve is None:
             self._forget_the_gone()
             reserve = self._reserves[node] = _Reserve(node)
-        timeout = reserve.maker.timeout
-        limit = timeout if by is None else min(timeout, max(0.0, by - monotonic()))
         loan = _Loan()
         try:
-            await self._enter(loan, PATIENCE if by is None else min(PATIENCE, limit), urgency)
+            await self._enter(loan, _left(PATIENCE, by), urgency)
+            limit = _left(reserve.maker.timeout, by)
             return await self._exchange_within(limit, reserve, [pack(commands)], len(commands))
         except RuntimeError:
             if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
@@ -175,7 +174,7 @@ class LoopConnections:
     @staticmethod
     def _give_up(granted: asyncio.Future[None]) -> None:
         if not granted.done():
-            granted.set_exception(ConnectionError("no connection became free in time"))
+            granted.set_exception(NotAsked("no connection became free in time"))
 
     def _leave(self, loan: _Loan) -> None:
         """The loan ends, if it was granted at all: the next one's begins."""
@@ -275,6 +274,10 @@ class LoopConnections:
     async def _close(self) -> None:
         while self._dropped:
             await self._dropped.popleft().disconnect()
+
+
+def _left(seconds: float, by: float | None) -> float:
+    return seconds if by is None else min(seconds, max(0.0, by - monotonic()))
 
 
 def _was_reset(connection: AbstractConnection) -> bool:

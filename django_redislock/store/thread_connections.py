@@ -11,10 +11,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from redis.connection import Connection
-from redis.exceptions import ConnectionError
 
 from .node import Node
-from .wire import CONNECTION_ERRORS, Command, exchange
+from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
 
 C = TypeVar("C")  # a connection
 
@@ -80,7 +79,7 @@ class ThreadConnections:
                 now = monotonic()
                 give_up = give_up or min(now + PATIENCE, by or math.inf)
                 if now >= give_up:
-                    raise ConnectionError("no connection became free in time")
+                    raise NotAsked("no connection became free in time")
                 self._waiting += 1
                 try:
                     self._changed.wait(min(CHECK_EVERY, give_up - now))

@@ -31,6 +31,12 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
 }
 PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
 _WORDS: dict[type, str] = {kind: word for word, kind in CLUSTER_ERRORS.items()}
+
+
+class NotAsked(TimeoutError):
+    """The time was over before the node could be asked, of which this says nothing."""
+
+
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 

@@ -130,6 +130,33 @@ async def test_who_finds_no_connection_free_is_told_so_in_the_end(
             pass
 
 
+async def test_who_has_time_waits_for_a_connection_longer_than_for_an_answer(
+    server: RedisServer, retry_for: Callable[[float], None], aeventually: AEventually
+) -> None:
+    retry_for(0.1)
+    with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=0.3)):
+        connections, loan, begin = await get_backend().place._of_loop(), _Loan(), monotonic()
+        await connections._enter(loan, GENEROUS, ENTERING)
+        lock = Lock("a")
+        acquiring = asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS))
+        await aeventually(lambda: monotonic() - begin > 0.7)
+        connections._leave(loan)
+        assert await acquiring
+
+
+async def test_a_connection_that_never_became_free_casts_no_doubt_on_the_server(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.01)
+    with caches(alias(DJANGO_REDIS, server.url, max_connections=1)):
+        backend, loan = get_backend(), _Loan()
+        assert backend.execute(("ECHO", "1")) == b"1"
+        await (await backend.place._of_loop())._enter(loan, GENEROUS, ENTERING)
+        with pytest.raises(LockUnavailable, match="no connection became free in time"):
+            await Lock("a").aacquire(blocking_timeout=0)
+        assert len(backend.node.idle) == 1  # that of this thread is kept
+
+
 async def test_a_release_goes_before_the_coroutines_that_wait_for_a_connection(
     server: RedisServer, client: redis.Redis
 ) -> None:
