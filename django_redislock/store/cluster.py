@@ -6,10 +6,8 @@ node to node: nothing here depends on where it is.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from inspect import signature
-from time import monotonic
 from typing import Any
 from zlib import crc32
 
@@ -29,6 +27,7 @@ from redis.exceptions import (
 from .aliases import Origin
 from .node import Node
 from .place import Backend, Place
+from .question import Question
 from .wire import CONNECTION_ERRORS
 
 TAGS = 64  # for ever: one name in two slots is two locks
@@ -58,45 +57,57 @@ class Cluster(Place):
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._stale = True  # the slots may have moved
         self._doubted: Node | None = None
-        self._mutex = threading.RLock()  # while the cluster is asked
-        self._known = threading.RLock()  # while what is known of it changes
-        self._failed_at = 0.0  # monotonic
-        self._failure: Exception | None = None
+        self._question: Question | None = None  # where the slots are; the last one
+        self._mutex = threading.RLock()  # while a new one begins
+        self._known = threading.RLock()  # while what is known of the cluster changes
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
-    def node_of(self, tag: int) -> Node:
+    def node_of(self, tag: int, by: float | None = None) -> Node:
         if self._stale:
-            self.refresh()
+            self.refresh(by)
         return self._owners[tag]
 
-    async def anode_of(self, tag: int) -> Node:
+    async def anode_of(self, tag: int, by: float | None = None) -> Node:
         if self._stale:
-            await asyncio.get_running_loop().run_in_executor(None, self.refresh)
+            await self._ask().aanswer(by)
         return self._owners[tag]
 
     def known_node(self, tag: int) -> Node | None:
         return self._owners.get(tag)
 
-    def refresh(self) -> None:
-        """Ask the cluster where the slots are, unless that is known. Raises ConnectionError."""
-        asked = monotonic()
+    def refresh(self, by: float | None = None) -> None:
+        """Ask the cluster where the slots are. Raises ConnectionError, and TimeoutError at ``by`` (monotonic)."""
+        self._ask().answer(by)
+
+    def _ask(self) -> Question:
+        """All who need the answer share it."""
         with self._mutex:
-            if not self._stale:
-                return  # another thread was faster
-            if self._failure is not None and self._failed_at > asked:
-                raise ConnectionError(str(self._failure))  # the same, while this one waited
-            try:
-                self._read_slots()
-            except (RedisClusterException, SlotNotCoveredError) as error:
-                self._failure, self._failed_at = ConnectionError(str(error)), monotonic()
-                raise self._failure from error
-            self._stale = False
+            question = self._question
+            if question is None or not question.pending:
+                question = self._question = Question(self._answer)
+                question.begin()
+            return question
+
+    def _answer(self) -> None:
+        try:
+            self._read_slots()
+        finally:
+            self._question = None
 
     def _read_slots(self) -> None:
+        try:
+            self._ask_manager()
+        except (RedisClusterException, SlotNotCoveredError) as error:
+            raise ConnectionError(str(error)) from error
+        self._stale = False
+        self._forget_the_gone()
+
+    def _ask_manager(self) -> None:
         if self._manager is None:
-            self._manager = self._make_manager()
-            self._check_version(self._manager)
+            manager = self._make_manager()
+            self._check_version(manager)
+            self._manager = manager
         else:
             self._manager.initialize(**self._order(self._manager))
         for client in _clients(self._manager):
@@ -105,7 +116,6 @@ class Cluster(Place):
             for tag, slot in enumerate(self._slots):
                 node = self._manager.get_node_from_slot(slot)
                 self._owners[tag] = self._node_at(node.host, int(node.port))
-        self._forget_the_gone()
 
     def _forget_the_gone(self) -> None:
         """Nodes come and go, and each would keep a connection or two: forget those that have no slot of ours."""

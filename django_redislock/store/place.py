@@ -63,11 +63,14 @@ class Place:
         """Those that this process has met."""
         return self._nodes.values()
 
-    def node_of(self, tag: int) -> Node:
-        """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be."""
+    def node_of(self, tag: int, by: float | None = None) -> Node:
+        """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be.
+
+        ``by``: the monotonic time at which to give up.
+        """
         return self._nodes[""]
 
-    async def anode_of(self, tag: int) -> Node:
+    async def anode_of(self, tag: int, by: float | None = None) -> Node:
         """See node_of()."""
         return self._nodes[""]
 
@@ -198,7 +201,7 @@ class Backend:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node = self.place.node_of(self.tag)
+        node = self.place.node_of(self.tag, by)
         answers = self.place.exchange(node, commands, by)
         self.heard_from(node)
         return answers, node
@@ -207,7 +210,7 @@ class Backend:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see Place.aexchange()."""
-        node = await self.place.anode_of(self.tag)
+        node = await self.place.anode_of(self.tag, by)
         answers = await self.place.aexchange(node, commands, by, urgency=urgency)
         self.heard_from(node)
         return answers, node

@@ -1,0 +1,83 @@
+"""What is asked once for many: in a thread of its own, so that it goes on whatever happens to those who wait for it.
+
+Not in one of an event loop's executor: all of these may be waiting for a lock that a task of this loop holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from redis.exceptions import ConnectionError
+
+from .wire import NotAsked
+
+
+class Question:
+    """Done when ``ask`` has returned, or raised: what it raises goes to all who wait."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._ask = ask
+        self._done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="redislock-question", daemon=True)
+
+    def begin(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system gives no more threads
+            self._run()
+
+    def _run(self) -> None:
+        try:
+            self._ask()
+        except BaseException as error:
+            self._done.set_exception(error)
+        else:
+            self._done.set_result(None)
+
+    @property
+    def pending(self) -> bool:
+        """Not where whoever was to begin it was interrupted."""
+        return self._thread.is_alive() and not self._done.done()
+
+    def answer(self, by: float | None) -> None:
+        """Wait for the end. Raises NotAsked at ``by`` (monotonic)."""
+        try:
+            error = self._done.exception(None if by is None else max(0.0, by - monotonic()))
+        except concurrent.futures.TimeoutError:
+            raise NotAsked(_LATE) from None
+        _raise(error)
+
+    async def aanswer(self, by: float | None) -> None:
+        """The same in an event loop."""
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(done: object) -> None:
+            try:
+                loop.call_soon_threadsafe(told.set)
+            except RuntimeError:
+                pass  # the loop was closed
+
+        self._done.add_done_callback(tell)
+        alarm = None if by is None else loop.call_later(max(0.0, by - monotonic()), told.set)
+        try:
+            await told.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+        if not self._done.done():
+            raise NotAsked(_LATE)
+        _raise(self._done.exception())
+
+
+_LATE = "no answer in time to where the slots are"
+
+
+def _raise(error: BaseException | None) -> None:
+    if isinstance(error, ConnectionError):
+        raise ConnectionError(str(error)) from error  # one for each: an error remembers where it was raised
+    if error is not None:
+        raise error

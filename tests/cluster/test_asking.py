@@ -1,0 +1,74 @@
+"""Who waits until a cluster has told where the slots are: how long, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from django_redislock import Lock, LockUnavailable
+from django_redislock.store.places import get_place
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.cluster import Cluster
+from tests.helpers.ways import DJANGO, alias
+
+AEventually = Callable[..., Awaitable[Any]]
+
+
+async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventually: AEventually) -> None:
+    """All of these may wait for a lock that only a task of this loop can release."""
+    executor = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    lock = Lock("a", ttl=60)
+    await lock.aacquire()
+
+    def wait() -> None:
+        with Lock("a"):
+            pass
+
+    waiting = asyncio.create_task(asyncio.to_thread(wait))
+
+    async def waits() -> bool:
+        info = await lock.ainfo()
+        return info is not None and info.waiters == 1
+
+    await aeventually(waits)
+    get_place().doubt(None)
+    await asyncio.wait_for(lock.arelease(), GENEROUS)
+    await waiting
+
+
+@pytest.fixture
+def silent(settings: Any) -> Iterator[None]:
+    """A cluster of ten nodes, none of which answers."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(10)]
+    urls = [f"redis://127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO, urls)}
+    settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "RETRY_FOR": 0.1}
+    yield
+    for each in sockets:
+        each.close()
+
+
+def test_who_has_little_time_waits_no_longer_for_a_silent_cluster(silent: None, crowd: Crowd) -> None:
+    begin, me = monotonic(), crowd()
+    with pytest.raises(LockUnavailable, match="no answer in time to where the slots are"):
+        me(Lock("a"), "acquire", blocking_timeout=0.1)
+    assert monotonic() - begin < 5  # all nodes together have ten seconds to answer
+
+
+async def test_many_wait_for_a_silent_cluster_no_longer_than_one(silent: None) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    async def fail(number: int) -> None:
+        with pytest.raises(LockUnavailable):
+            await Lock(f"a:{number}").aacquire(blocking_timeout=0.1)
+
+    begin = monotonic()
+    await asyncio.gather(*map(fail, range(100)))
+    assert monotonic() - begin < 5
