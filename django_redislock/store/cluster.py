@@ -109,6 +109,8 @@ class Cluster(Place):
             self._check_version(manager)
             self._manager = manager
         else:
+            for node in self._named():  # redis-py forgets them, and all others may have got new addresses
+                self._manager.startup_nodes.setdefault(node.name, node)
             self._manager.initialize(**self._order(self._manager))
         for client in _clients(self._manager):
             client.connection_pool.disconnect()  # until it is asked again
@@ -139,6 +141,9 @@ class Cluster(Place):
             nodes[address] = nodes.pop(address)
         return {}
 
+    def _named(self) -> list[ClusterNode]:
+        return [ClusterNode(host, port) for host, port in self.origin.startup]
+
     def _make_manager(self) -> NodesManager:
         keywords: dict[str, Any] = {
             key: value for key, value in self.origin.keywords.items() if key not in ("host", "port")
@@ -146,7 +151,7 @@ class Cluster(Place):
         patience = min(self.timeout, ASKING_TAKES)
         keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
         return NodesManager(
-            startup_nodes=[ClusterNode(host, port) for host, port in self.origin.startup],
+            startup_nodes=self._named(),
             from_url=True,  # that is: by pools of any class of connections
             connection_pool_class=ConnectionPool,
             connection_class=self.origin.kind,

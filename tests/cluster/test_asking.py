@@ -14,7 +14,10 @@ import pytest
 from django_redislock import Lock, LockUnavailable
 from django_redislock.store.places import get_place
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.cluster import Cluster
+from tests.helpers.cluster import Cluster, redis_cluster
+from tests.helpers.cluster_node import find_cluster_server
+from tests.helpers.proxy import proxy
+from tests.helpers.requirements import require
 from tests.helpers.ways import DJANGO, alias
 
 AEventually = Callable[..., Awaitable[Any]]
@@ -41,6 +44,26 @@ async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventu
     get_place().doubt(None)
     await asyncio.wait_for(lock.arelease(), GENEROUS)
     await waiting
+
+
+@pytest.mark.complete
+def test_the_address_in_the_settings_is_asked_even_when_all_others_are_gone(
+    cluster: Cluster, settings: Any, crowd: Crowd
+) -> None:
+    """That of a service, say, while all nodes get new ones."""
+    with redis_cluster(masters=3, replicas=0, executable=require(find_cluster_server)) as old:
+        with proxy(old.masters()[0].port) as service:
+            settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO, service.url)}
+            use_once(crowd())
+            service.target = cluster.masters()[0].port
+            old.close()
+            use_once(crowd())
+
+
+def use_once(me: Any) -> None:
+    lock = Lock("a")
+    me(lock, "acquire")
+    me(lock, "release")
 
 
 @pytest.fixture
