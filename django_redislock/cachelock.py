@@ -220,7 +220,7 @@ class CacheLock:
             if refusal is not None:
                 return refusal
             if not self.thread_local:
-                section.held.follow(self)
+                section.held.follow(section, self)
             if not self.thread_local or self.timeout:
                 # it ends by itself or in another thread, so whoever waits for it in this one may wait
                 section.disown()

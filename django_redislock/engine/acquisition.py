@@ -30,7 +30,7 @@ from .description import describe_owner
 from .interruptions import Witness
 from .lease import Lease
 from .loss import reason_of
-from .owner import Owner
+from .owner import Owner, running_task
 from .release import release, release_later
 from .runtime import runtime
 
@@ -236,6 +236,8 @@ class Acquisition:
         self.lease = lease
         self.through = self._through(lease)
         self.owner.enter(self, lease)
+        if self._witness is not None and self.owner.task is not None and running_task() is None:
+            lease.follow(self, self._witness())  # the task may be cancelled, and its sync code goes on
 
     def _announce_refusal(self, refusal: LockNotAcquired) -> Steps[None]:
         facts = {"template": self._template, "outcome": refusal.outcome, "waited": refusal.waited}

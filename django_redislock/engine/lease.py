@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..exceptions import LockLost, LockUnavailable
 from ..options import OnLost
@@ -51,7 +51,6 @@ class Lease:
         "fence_timeout",
         "fenced",
         "handed",
-        "keeper",
         "lost_reason",
         "max_hold",
         "on_lost",
@@ -83,9 +82,9 @@ class Lease:
         self.template: str = wanted.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
-        self.owner: weakref.ref[Lives] | None = None  # whoever acquired it; None: see keeper
-        self.keeper: weakref.ref[Any] | None = None  # where something else than its owner keeps it
-        self.shares: dict[Section, None] = {}  # the acquisitions that use it: several, when it is reentrant
+        self.owner: weakref.ref[Lives] | None = None  # whoever acquired it
+        # the acquisitions that use it (several, when it is reentrant), and what keeps each; None: the owner does
+        self.shares: dict[Section, Callable[[], object] | None] = {}
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
@@ -158,19 +157,21 @@ class Lease:
 
     # -- who may release it -----------------------------------------------------------------------------------------
 
-    def follow(self, keeper: object | None) -> None:
-        """From now on, it is renewed for as long as ``keeper`` lives, or (None) no more; its owner has gone on."""
-        if keeper is None:
+    def follow(self, section: Section, keeper: object | None) -> None:
+        """From now on, it is renewed for ``section`` as long as ``keeper`` lives, or (None) no more.
+
+        Whatever has become of its owner, who may have gone on, or ended.
+        """
+        self.shares[section] = _nobody if keeper is None else weakref.ref(keeper)
+        if keeper is None and len(self.shares) == 1:
             self.renewing = False
-        else:
-            self.keeper = weakref.ref(keeper)
 
     def may_be_released(self) -> bool:
         """Whether anybody is left who could."""
-        if self.keeper is not None:
-            return self.keeper() is not None
         owner = None if self.owner is None else self.owner()
-        return owner is not None and owner.alive()
+        owned = owner is not None and owner.alive()
+        keepers = list(self.shares.values()) or [None]
+        return any(owned if keeper is None else keeper() is not None for keeper in keepers)
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +208,10 @@ class Lease:
             reason=reason,
             fence=self.fence,
         )
+
+
+def _nobody() -> None:
+    pass
 
 
 class Section(Protocol):

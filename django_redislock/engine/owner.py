@@ -23,6 +23,7 @@ from .lease import Lease, Section
 MANY = 100  # objects, before those are forgotten whose locks were lost and never released
 
 _shown: ContextVar[Owner | None] = ContextVar("django_redislock.owner", default=None)
+_place: ContextVar[object] = ContextVar("django_redislock.place", default=None)  # the thread that was told so
 
 
 class Owner:
@@ -135,15 +136,18 @@ def current_owner() -> Owner:
     """The owner of what the running code acquires."""
     task, shown = running_task(), shown_owner()
     if shown is not None and _is_obvious(shown, task):
+        if task is None and shown.task is not None:
+            _place.set(weakref.ref(threading.current_thread()))
         return shown
     who = root_of(task, None if shown is None else shown.task)
-    if who is None and shown is not None:
+    if shown is not None and (who is None or (who is threading.current_thread() and task is None and _was_left(shown))):
         return shown
     who = who or threading.current_thread()
     owner = _owners.get(who)
     if owner is None or not owner.here:
         owner = _owners[who] = Owner(who)
     _shown.set(owner)
+    _place.set(weakref.ref(threading.current_thread()))
     return owner
 
 
@@ -168,3 +172,8 @@ def _is_obvious(shown: Owner, task: Task | None) -> bool:
     # one that has run sync code of a task may run that of another. (AsyncToSync.executors would tell, but takes a lock
     # for it, which a time limit that strikes in that moment leaves locked for good)
     return who is threading.current_thread() and getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
+
+
+def _was_left(shown: Owner) -> bool:
+    """Whether this is sync code of the task that the context shows, which was cancelled and has ended meanwhile."""
+    return not shown.alive() and _place.get() == weakref.ref(threading.current_thread())

@@ -29,10 +29,11 @@ class LateRelease:
         self._once = threading.Lock()
         self._open = len(begun)
         streams = isinstance(response, StreamingHttpResponse)
-        section.held.follow(response if streams else None)
-        section.disown()
         # DRF gives views a wrapper around the request that the handler closes
-        _after_close(getattr(request, "_request", request), self.release)
+        request = getattr(request, "_request", request)
+        section.held.follow(section, response if streams or response is None else request)
+        section.disown()
+        _after_close(request, self.release)
         if hasattr(response, "_resource_closers"):
             response._resource_closers.append(self.release)
         if streams:

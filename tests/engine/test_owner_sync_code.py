@@ -15,12 +15,12 @@ import pytest
 import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
-from django_redislock import Lock, LockError, LockNotOwned
+from django_redislock import Lock, LockError, LockNotOwned, locked
 from django_redislock.engine.bridges import runs_below
 from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import arefuses, owns, refuses, settled, to_thread
-from tests.helpers.state import NAME, holder
+from tests.helpers.state import NAME, holder, leases
 
 InThread = Callable[..., Awaitable[Any]]
 
@@ -78,6 +78,36 @@ async def test_what_sync_code_has_acquired_is_renewed_for_the_task(in_thread: In
         assert not lock.lost
         await asyncio.sleep(0.01)
     await in_thread(lock.release)
+
+
+async def test_sync_code_whose_task_was_cancelled_keeps_the_lock_of_its_block(
+    in_thread: InThread, aeventually: Callable[..., Awaitable[Any]]
+) -> None:
+    lock, inside, go_on, done = Lock(NAME, ttl=1), threading.Event(), threading.Event(), threading.Event()
+
+    @locked(NAME, reentrant=True, blocking_timeout=0)
+    def again() -> None:
+        lock.check()
+
+    def work() -> None:
+        with lock:
+            inside.set()
+            assert go_on.wait(GENEROUS)
+            again()
+            lock.check()
+        done.set()
+
+    task = asyncio.ensure_future(in_thread(work))
+    await aeventually(inside.is_set)
+    (lease,) = leases()
+    task.cancel()
+    await asyncio.wait([task])
+    end = lease.ends
+    await aeventually(lambda: lease.ends > end + lease.ttl)
+    assert await lock.alocked()
+    go_on.set()
+    await aeventually(done.is_set)
+    assert not await lock.alocked()
 
 
 async def test_two_tasks_share_no_lock_though_their_sync_code_runs_in_one_thread(in_thread: InThread) -> None:

@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asgiref.sync
 import pytest
 import redis
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
 from django.urls import path
@@ -21,9 +23,10 @@ from django.utils.functional import SimpleLazyObject
 
 from django_redislock import Lock, list_locks, locked_view
 from tests.helpers import site
-from tests.helpers.actors import GENEROUS, Actor
+from tests.helpers.actors import GENEROUS, Actor, Other
 from tests.helpers.databases import Account
 from tests.helpers.servers import LEFT_OPEN, Web
+from tests.helpers.state import leases
 from tests.helpers.twins import abandon, lock_names
 
 AEventually = Callable[..., Awaitable[Any]]
@@ -137,6 +140,44 @@ async def test_a_request_that_is_cancelled_releases(client: redis.Redis, aeventu
     await asyncio.wait([handling])
     assert handling.cancelled()
     await aeventually(lambda: not lock_names(client))
+
+
+def test_a_plain_view_keeps_its_lock_while_it_works_though_its_client_has_gone(
+    settings: Any, other: Callable[[], Other], client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    gate, sent = site.Gate(), [{"type": "http.request"}]
+
+    @locked_view("slow", ttl=1)
+    def view(request: HttpRequest) -> HttpResponse:
+        gate()
+        return HttpResponse()
+
+    async def receive() -> dict[str, str]:
+        if sent:
+            return sent.pop()
+        while not gate.reached.is_set():
+            await asyncio.sleep(0.001)
+        return {"type": "http.disconnect"}
+
+    async def handle() -> None:
+        scope = AsyncRequestFactory().get("/slow/").scope
+        await ASGIHandler()({**scope, "type": "http"}, receive, AsyncMock())
+
+    settings.ROOT_URLCONF = (path("slow/", view),)
+    settings.MIDDLEWARE = []  # where it is sync, the task of the request waits for the view
+    handling = other().start(lambda: asyncio.run(handle()))
+    assert gate.reached.wait(GENEROUS)
+    (lease,) = leases()
+    assert lease.owner is not None
+    owner = lease.owner()
+    assert owner is not None
+    eventually(lambda: not owner.alive())
+    first_end = lease.ends
+    eventually(lambda: lease.ends > first_end + lease.ttl)
+    assert lock_names(client) == ["slow"]
+    gate.go_on.set()
+    eventually(lambda: not lock_names(client))
+    handling.exception(GENEROUS)
 
 
 async def test_a_request_that_is_closed_releases(client: redis.Redis, aeventually: AEventually) -> None:
