@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, list_locks, locked_view
@@ -121,6 +121,38 @@ def test_a_late_release_that_redis_does_not_hear_is_sent_again(
     own.start()
     with Lock("account", blocking_timeout=GENEROUS):
         pass
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_inner_view_leaves_the_outer_one_its_lock(streams: bool, account: Account, eventually: Eventually) -> None:
+    short = locked_view("account", reentrant=True, ttl=1)
+
+    @short
+    def inner(request: HttpRequest) -> Any:
+        return StreamingHttpResponse([b"x"]) if streams else HttpResponse(b"x")
+
+    @short
+    def outer(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic():
+            assert b"".join(inner(request)) == b"x"
+        (lease,) = leases()
+        first_end = lease.ends
+        eventually(lambda: lease.ends > first_end + lease.ttl)
+        return HttpResponse("|".join(held()))
+
+    assert outer(RequestFactory().get("/")).content == b"account"
+    assert held() == []
+
+
+def test_the_lock_is_kept_until_commit_however_long_that_takes(account: Account, eventually: Eventually) -> None:
+    request = RequestFactory().get("/")
+    with transaction.atomic():
+        locked_view("account", ttl=1)(lambda request: HttpResponse())(request)
+        (lease,) = leases()
+        first_end = lease.ends
+        eventually(lambda: lease.ends > first_end + lease.ttl)
+        assert held() == ["account"]
+    assert held() == []
 
 
 FORKED = """
