@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from django.db import models, transaction
+from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
 from ..exceptions import LockLost
@@ -17,6 +19,7 @@ else:
     BigIntegerField = models.BigIntegerField
 
 M = TypeVar("M", bound=models.Model)
+R = TypeVar("R")
 
 
 class Fenced(Protocol):
@@ -32,11 +35,33 @@ class Fenced(Protocol):
 
 
 class FenceField(BigIntegerField):
-    """The fence of the last holder who has changed the row. Written by :meth:`FencedQuerySet.update` alone."""
+    """The fence of the last holder who has changed the row. Written by :meth:`FencedQuerySet.update` alone.
+
+    ``save()`` leaves it as it is in the database. Raises ValueError for ``null=True``.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs = {"verbose_name": _("fence"), "default": 0, "db_default": 0, "editable": False, **kwargs}
+        if kwargs.get("null"):
+            raise ValueError("A FenceField cannot be null: rows without a fence could not be written under a lock.")
         super().__init__(*args, **kwargs)
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        # that of the instance was read earlier, and a younger holder may have been there since
+        return super().pre_save(model_instance, add) if add else models.F(self.attname)
+
+
+def _unguarded(name: str) -> Callable[..., Any]:
+    """The method of this name, refused under a lock: it would write without a look at the fence."""
+    method: Callable[..., Any] = getattr(models.QuerySet, name)
+
+    @wraps(method)
+    def unlocked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._lock is not None:
+            raise TypeError(f"fenced(lock) guards update(), bulk_update() and delete(), not {name}().")
+        return method(self, *args, **kwargs)
+
+    return unlocked
 
 
 class FencedQuerySet(models.QuerySet[M]):
@@ -45,9 +70,10 @@ class FencedQuerySet(models.QuerySet[M]):
     _lock: Fenced | None = None
 
     def fenced(self, lock: Fenced) -> Self:
-        """The same rows, to be updated under this lock, which must be held here.
+        """The same rows, to be updated or deleted under this lock, which must be held here.
 
-        Raises TypeError for a model that has no FenceField, or several.
+        For ``update()``, ``bulk_update()``, ``delete()`` and their twins; what creates rows raises TypeError. So does
+        this for a model that has no FenceField, or several.
         """
         _field_of(self.model)
         found = self._chain()  # type: ignore[attr-defined]
@@ -61,40 +87,69 @@ class FencedQuerySet(models.QuerySet[M]):
         holder has changed one of them, or the lock is known to be lost; LockNotOwned where it is not held here.
         """
         lock = self._lock
-        if lock is None:
+        if lock is None or self.query.is_sliced:  # an error of Django's
             return super().update(**values)
-        lock.check()
-        name, fence = _field_of(self.model), lock.fence
-        with transaction.atomic(using=self.db):
-            changed: int = self._without_lock().filter(**{f"{name}__lte": fence}).update(**{name: fence}, **values)
-            if refused := self._without_lock().filter(**{f"{name}__gt": fence}).count():
-                reason = f"a younger holder has changed {refused} of {refused + changed} rows"
-                raise LockLost(
-                    f"The lock {lock.name!r} was refused by {self.model._meta.label}: {reason}. None was changed.",
-                    lock.name,
-                    reason=reason,
-                    fence=fence,
-                )
-        return changed
+        name = _field_of(self.model).name
+        return self._write(lock, lambda rows: rows.update(**{name: lock.fence}, **values))
 
     update.alters_data = True  # type: ignore[attr-defined]
 
-    def _without_lock(self) -> Self:
-        found = self._chain()  # type: ignore[attr-defined]
-        found._lock = None
-        return found  # type: ignore[no-any-return]
+    def delete(self) -> tuple[int, dict[str, int]]:
+        """As Django's; under a lock, only where no younger holder has written, and all of the rows or none."""
+        lock = self._lock
+        if lock is None or self.query.is_sliced:
+            return super().delete()
+        return self._write(lock, lambda rows: rows.delete())
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def _write(self, lock: Fenced, write: Callable[[Self], R]) -> R:
+        lock.check()
+        field, fence = _field_of(self.model), lock.fence
+        self._for_write = True
+        mine = self._chain().using(self.db)  # type: ignore[attr-defined]
+        mine._lock = None
+        with transaction.atomic(using=mine.db):
+            if connections[mine.db].features.has_select_for_update:
+                # the rows as they are now: a snapshot, or a subquery that has waited, would not show a younger fence
+                owner = field.model
+                key = owner._meta.pk.name
+                rows = owner._base_manager.using(mine.db).filter(pk__in=mine.values(key)).order_by("pk")
+                found = dict(rows.select_for_update().values_list("pk", field.name))
+                self._refuse(lock, sum(each > fence for each in found.values()))
+                return write(mine.filter(**{f"{key}__in": list(found)}))
+            # writes first: one writer at a time, who must not have read before
+            result = write(mine.filter(**{f"{field.name}__lte": fence}))
+            self._refuse(lock, mine.filter(**{f"{field.name}__gt": fence}).count())
+            return result
+
+    def _refuse(self, lock: Fenced, younger: int) -> None:
+        if younger:
+            reason = f"a younger holder has changed {younger} of the rows"
+            raise LockLost(
+                f"The lock {lock.name!r} was refused by {self.model._meta.label}: {reason}. None was changed.",
+                lock.name,
+                reason=reason,
+                fence=lock.fence,
+            )
 
     def _clone(self) -> Self:
         found = super()._clone()  # type: ignore[misc]
         found._lock = self._lock
         return found  # type: ignore[no-any-return]
 
+    if not TYPE_CHECKING:
+        create, bulk_create, get_or_create, update_or_create = map(
+            _unguarded, ("create", "bulk_create", "get_or_create", "update_or_create")
+        )
+
 
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
 
 
-def _field_of(model: type[models.Model]) -> str:
-    found = [field.name for field in model._meta.concrete_fields if isinstance(field, FenceField)]
+def _field_of(model: type[models.Model]) -> FenceField:
+    found = [field for field in model._meta.concrete_fields if isinstance(field, FenceField)]
     if len(found) != 1:
         raise TypeError(f"{model._meta.label} must have one FenceField for fenced(), and has {len(found)}.")
     return found[0]

@@ -3,21 +3,42 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import pytest
-from django.db import connections, models
+from django.db import OperationalError, connections, models, transaction
+from django.db.models import Q
 
 from django_redislock import Lock, LockLost, LockNotOwned
 from django_redislock.fencing import FencedManager, FenceField
 from tests.fencing.conftest import UNAWARE
-from tests.helpers.databases import Account
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.databases import Account, one_database
 from tests.helpers.state import NAME
+
+
+class Depot(models.Model):  # noqa: DJ008
+    name = models.CharField(max_length=10, default="here")
+
+    class Meta:
+        app_label = "fenced_tests"
 
 
 class Parcel(models.Model):  # noqa: DJ008
     state = models.CharField(max_length=10, default="new")
+    depot = models.ForeignKey(Depot, models.CASCADE, null=True)
     fence = FenceField()
+    objects = FencedManager()
+
+    class Meta:
+        app_label = "fenced_tests"
+
+
+class Crate(Parcel):  # noqa: DJ008
+    weight = models.IntegerField(default=0)
     objects = FencedManager()
 
     class Meta:
@@ -32,14 +53,59 @@ class Unfenced(models.Model):  # noqa: DJ008
         managed = False
 
 
+MODELS = [Depot, Parcel, Crate]
+# how to ask whether somebody waits for a row
+WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT variable_value + 0 FROM information_schema.global_status"
+    " WHERE variable_name = 'Innodb_row_lock_current_waits'",
+    "sqlite": "SELECT 1",  # no reader can tell
+}
+ROWS: dict[str, Callable[[], Any]] = {
+    "all": lambda: Parcel.objects.all(),
+    "join": lambda: Parcel.objects.filter(depot__name="here"),
+    "outer join": lambda: Parcel.objects.filter(Q(depot__name="here") | Q(depot=None)),
+    "inherited": lambda: Crate.objects.all(),
+}
+
+
+class Late(NamedTuple):
+    """A thread, and the lock that it has lost unawares."""
+
+    thread: Other
+    lock: Lock
+
+
 @pytest.fixture(autouse=True)
-def _table(account: Account) -> Iterator[None]:
+def _tables(account: Account) -> Iterator[None]:
     with connections["default"].schema_editor() as editor:
-        editor.create_model(Parcel)
-    Parcel.objects.bulk_create([Parcel() for _ in range(4)])
+        for model in MODELS:
+            editor.create_model(model)
+    depot = Depot._base_manager.create()
+    Parcel.objects.bulk_create([Parcel(depot=depot) for _ in range(4)])
     yield
     with connections["default"].schema_editor() as editor:
-        editor.delete_model(Parcel)
+        for model in reversed(MODELS):
+            editor.delete_model(model)
+
+
+@pytest.fixture
+def late(forget: Callable[[], None], other: Callable[[], Other]) -> Iterator[Late]:
+    """Somebody who has the lock, and does not know that Redis has forgotten it."""
+    thread = other()
+    lock = Lock(NAME, **UNAWARE)
+    assert thread(lock.acquire)
+    forget()
+    yield Late(thread, lock)
+    thread(connections.close_all)
+
+
+class Replicated:
+    def db_for_read(self, model: object, **hints: object) -> str:
+        return "replica"
+
+    def db_for_write(self, model: object, **hints: object) -> str:
+        return "default"
 
 
 def states() -> list[str]:
@@ -64,10 +130,113 @@ def test_a_holder_who_was_overtaken_changes_nothing(forget: Callable[[], None]) 
     forget()
     with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
         assert Parcel.objects.fenced(lock).filter(pk__in=pks(1)).update(state="sent") == 1
-    with pytest.raises(LockLost, match=r"a younger holder has changed 1 of 4 rows. None was changed") as caught:
+    with pytest.raises(LockLost, match=r"a younger holder has changed 1 of the rows. None was changed") as caught:
         Parcel.objects.fenced(late).update(state="lost")
     assert caught.value.fence == late.fence
     assert states() == ["sent", "new", "new", "new"]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
+    rows: str, deletes: bool, late: Late, eventually: Callable[..., Any]
+) -> None:
+    Crate.objects.create()
+
+    def write() -> object:
+        mine = ROWS[rows]().fenced(late.lock)
+        return mine.delete() if deletes else mine.update(state="lost")
+
+    with Lock(NAME, **UNAWARE) as lock, transaction.atomic():
+        assert (changed := ROWS[rows]().fenced(lock).update(state="sent"))
+        writing = late.thread.start(write)
+        with connections["default"].cursor() as cursor:
+            eventually(lambda: cursor.execute(WAITING[connections["default"].vendor]) and cursor.fetchone()[0])
+    with pytest.raises((LockLost, OperationalError)):  # at REPEATABLE READ and above, the database refuses by itself
+        writing.result(GENEROUS)
+    assert states().count("sent") == changed
+
+
+def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late: Late) -> None:
+    def write() -> None:
+        with transaction.atomic():
+            list(Parcel.objects.all())
+            go_on.wait(GENEROUS)
+            Parcel.objects.fenced(late.lock).update(state="lost")
+
+    go_on = threading.Event()
+    writing = late.thread.start(write)
+    with Lock(NAME, **UNAWARE) as lock:
+        Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
+    go_on.set()
+    with pytest.raises((LockLost, OperationalError)):
+        writing.result(GENEROUS)
+    assert states() == ["sent", "new", "new", "new"]
+
+
+def test_rows_are_deleted_under_the_lock(forget: Callable[[], None]) -> None:
+    late = Lock(NAME, **UNAWARE)
+    assert late.acquire()
+    assert Parcel.objects.filter(pk__in=pks(1)).fenced(late).delete()[0] == 1
+    forget()
+    with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
+        Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
+    with pytest.raises(LockLost, match=r"has changed 1 of the rows"):
+        Parcel.objects.fenced(late).delete()
+    assert states() == ["sent", "new", "new"]
+
+
+def test_rows_of_a_list_are_updated_under_the_lock() -> None:
+    with Lock(NAME) as lock:
+        assert Parcel.objects.fenced(lock).bulk_update(Parcel.objects.all(), ["state"]) == 4
+        assert {*Parcel.objects.values_list("fence", flat=True)} == {lock.fence}
+
+
+def test_save_leaves_the_fence_as_it_is() -> None:
+    parcel = Parcel.objects.get(pk=pks(1)[0])
+    with Lock(NAME) as lock:
+        Parcel.objects.fenced(lock).update(state="sent")
+        parcel.state = "saved"
+        parcel.save()
+        parcel.refresh_from_db()
+        assert (parcel.state, parcel.fence) == ("saved", lock.fence)
+
+
+@pytest.mark.parametrize("name", ["create", "bulk_create", "get_or_create", "update_or_create"])
+def test_what_creates_rows_is_not_for_locks(name: str) -> None:
+    given: list[Any] = [[Parcel()]] if name == "bulk_create" else []
+    with Lock(NAME) as lock, pytest.raises(TypeError, match=rf"fenced\(lock\) guards .*, not {name}\(\)"):
+        getattr(Parcel.objects.fenced(lock), name)(*given)
+    with pytest.raises(Parcel.MultipleObjectsReturned) if "or" in name else nullcontext():
+        getattr(Parcel.objects, name)(*given)
+
+
+def test_what_django_refuses_it_refuses_by_itself() -> None:
+    with Lock(NAME) as lock:
+        for method in ("update", "delete"):
+            with pytest.raises(TypeError, match=r"slice|limit"):
+                getattr(Parcel.objects.fenced(lock)[:2], method)()
+        assert Parcel.objects.distinct().fenced(lock).update(state="sent") == 4
+
+
+def test_the_database_for_writing_is_asked(late: Late, settings: Any, sqlite: dict[str, Any], account: Account) -> None:
+    with one_database("replica", {**sqlite, "NAME": f"{sqlite['NAME']}.replica"}):
+        with Lock(NAME, **UNAWARE) as lock:
+            Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
+        settings.DATABASE_ROUTERS = [Replicated()]
+
+        def write() -> None:
+            Parcel.objects.fenced(late.lock).update(state="lost")
+
+        with pytest.raises(LockLost):
+            late.thread(write)
+    settings.DATABASE_ROUTERS = []
+    assert states() == ["sent", "new", "new", "new"]
+
+
+def test_a_fence_is_never_null() -> None:
+    with pytest.raises(ValueError, match="cannot be null"):
+        FenceField(null=True)
 
 
 def test_the_lock_must_be_held_here() -> None:
