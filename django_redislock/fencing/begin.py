@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from django.db import DatabaseError, transaction
 
 from ..engine import Lease, raise_fence
+from ..exceptions import LockLost
 from ..steps import run
 from .claim import Overtaken, claim, claims_on, is_conflict
 
@@ -46,11 +47,14 @@ def begin(
         tries += 1
         try:
             return _open(aliases, durable, claim_there)
-        except Overtaken:
+        except Overtaken as refusal:
             if raised:
                 raise
             raised = True
-            run(raise_fence(lease))
+            try:
+                run(raise_fence(lease))
+            except LockLost:
+                raise refusal from None
         except DatabaseError as error:
             if tries >= TRIES or not is_conflict(error):
                 raise

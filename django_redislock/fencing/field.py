@@ -139,11 +139,9 @@ class FencedQuerySet(models.QuerySet[M]):
         found._lock = self._lock
         return found  # type: ignore[no-any-return]
 
-    if not TYPE_CHECKING:
-        create, bulk_create, get_or_create, update_or_create = map(
-            _unguarded, ("create", "bulk_create", "get_or_create", "update_or_create")
-        )
 
+for _method in ("create", "bulk_create", "get_or_create", "update_or_create"):
+    setattr(FencedQuerySet, _method, _unguarded(_method))
 
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
 

@@ -260,7 +260,7 @@ def test_a_lock_that_was_lost_before_the_database_refuses_it_takes_no_new_fence(
         claim(*args, **options)
 
     monkeypatch.setattr(beginning, "claim", claim_late)
-    with pytest.raises(LockLost, match="it is gone from Redis"):
+    with pytest.raises(LockLost, match="was refused by the database"):
         locked_atomic(NAME, fenced=True)(account.book)()
     assert account.balance == 0
 
