@@ -239,5 +239,9 @@ def test_assertions_hold_or_say_what_there_is() -> None:
         assert_not_locked("a")
     for name in "ab":
         force_release(name)
+    Lock("a").suspend(60)
+    with pytest.raises(AssertionError, match=r"^Nobody holds the lock 'a'"):
+        assert_locked("a")
+    Lock("a").resume()
     with pytest.raises(AssertionError, match=r"held: none\.$"):
         assert_locked("c")
