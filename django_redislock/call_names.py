@@ -111,5 +111,11 @@ def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
         )
 
 
+def refuse_classes(function: Callable[..., Any], decorator: str) -> None:
+    """Raise TypeError for a class: it would be replaced by a function."""
+    if isinstance(function, type):
+        raise TypeError(f"{decorator} cannot decorate the class {function.__qualname__}: decorate its methods.")
+
+
 def _called(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or shown(function)

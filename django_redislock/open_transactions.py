@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,30 @@ def open_aliases() -> list[str]:
     return [connection.alias for connection in opened if in_atomic_block(connection) or is_manual(connection)]
 
 
-def warn_of_release(name: str, *, unclaimed: bool = False) -> None:
+def warn_unclaimed(name: str) -> None:
+    """Warn that the lock ``name`` is fenced, and that no database was ever told."""
+    text = (
+        f"The lock {name!r} is fenced, and was released without having been claimed: what was written under it can "
+        f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
+        f"each transaction."
+    )
+    warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
+
+
+def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[str] = ()) -> None:
     """Warn, or as RELEASE_IN_TRANSACTION says, when the lock ``name`` has been released inside a transaction.
 
     It is free by now: to keep the lock would do more harm, and an error out of the block rolls the transaction back.
-    ``unclaimed``: it is fenced, and the database was never told, of which this warns as well.
+    ``unclaimed``: it is fenced, and the database was never told, of which this warns as well. ``claimed``: aliases
+    whose open transactions have claimed it, so that the next holder waits for their COMMIT.
     """
     if unclaimed:
-        text = (
-            f"The lock {name!r} is fenced, and was released without having been claimed: what was written under it can "
-            f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
-            f"each transaction."
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
+        warn_unclaimed(name)
     reaction = conf().RELEASE_IN_TRANSACTION
-    if reaction == "ignore" or asyncio._get_running_loop() is not None or not (aliases := open_aliases()):
+    if reaction == "ignore" or asyncio._get_running_loop() is not None:
+        return
+    aliases = [alias for alias in open_aliases() if alias not in claimed]
+    if not aliases:
         return
     text = (
         f"The lock {name!r} was released inside an open transaction (database {', '.join(aliases)}): until COMMIT, the "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
-from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_generators, template_of
+from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_classes, refuse_generators, template_of
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
@@ -48,12 +48,13 @@ def locked(
         return locked()(first)
     given = given_name(first, name, "locked")
     options.setdefault("template", template_of(given))
-    # a wrong option is an error here, not at the first call
+    # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
     checked = read_options(options, "locked()", beside=["name", "token"])
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(function, "locked")
+        refuse_classes(function, "locked")
         is_async = iscoroutinefunction(function)
         if is_async and checked.fenced:
             raise TypeError(
@@ -70,7 +71,7 @@ def locked(
             section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
             call = Call(function, args, kwargs) if is_async else Call(claiming, (section, function, args, kwargs), {})
             result = yield from section.around(call)
-            warn_of_release(lock, unclaimed=section.held.unclaimed)
+            warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
             return result
 
         def claiming(section: Acquisition, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from ..exceptions import LockLost, LockUnavailable
 from ..lock import Lock
 from ..name_templates import NameTemplate
 from ..names import lock_name
-from ..open_transactions import warn_of_release
+from ..open_transactions import warn_of_release, warn_unclaimed
 from ..options import LockOptions
 from ..steps import refuse_event_loop, run
 from ..times import Seconds, seconds
@@ -143,6 +143,8 @@ def _give_back(lock: Lock, left: float) -> None:
         if left >= 0.001:
             try:
                 lock.detach(ttl=left)
+                if section.held.unclaimed:
+                    warn_unclaimed(lock.name)
                 return
             except LockUnavailable:
                 pass  # then it ends sooner
@@ -152,7 +154,7 @@ def _give_back(lock: Lock, left: float) -> None:
     except BaseException:  # interrupted
         section.undo()
         raise
-    warn_of_release(lock.name)
+    warn_of_release(lock.name, unclaimed=section.held.unclaimed)
 
 
 def _held_by(lock: Lock) -> str:

@@ -18,11 +18,12 @@ from ..conf import conf
 from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..log import log_event
-from ..open_transactions import in_atomic_block, open_aliases, warn_of_release
+from ..open_transactions import in_atomic_block, open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, mark_locked, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .late_release import LateRelease
 from .login_order import warn_above_login
+from .methods import check_methods
 from .owners import describe_request
 from .responses import OnConflict, conflict, unavailable
 from .transactions import open_transactions
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
 def locked_view(
@@ -54,11 +53,11 @@ def locked_view(
     given as ``name``). ``note`` and ``token`` are templates too; their values are not quoted, and a note that is too
     long is cut.
 
-    A request that cannot acquire the lock within ``blocking_timeout`` seconds (by default 0: at once; None: from the
-    settings) gets 423 Locked with ``Retry-After``: the template ``423.html`` where the site has one, JSON for clients
-    that prefer it, else plain text; or what ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT).
-    ``methods`` are the HTTP methods that lock; None: all but OPTIONS, including those that a client makes up. The other
-    options are those of :class:`Lock`.
+    A request that cannot acquire the lock within ``blocking_timeout`` seconds (by default 0: at once; None, or with
+    ``blocking=True``, ``attempts`` or ``backoff``: from the settings) gets 423 Locked with ``Retry-After``: the
+    template ``423.html`` where the site has one, JSON for clients that prefer it, else plain text; or what
+    ``on_conflict(request, info)`` returns (setting VIEW_ON_CONFLICT). ``methods`` are the HTTP methods that lock; None:
+    all but OPTIONS, including those that a client makes up. The other options are those of :class:`Lock`.
 
     The lock is held until what the view wrote can be read. Under ATOMIC_REQUESTS the transactions begin inside the
     lock; where Django has begun them already (a single method of a class, below ``@api_view``), the lock is released
@@ -72,11 +71,12 @@ def locked_view(
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
     given = given_name(first, name, "locked_view")
-    options.setdefault("blocking_timeout", 0)
+    if not options.keys() & {"attempts", "backoff", "blocking"}:
+        options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
     checked = read_options(options, "locked_view()", beside=["methods", "name", "on_conflict", "token"])
     texts = CallTexts(given, checked.note, token)
-    locking = _methods(methods)
+    locking = check_methods(methods)
     if on_conflict is not None and not callable(on_conflict):
         raise TypeError(f"on_conflict must be a callable (request, info), not {on_conflict!r}.")
 
@@ -87,6 +87,8 @@ def locked_view(
                 f"locked_view cannot decorate the class {view.__qualname__}: use "
                 f"@method_decorator(locked_view(...), name='dispatch')."
             )
+        if iscoroutinefunction(view):
+            _refuse_fenced(view, checked)
         if _instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
@@ -122,6 +124,7 @@ class _LockedView:
             locked = self._locks(request)
             aliases = _to_open(request, wrapper, view)
             if _is_async(view, request):
+                _refuse_fenced(view, self._options)
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
@@ -178,6 +181,10 @@ class _LockedView:
                 function = open_transactions(view, aliases, section.held, begun=begun, required=required)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
+                if aliases is None and section.held.lost:
+                    raise section.held.lost_error()
+                if section.held.unclaimed:
+                    warn_unclaimed(section.name)
                 LateRelease(section, request, response, begun)
             else:
                 yield from self._release(section, aliases or [])
@@ -283,14 +290,9 @@ def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
     return match is not None and iscoroutinefunction(match.func)
 
 
-def _methods(methods: Iterable[str] | None) -> frozenset[str] | None:
-    """None: all but OPTIONS. A list would miss those that clients make up, for which a function view runs too."""
-    if methods is None:
-        return None
-    if isinstance(methods, str):
-        raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
-    chosen = frozenset(method.upper() for method in methods)
-    unknown = chosen.difference(METHODS)
-    if unknown or not chosen:
-        raise ValueError(f"methods must name some of {', '.join(METHODS)}; not {', '.join(sorted(unknown)) or 'none'}.")
-    return chosen
+def _refuse_fenced(view: object, options: Options) -> None:
+    if options.fenced:
+        raise TypeError(
+            f"locked_view(fenced=...) cannot lock {view!r}: async views have no transactions. Await aclaim() where one "
+            f"is open."
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
+from ..call_names import CallTexts, Name, given_name, refuse_classes, refuse_generators, template_of
 from ..display import Secret
 from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
 from ..exceptions import LockLost
@@ -72,6 +72,8 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         self._aliases = [db] if isinstance(db, str) else list(db)
         if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
             raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
+        if len({*self._aliases}) < len(self._aliases):
+            raise ValueError(f"db names an alias twice: {db!r}.")
         options.setdefault("template", template_of(self._name))
         self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"])
         fenced = self._checked.fenced
@@ -105,6 +107,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(function, "locked_atomic")
+        refuse_classes(function, "locked_atomic")
         if iscoroutinefunction(function):
             raise TypeError(
                 f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "

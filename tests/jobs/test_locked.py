@@ -220,6 +220,14 @@ def test_what_runs_after_its_call_has_returned_is_refused() -> None:
             locked("x")(function)
 
 
+def test_a_class_is_refused() -> None:
+    class Whole:
+        pass
+
+    with pytest.raises(TypeError, match=r"locked cannot decorate the class .*Whole: decorate its methods"):
+        locked("x")(Whole)
+
+
 # -- busy -----------------------------------------------------------------------------------------------------------
 
 

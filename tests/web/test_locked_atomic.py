@@ -304,3 +304,7 @@ def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
     for wrong in ([], [7]):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
             locked_atomic("x", db=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="db names an alias twice"):
+        locked_atomic("x", db=["default", "default"])
+    with pytest.raises(TypeError, match="locked_atomic cannot decorate the class Whole: "):
+        locked_atomic("x")(type("Whole", (), {}))

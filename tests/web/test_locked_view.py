@@ -19,6 +19,7 @@ from django.views.decorators.cache import never_cache
 
 from django_redislock import Lock, LockLost, list_locks, lock_digest, locked_view
 from django_redislock.store.keys import make_keys
+from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import PREFIX, queued, value
@@ -395,6 +396,12 @@ def test_without_arguments_it_is_refused_where_it_decorates() -> None:
         locked_view(respond)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
         locked_view()
+
+
+@pytest.mark.parametrize("options", [{"blocking": True}, {"poll": True, "attempts": 1000}])
+def test_an_option_that_says_how_to_wait_waits(options: dict[str, Any]) -> None:
+    with hold("order", ttl=0.5):
+        assert locked_view("order", **options)(respond)(plain()).content == b"order"
 
 
 def test_a_class_is_told_where_it_is_decorated_how_to() -> None:

@@ -14,7 +14,8 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_redislock import Lock, list_locks, locked_view
+from django_redislock import Lock, LockLost, list_locks, locked_view
+from django_redislock.engine.runtime import runtime
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
@@ -131,6 +132,18 @@ async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(eventual
     await content.aclose()
     assert site.ends == ["account:1"]
     await sync_to_async(eventually)(lambda: not list_locks())
+
+
+async def test_an_async_view_whose_lock_was_lost_streams_nothing() -> None:
+    @locked_view("numbers")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        (lease,) = leases()
+        lose = runtime().watchdog.lose
+        lose(lease, "it was lost")
+        return StreamingHttpResponse([b"x"])
+
+    with pytest.raises(LockLost, match="it was lost"):
+        await view(AsyncRequestFactory().get("/"))
 
 
 def test_a_plain_async_iterator_will_do(eventually: Eventually) -> None:
