@@ -14,9 +14,10 @@ import unittest
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from unittest.mock import patch
 
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
@@ -25,10 +26,13 @@ from .conf import conf, pinned
 from .engine.lease import FORCED
 from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
+from .fencing import FencedQuerySet
+from .fencing.table import raise_fence
 from .inspection.info import inspect
 from .inspection.listing import read_matching
 from .lock import Lock
 from .names import check_name
+from .signals import lock_acquired
 from .steps import Steps, run
 from .store import calls
 from .store.calls import Wanted
@@ -45,6 +49,7 @@ __all__ = [
     "assert_not_locked",
     "hold",
     "lose",
+    "overtaken",
     "own_locks",
     "redis_away",
     "reset",
@@ -177,6 +182,58 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
             watchdog.lose(lease, FORCED)
             return
     raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
+
+
+@contextmanager
+def overtaken(
+    name: str, *, using: str | None = None, database: str = DEFAULT_DB_ALIAS, rows: FencedQuerySet[Any] | None = None
+) -> Iterator[None]:
+    """Let whoever acquires the lock ``name`` in this block be overtaken at once, without knowing.
+
+    Redis has forgotten the holder, whom nobody tells, and somebody with a higher fence has claimed the lock on
+    ``database`` and, with ``fenced()``, changed the ``rows``. So a claim, or an update of these rows, must raise
+    LockLost. Raises AssertionError when nobody has acquired the lock.
+    """
+    backend, watchdog, wanted = get_backend(using, check_name(name)), runtime().watchdog, name
+    overtakes: list[Exception | None] = []
+
+    def overtake(*, name: str, **facts: Any) -> None:
+        for lease in watchdog.leases():
+            if lease.backend is backend and lease.name == name == wanted:
+                try:
+                    watchdog.unwatch(lease)  # nothing tells its holder
+                    run(calls.force(backend, lease.wanted.keys, name, lease.fence))
+                    _write_as_successor(_Successor(name, lease.fence + 1), database, rows)
+                    overtakes.append(None)
+                except Exception as error:  # the signal would swallow it
+                    overtakes.append(error)
+
+    lock_acquired.connect(overtake, weak=False)
+    try:
+        yield
+    finally:
+        lock_acquired.disconnect(overtake)
+        if error := next(filter(None, overtakes), None):
+            raise error
+    if not overtakes:
+        raise AssertionError(f"Nobody has acquired the lock {name!r}, to be overtaken.")
+
+
+class _Successor(NamedTuple):
+    """The lock of somebody else."""
+
+    name: str
+    fence: int
+
+    def check(self) -> None:
+        """It is held."""
+
+
+def _write_as_successor(lock: _Successor, database: str, rows: FencedQuerySet[Any] | None) -> None:
+    with transaction.atomic(using=database):
+        raise_fence(connections[database], lock.name, lock.fence, None)
+        if rows is not None:
+            rows.using(database).fenced(lock).update()
 
 
 @contextmanager

@@ -1,0 +1,120 @@
+"""Holders who are overtaken and do not know: what their site relies on is the database."""
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import OperationalError, ProgrammingError, connections, models, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_redislock import Lock, LockLost, get_lock, locked_atomic, locked_view
+from django_redislock.fencing import FencedManager, FenceField
+from django_redislock.models import Fence
+from django_redislock.testing import overtaken
+from tests.helpers.databases import Account, with_fences
+from tests.helpers.docs import blocks, page
+from tests.helpers.state import NAME
+
+REFUSED = "was refused by the database"
+
+
+class Parcel(models.Model):  # noqa: DJ008
+    state = models.CharField(max_length=10, default="new")
+    fence = FenceField()
+    objects = FencedManager()
+
+    class Meta:
+        app_label = "overtaken_tests"
+
+
+@pytest.fixture(autouse=True)
+def _fences(account: Account) -> Iterator[None]:
+    with with_fences("default"), connections["default"].schema_editor() as editor:
+        editor.create_model(Parcel)
+    yield
+    with connections["default"].schema_editor() as editor:
+        editor.delete_model(Parcel)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "in a TestCase"])
+def anywhere(request: pytest.FixtureRequest) -> None:
+    """Inside the transaction of a TestCase, and without one."""
+    if request.param:
+        request.getfixturevalue("in_testcase")
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_the_database_refuses_whoever_is_overtaken(account: Account) -> None:
+    @locked_atomic(NAME, fenced=True)
+    def book() -> None:
+        account.book()
+
+    def book_by_hand() -> None:
+        with Lock(NAME) as lock, transaction.atomic():
+            lock.check()
+            lock.claim()
+            account.book()
+
+    for function in (book, book_by_hand):
+        with overtaken(NAME), pytest.raises(LockLost, match=REFUSED):
+            function()
+        assert (account.balance, get_lock(NAME)) == (0, None)
+    book()
+    assert account.balance == 1
+
+
+def test_a_view_is_refused_as_well(account: Account) -> None:
+    account.options["ATOMIC_REQUESTS"] = True
+
+    @locked_view("account:{pk}", fenced=True)
+    def view(request: HttpRequest, pk: int) -> HttpResponse:
+        raise AssertionError("not reached")
+
+    with overtaken("account:7"), pytest.raises(LockLost, match=REFUSED):
+        view(RequestFactory().get("/"), pk=7)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_rows_with_a_fence_are_those_of_the_younger_holder() -> None:
+    parcel = Parcel.objects.create()
+    refused = pytest.raises(LockLost, match="a younger holder has changed 1 of the rows")
+    with overtaken(NAME, rows=Parcel.objects.all()), refused, Lock(NAME) as lock:
+        Parcel.objects.fenced(lock).update(state="sent")
+    parcel.refresh_from_db()
+    assert parcel.state == "new"
+
+
+def test_the_locks_of_others_are_left_alone(account: Account) -> None:
+    with overtaken(NAME), Lock("another") as lock:
+        with pytest.raises(LockLost), locked_atomic(NAME, fenced=True):
+            pass
+        assert lock.owned()
+    assert [fence.name for fence in Fence.objects.exclude(key="")] == [NAME]
+
+
+def test_where_nobody_is_overtaken_nothing_was_tested() -> None:
+    with pytest.raises(AssertionError, match=f"Nobody has acquired the lock '{NAME}'"), overtaken(NAME):
+        pass
+    with pytest.raises(ZeroDivisionError), overtaken(NAME):
+        raise ZeroDivisionError
+
+
+def test_what_goes_wrong_reaches_the_test(account: Account) -> None:
+    with connections["default"].schema_editor() as editor:
+        editor.delete_model(Fence)
+    with pytest.raises((OperationalError, ProgrammingError), match="redislock_fence"), overtaken(NAME):
+        Lock(NAME).acquire()
+    with connections["default"].schema_editor() as editor:
+        editor.create_model(Fence)
+
+
+def test_the_example_in_the_documentation_works(account: Account, settings: Any) -> None:
+    (block,) = (block for block in blocks(page("testing")) if "overtaken" in block)
+    values: dict[str, Any] = {"transfer": locked_atomic("account:7", fenced=True)(account.book)}
+    exec(block, values)
+    values["test_late"]()
+    assert account.balance == 0
