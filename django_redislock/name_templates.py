@@ -29,8 +29,6 @@ class _Formatter(string.Formatter):
         self._finish = finish
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if key not in kwargs:
-            raise KeyError(key)
         return kwargs[str(key)]
 
     def format_field(self, value: Any, format_spec: str) -> str:
