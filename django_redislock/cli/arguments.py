@@ -31,6 +31,16 @@ class SubcommandParser(CommandParser):
         return parsed, rest
 
 
+def add_format(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--format", choices=["table", "json"], default="table", help="table: for people; json: for programs."
+    )
+
+
+def add_using(parser: CommandParser, default: str = "all that have locks") -> None:
+    parser.add_argument("--using", metavar="ALIAS", help=f"Alias in CACHES; by default {default}.")
+
+
 def name_of_lock(text: str) -> str:
     try:
         return check_name(text)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
 from ..fencing import prune
 from .arguments import age
+from .output import Output
+
+HELP = "Look after the fences that the database keeps of claimed locks."
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -29,8 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
 
 
-def handle(*, older_than: timedelta, dry_run: bool, database: str) -> str:
-    """What was done, for people."""
+def handle(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
     if database not in connections:
         raise CommandError(
             f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}."
@@ -41,4 +44,4 @@ def handle(*, older_than: timedelta, dry_run: bool, database: str) -> str:
         raise CommandError(f"Could not prune the fences of the database {database!r}: {error}") from error
     fences = f"{deleted} fence" if deleted == 1 else f"{deleted} fences"
     done = f"Would delete {fences}, and keep {left}" if dry_run else f"Deleted {fences}, kept {left}"
-    return f"{done} (database {database})."
+    output.say(f"{done} (database {database}).")

@@ -3,16 +3,91 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from typing import Any
 
-from django.core.management.base import CommandError
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
 
 from ..display import printable
-from ..jobs.locked_command import held
+from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
 from ..lock import Lock
+from ..store.places import get_place
+from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, positive
+from .found import warn_of_memory
+from .output import Output
 from .program import Program, Relay, has_terminal
 
 CANNOT_RUN, NOT_FOUND = 126, 127  # as shells say it
+
+HELP = "Run a program under a lock and exit with its status. The lock is renewed while the program runs."
+STATUSES = (
+    f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
+    f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
+    f"there is no such program, 126 if it cannot be executed; 2 if the arguments are wrong."
+)
+
+
+def add_arguments(parser: CommandParser) -> None:
+    assert isinstance(parser, SubcommandParser)
+    parser.takes_program = True
+    parser.usage = "%(prog)s [OPTIONS] NAME -- PROGRAM [ARGUMENT ...]"
+    parser.epilog = STATUSES
+    parser.add_argument("name", metavar="NAME", type=name_of_lock, help="The lock to acquire.")
+    parser.add_argument(
+        "--ttl",
+        metavar="SECONDS",
+        type=positive,
+        help="Seconds until Redis frees the lock if this process is killed (kill -9).",
+    )
+    parser.add_argument(
+        "--blocking-timeout",
+        metavar="SECONDS",
+        type=not_negative,
+        default=0.0,
+        help="Wait at most this long for a busy lock (default 0).",
+    )
+    parser.add_argument(
+        "--at-least",
+        metavar="SECONDS",
+        type=not_negative,
+        default=0.0,
+        help="Hold the lock at least this long, even if the program ends sooner. Choose more than the clock skew "
+        "between the machines that start it at the same minute.",
+    )
+    parser.add_argument(
+        "--kill-after",
+        metavar="SECONDS",
+        type=not_negative,
+        default=10.0,
+        help="Seconds between SIGTERM and SIGKILL for a program whose lock is lost (default 10).",
+    )
+    parser.add_argument(
+        "-E",
+        "--conflict-exit-code",
+        metavar="STATUS",
+        type=exit_status,
+        default=BUSY,
+        help=f"Exit status if the lock is busy (default {BUSY}).",
+    )
+    add_using(parser, "the one in REDISLOCK['CACHE']")
+
+
+def handle(
+    output: Output, *, name: str, program: Sequence[str], conflict_exit_code: int, using: str | None, **options: Any
+) -> None:
+    place = get_place(using)
+    if place.memory and not settings.DEBUG:
+        raise CommandError(
+            f"Not run: the cache alias {place.alias!r} is not Redis, so the lock would guard this process only. Name "
+            f"an alias with a Redis in REDISLOCK['CACHE'], or with --using."
+        )
+    warn_of_memory(output, place)
+    known = {option: options[option] for option in ("ttl", "blocking_timeout", "at_least", "kill_after")}
+    status = run(name, program, busy_status=conflict_exit_code, using=using, **known)
+    if status:
+        sys.exit(status)
 
 
 def run(

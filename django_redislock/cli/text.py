@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,11 @@ from ..pool import PoolInfo
 
 GAP = "  "
 NARROW = 16  # columns, of a fence: what is no wider is not cut
+
+
+def json_or(text: Callable[[], str], data: object, format: str, *, indent: int | None = 2) -> str:
+    """``data`` as JSON if that is the ``format``, else the ``text``."""
+    return json.dumps(data, indent=indent) if format == "json" else text()
 
 
 def as_json(lock: LockInfo) -> dict[str, Any]:

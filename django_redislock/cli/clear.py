@@ -1,0 +1,146 @@
+"""``redislocks clear``: force-release locks, after a question, and enter it in the admin's history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.apps import apps
+from django.core.management.base import CommandError, CommandParser
+
+from ..display import duration, printable
+from ..inspection import LockInfo, force_release, get_lock
+from ..log import unprinted
+from .arguments import add_using, name_of_lock
+from .found import find_held, find_places, label, matching, none_matches, not_held
+from .operator import operator, system_user
+from .output import Output
+from .text import table
+
+HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.add_argument("names", metavar="NAME", nargs="*", type=name_of_lock, help="A lock to force-release.")
+    parser.add_argument("--match", metavar="PATTERN", help="All held locks whose names match, e.g. 'order:*'.")
+    parser.add_argument("--all", action="store_true", help="All held locks.")
+    parser.add_argument("--dry-run", action="store_true", help="Only show what would be force-released.")
+    parser.add_argument(
+        "--noinput", "--no-input", action="store_false", dest="interactive", help="Do not ask for confirmation."
+    )
+    parser.add_argument(
+        "--user",
+        metavar="USERNAME",
+        help="The site's user in whose name this stands in the admin's history (default: the one called as the "
+        f"system's user, {system_user()}).".replace("%", "%%"),
+    )
+    add_using(parser)
+
+
+def handle(
+    output: Output,
+    *,
+    names: list[str],
+    match: str | None,
+    user: str | None,
+    using: str | None,
+    dry_run: bool,
+    interactive: bool,
+    **options: Any,
+) -> None:
+    places = find_places(output, using)
+    if bool(names) + (match is not None) + options["all"] != 1:
+        raise CommandError("Give either names, or --match PATTERN, or --all.")
+    if user is not None:
+        _check_user(user)
+    several = len(places) > 1
+    pattern = "*" if match is None else match
+    if names:
+        locks = find_held(dict.fromkeys(names), places)
+        missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
+    else:
+        locks, missing = matching(pattern, places), []
+    changed: list[str] = []
+
+    if locks and dry_run:
+        output.say(f"Would force-release:\n{table(locks, aliases=several)}")
+    elif locks:
+        if interactive:
+            _confirm(output, locks, several)
+        left = _release(output, locks, several, user or system_user())
+        stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
+        changed = [label(lock, several) for lock in stay]
+        missing += [lock.name for lock in left if lock not in stay]
+    elif not missing:
+        output.say(none_matches(pattern))
+    lines = [f"Left alone, since the holder has changed: {', '.join(changed)}"] if changed else []
+    lines += not_held(missing, places) if names else []
+    if lines:
+        raise CommandError("\n".join(lines))
+
+
+def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
+    """Go on only if the user says yes."""
+    output.say(
+        f"{table(locks, aliases=several)}\n\nThe holders are notified, but their code keeps running until it checks "
+        f"the lock: make sure that they are dead or harmless."
+    )
+    output.say(f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
+    try:
+        answer = input()
+    except EOFError:
+        raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
+    except KeyboardInterrupt:
+        raise CommandError("Nothing was force-released.") from None
+    if answer.strip().lower() not in ("y", "yes"):
+        raise CommandError("Nothing was force-released.")
+
+
+def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str) -> list[LockInfo]:
+    """Force-release the locks, but those that were acquired anew since they were seen: return these."""
+    by = f"{operator()} by manage.py redislocks clear"
+    released: list[LockInfo] = []
+    left: list[LockInfo] = []
+    try:
+        with unprinted():  # it is said here
+            for seen in locks:
+                lock = force_release(seen.name, using=seen.alias, by=by, fence=seen.fence)
+                if lock is None:
+                    left.append(seen)
+                    continue
+                released.append(lock)
+                held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
+                output.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
+    finally:
+        if released and apps.is_installed("django.contrib.admin"):
+            _record(output, released, by, user)
+    return left
+
+
+def _check_user(name: str) -> None:
+    """Refuse a name that the site does not know, while there is still something to record."""
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    from ..admin import history
+
+    try:
+        known = history.find_user(name) is not None
+    except Exception:
+        return  # a database out of reach keeps no lock held; _record() says why nothing was recorded
+    if not known:
+        raise CommandError(f"Nothing was force-released: the site has no user {printable(name)!r}.")
+
+
+def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> None:
+    """Enter the force-release in the admin's history, if that can be: the locks are free in any case."""
+    from ..admin import history
+
+    trouble: object = f"the site has no user {printable(user)!r}. Name one with --user."
+    try:
+        pk = history.find_user(user)
+        if pk is not None:
+            history.record(pk, locks, by)
+            return
+    except Exception as error:  # whatever the database or the site's own user model says
+        trouble = error
+    output.warn(f"Not recorded in the admin's history: {trouble}")

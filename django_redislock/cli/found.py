@@ -1,0 +1,79 @@
+"""The locks that the command line is asked about, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from django.core.management.base import CommandError
+
+from ..display import printable
+from ..inspection import LockInfo, get_lock, list_locks
+from ..lock import Lock
+from ..store.keys import make_keys
+from ..store.place import Place
+from ..store.places import get_backend, get_places
+from .output import Output
+
+T = TypeVar("T")
+
+
+def find_places(output: Output, using: str | None) -> list[Place]:
+    """That of ``using``; None: those of all aliases that have locks."""
+    places = get_places(using)
+    for place in places:
+        warn_of_memory(output, place)
+    return places
+
+
+def warn_of_memory(output: Output, place: Place) -> None:
+    if place.memory:
+        output.warn(
+            f"The cache alias {place.alias!r} is not Redis: its locks live in the memory of each process, and this one "
+            f"sees and guards only its own."
+        )
+
+
+def find_held(names: Iterable[str], places: Sequence[Place]) -> list[LockInfo]:
+    """The locks of these names that are held, wherever they are."""
+    found = [get_lock(name, using=place.alias) for name in names for place in places]
+    return [lock for lock in found if lock is not None]
+
+
+def the_only(found: Mapping[str, T]) -> T:
+    """What there is under one alias; CommandError if there are several."""
+    if len(found) > 1:
+        raise CommandError(f"In several cache aliases ({', '.join(found)}): give --using.", returncode=2)
+    return next(iter(found.values()))
+
+
+def matching(pattern: str, places: Sequence[Place]) -> list[LockInfo]:
+    """The held locks whose names match, wherever they are, by name."""
+    found = [lock for place in places for lock in list_locks(pattern, using=place.alias)]
+    return sorted(found, key=lambda lock: lock.name)
+
+
+def none_matches(pattern: str) -> str:
+    return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."
+
+
+def label(lock: LockInfo, several: bool) -> str:
+    """The lock's name, with its alias where there are several."""
+    return f"{printable(lock.name)} ({printable(lock.alias)})" if several else printable(lock.name)
+
+
+def not_held(names: Sequence[str], places: Sequence[Place]) -> list[str]:
+    """What to say of locks that are not held by one of us: nobody holds them, or somebody else wrote the key."""
+    foreign = {
+        name: make_keys(get_backend(place.alias, name).prefix, name).lock
+        for name in names
+        for place in places
+        if Lock(name, using=place.alias).locked()
+    }
+    free = [printable(name) for name in names if name not in foreign]
+    lines = [f"Not held: {', '.join(free)}"] if free else []
+    return lines + [
+        f"Not a lock of this app: {printable(name)}. Somebody else has written the key {key!r}; delete it to free the "
+        f"name."
+        for name, key in foreign.items()
+    ]
