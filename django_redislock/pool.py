@@ -327,7 +327,7 @@ class LockPool:
         backend, _, pool = self._place()
         items = yield from self._items(current_owner())
         _, free = _count([status for _, status in items])
-        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1])
+        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
         queue = yield from read_queue(backend, pool)
         return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
 

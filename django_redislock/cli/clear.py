@@ -9,10 +9,11 @@ from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
 
 from ..display import duration, printable
-from ..inspection import LockInfo, force_release, get_lock
+from ..inspection import LockInfo, force_release
+from ..inspection.listing import read_lock
 from ..log import unprinted
 from .arguments import add_using, name_of_lock
-from .found import find_held, find_places, label, matching, none_matches, not_held
+from .found import find_foreign, find_held, find_places, label, matching, none_matches, not_held
 from .operator import operator, system_user
 from .output import Output
 from .text import table
@@ -68,13 +69,13 @@ def handle(
         if interactive:
             _confirm(output, locks, several)
         left = _release(output, locks, several, user or system_user())
-        stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
+        stay = [lock for lock in left if read_lock(lock.name, using=lock.alias)]
         changed = [label(lock, several) for lock in stay]
         missing += [lock.name for lock in left if lock not in stay]
     elif not missing:
         output.say(none_matches(pattern))
     lines = [f"Left alone, since the holder has changed: {', '.join(changed)}"] if changed else []
-    lines += not_held(missing, places) if names else []
+    lines += not_held(missing, find_foreign(missing, places)) if names else []
     if lines:
         raise CommandError("\n".join(lines))
 

@@ -12,10 +12,11 @@ from typing import Any
 from django.utils import timezone
 
 from ..display import duration, printable
-from ..inspection import LockInfo, PoolSummary, SuspensionInfo, WaiterInfo
+from ..inspection import LockInfo, LockStatus, PoolSummary, SuspensionInfo, WaiterInfo
 from ..pool import PoolInfo
 
 GAP = "  "
+ENDLESS = "somebody else has written it, or removed its expiry: it stays until force-released"
 NARROW = 16  # columns, of a fence: what is no wider is not cut
 
 
@@ -80,6 +81,7 @@ def portrait(lock: LockInfo) -> str:
     since = timezone.localtime(lock.since)
     facts = [
         ("NAME", printable(lock.name)),
+        *([("STATE", ENDLESS)] if lock.status is LockStatus.ERROR else []),
         ("OWNER", printable(lock.owner)),
         ("SINCE", f"{since:%Y-%m-%d %H:%M:%S %Z}"),
         ("HELD FOR", duration(lock.held_for)),

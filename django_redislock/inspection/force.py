@@ -17,6 +17,8 @@ from .info import LockInfo, inspect, make_info
 def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
     """Force-release the lock, whoever holds it; return what was released, None when nobody held it.
 
+    Of what somebody else wrote, status ERROR is returned if it would never have ended, else None.
+
     The next waiter gets the lock and the old holder is told at once (``lost``), but its code keeps running until it
     checks the lock: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
     spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
@@ -34,7 +36,7 @@ async def aforce_release(
 
 def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
     backend = get_backend(using, check_name(name))
-    before = yield from inspect(backend, name, waiters=0)
+    before = yield from inspect(backend, name, waiters=0, errors=True)
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None

@@ -61,7 +61,8 @@ def everything(count: int) -> slice:
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
 
-    Two round trips; on a cluster, two to each node.
+    Those that never end (their expiry was removed, status ERROR) are among them. Two round trips; on a cluster, two to
+    each node.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -76,6 +77,11 @@ async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[L
 def read_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """Like get_lock(), but also returns a lock whose status is ERROR, whatever somebody else wrote there."""
     return run_blocking(inspect(get_backend(using, name), name, errors=True), "Await aget_lock() instead")
+
+
+def read_locks(pattern: str, *, using: str | None = None) -> list[LockInfo]:
+    """Like list_locks(), but also lists locks that somebody else wrote, if they never end and the index knows them."""
+    return run_blocking(_list(pattern, using, errors=True), "Await alist_locks() instead")
 
 
 def read_page(
@@ -100,19 +106,27 @@ def read_page(
     return run_blocking(_read_page(cut, words, names, order, errors, using), "Await alist_locks() instead")
 
 
-def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
-    return (yield from read_matching(get_place(using).everywhere(), re.compile(translate(pattern)).match))
+def _list(pattern: str, using: str | None, *, errors: bool = False) -> Steps[list[LockInfo]]:
+    matches = re.compile(translate(pattern)).match
+    return (yield from read_matching(get_place(using).everywhere(), matches, errors=errors))
 
 
-def read_matching(backends: Sequence[Backend], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
-    found = yield from together([_read_matching(backend, matches) for backend in backends])
+def read_matching(
+    backends: Sequence[Backend], matches: Callable[[str], object], *, errors: bool
+) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips for each node.
+
+    ``errors``: also what somebody else wrote, if it never ends.
+    """
+    found = yield from together([_read_matching(backend, matches, errors) for backend in backends])
     return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
 
 
-def _read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    rows = yield from _read_rows(backend, in_full=False, count=False, errors=False)
-    return (yield from _read_locks(backend, [row for row in rows if matches(row.name)], errors=False))
+def _read_matching(backend: Backend, matches: Callable[[str], object], errors: bool) -> Steps[list[LockInfo]]:
+    _, index = yield from read_index(backend)
+    # those whose time is up, too: they have expired, or never will
+    rows = [_Row(name, ends, backend) for name, ends in index if is_name(name) and matches(name)]
+    return (yield from _read_locks(backend, rows, lefts=True, errors=errors))
 
 
 def _read_page(
@@ -142,7 +156,9 @@ def _read_page(
     mine: dict[Backend, list[_Row]] = defaultdict(list)
     for row in chosen:
         mine[row.backend].append(row)
-    read = yield from together([_read_locks(backend, some, errors=errors) for backend, some in mine.items()])
+    read = yield from together(
+        [_read_locks(backend, some, lefts=errors, errors=errors) for backend, some in mine.items()]
+    )
     number = {(row.backend.alias, row.name): number for number, row in enumerate(chosen)}
     locks = sorted((lock for some in read for lock in some), key=lambda lock: number[lock.alias, lock.name])
     return Page(locks, len(rows), total)
@@ -185,12 +201,15 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
     return known
 
 
-def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Steps[list[LockInfo]]:
-    """What Redis says of these locks, in their order, without those that are free by now: one round trip."""
+def _read_locks(backend: Backend, rows: Sequence[_Row], *, lefts: bool, errors: bool) -> Steps[list[LockInfo]]:
+    """What Redis says of these locks, in their order, without those that are free by now: one round trip.
+
+    ``lefts``: ask how long they are held, since the rows do not know of those that never end.
+    """
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
-    us, found, counts = yield from read_values(backend, keys, lefts=errors, sizes=_queues(*keys))
+    us, found, counts = yield from read_values(backend, keys, lefts=lefts, sizes=_queues(*keys))
     locks = []
     for row, key, each in zip(rows, keys, found, strict=True):
         if each.value is None:

@@ -20,6 +20,7 @@ from django_redislock import Lock, get_lock
 from django_redislock.cli import run as runner
 from tests.cli.programs import Background
 from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.listed import endless as endless
 from tests.helpers.listed import two_aliases as two_aliases
 
 ROOT = Path(django_redislock.__file__).parent.parent

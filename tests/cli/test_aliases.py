@@ -90,7 +90,7 @@ def test_clear_using_an_alias_leaves_the_others_alone() -> None:
 
 
 def test_a_foreign_key_on_any_alias_is_told(client: redis.Redis) -> None:
-    client.set("redislock{0}:lock:x", "of somebody else")
+    client.set("redislock{0}:lock:x", "of somebody else", px=60_000)
     with pytest.raises(CommandError, match=r"^Not held: y\nNot a lock of this app: x\."):
         redislocks("clear", "x", "y", "--noinput")
 

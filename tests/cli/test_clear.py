@@ -143,6 +143,14 @@ def test_all_means_everything() -> None:
     assert redislocks("list") == "No locks are held.\n"
 
 
+@pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("arguments", [["--all"], ["--match=*"], ["persisted", "foreign", "sound"]], ids=" ".join)
+def test_locks_that_never_end_are_cleared_like_any(arguments: list[str]) -> None:
+    printed = redislocks("clear", "--noinput", *arguments)
+    assert set(re.findall(r"^Force-released (\w+)", printed, re.M)) == {"persisted", "foreign", "sound"}
+    assert redislocks("list") == "No locks are held.\n"
+
+
 def test_nothing_to_clear_by_pattern_is_no_failure() -> None:
     assert redislocks("clear", "--all", "--noinput") == "No locks are held.\n"
     assert redislocks("clear", "--match=x*", "--noinput") == "No held lock matches x*.\n"

@@ -86,6 +86,16 @@ def test_it_shows_only_what_matches_sorted_by_name() -> None:
     assert [line.split()[0] for line in redislocks("list", "order:*").splitlines()] == ["NAME", "order:1", "order:2"]
 
 
+@pytest.mark.usefixtures("endless")
+def test_locks_that_never_end_are_listed() -> None:
+    rows = [re.split(r" {2,}", line) for line in redislocks("list").splitlines()[1:]]
+    assert [(name, owner, left) for name, owner, _, left, *_ in rows] == [
+        ("foreign", "?", "without end"),
+        ("persisted", "web-1", "without end"),
+        ("sound", "host:1:Main", rows[2][3]),
+    ]
+
+
 def test_json_is_for_programs() -> None:
     hold("order:42", ttl=100, note="of the year")
     (lock,) = json.loads(redislocks("list", format="json"))

@@ -12,7 +12,7 @@ import pytest
 import redis
 from django.core.management import CommandError
 
-from django_redislock import Lock, WaiterInfo, get_lock
+from django_redislock import Lock, LockPool, WaiterInfo, get_lock
 from django_redislock.cli.text import portrait
 from tests.cli.conftest import WaitFor, hold, redislocks
 from tests.helpers.actors import Ghost
@@ -97,19 +97,46 @@ def test_a_name_that_cannot_be_one_is_refused() -> None:
 def test_a_lock_that_never_ends_says_so_to_people_and_has_no_end_for_programs(client: redis.Redis) -> None:
     hold("order:42", ttl=100)
     client.persist(KEY)
-    assert re.search(r"LEASE LEFT +without end$", redislocks("show", "order:42"), re.M)
+    shown = redislocks("show", "order:42")
+    assert re.search(r"^LEASE LEFT +without end$", shown, re.M)
+    assert re.search(r"^STATE +somebody else has written it, or removed its expiry: it stays", shown, re.M)
     told = json.loads(redislocks("show", "order:42", format="json"))
     assert (told["lease_left"], told["expires"]) == (None, None)
 
 
-@pytest.mark.parametrize("arguments", [["show"], ["clear", "--noinput"]])
-def test_of_what_somebody_else_has_written_it_says_which_key_to_delete(
-    arguments: list[str], client: redis.Redis
-) -> None:
+def test_what_somebody_else_has_written_without_end_is_shown_like_a_lock(client: redis.Redis) -> None:
     client.set(KEY, "of somebody else")
+    assert re.search(r"^OWNER +\?$", redislocks("show", "order:42"), re.M)
+
+
+each_way = pytest.mark.parametrize(("arguments", "status"), [(["show"], 65), (["clear", "--noinput"], 1)])
+
+
+@each_way
+def test_of_what_somebody_else_has_written_it_says_which_key_to_delete(
+    arguments: list[str], status: int, client: redis.Redis
+) -> None:
+    client.set(KEY, "of somebody else", px=60_000)
     with pytest.raises(CommandError) as caught:
         redislocks(*arguments, "order:42")
     assert str(caught.value) == (
         f"Not a lock of this app: order:42. Somebody else has written the key {KEY!r}; delete it to free the name."
     )
+    assert caught.value.returncode == status, "1 would say that it is free"
     assert client.exists(KEY)
+
+
+@each_way
+def test_of_a_pools_member_it_says_which_field_to_delete_since_the_key_has_all_that_are_held(
+    arguments: list[str], status: int, client: redis.Redis
+) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["a:b"])
+    name = pool.acquire().name
+    client.hset("redislock{0}:held:pool:accounts:", "a%3Ab", "of somebody else")
+    with pytest.raises(CommandError) as caught:
+        redislocks(*arguments, name)
+    assert "the field 'a%3Ab' of the hash 'redislock{0}:held:pool:accounts:'; delete that field (HDEL)" in str(
+        caught.value
+    )
+    assert caught.value.returncode == status

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import django_redislock
-from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
+from django_redislock import Lock, LockLost, LockPool, LockStatus, force_release, get_lock
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import INDEX, lease_of, listener, reader_of
@@ -173,7 +173,9 @@ def test_it_gets_past_any_number_of_dead_waiters(
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize(("name", "fence"), [("persisted", None), ("foreign", None), ("foreign", 0)])
 def test_locks_that_never_end_are_released_like_any(name: str, fence: int | None, client: redis.Redis) -> None:
-    force_release(name, fence=fence)
+    released = force_release(name, fence=fence)
+    assert released is not None
+    assert released.status is LockStatus.ERROR
     assert not client.exists(f"{PREFIX}lock:{name}")
     assert client.zscore(INDEX, name) is None
     with Lock(name, blocking=False):

@@ -14,7 +14,8 @@ import redis
 from django.test import override_settings
 
 import django_redislock
-from django_redislock import Lock, LockPool, LockUnavailable, force_release, get_lock, list_locks, lock_name
+from django_redislock import Lock, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks, lock_name
+from django_redislock.inspection.listing import read_locks
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.state import INDEX
@@ -227,6 +228,22 @@ def test_a_foreign_value_is_not_listed_and_hides_no_lock(value: bytes, client: r
     client.zadd(INDEX, {"foreign": FAR})
     hold("ours")
     assert names() == ["ours"]
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_lock_of_ours_that_never_ends_is_listed_and_one_of_somebody_else_is_not(trips: list[int]) -> None:
+    assert {lock.name: lock.status for lock in list_locks()} == {
+        "persisted": LockStatus.ERROR,
+        "sound": LockStatus.UNAVAILABLE,
+    }
+    assert len(trips) == 2
+    assert [lock.name for lock in read_locks("*")] == ["foreign", "persisted", "sound"]
+
+
+def test_a_lock_that_never_ends_is_listed_before_its_lease_would_have_ended(client: redis.Redis) -> None:
+    hold("a", ttl=600)
+    client.persist(f"{PREFIX}lock:a")
+    assert [lock.status for lock in list_locks()] == [LockStatus.ERROR]
 
 
 def test_an_entry_beyond_all_times_is_still_a_time(client: redis.Redis) -> None:

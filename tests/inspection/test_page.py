@@ -241,7 +241,7 @@ def test_locks_that_never_end_are_listed_where_errors_are_asked_for(order: str) 
 @pytest.mark.usefixtures("endless")
 @each_column
 def test_they_are_not_among_the_others(column: str) -> None:
-    assert names(column) == [lock.name for lock in list_locks()] == ["sound"]
+    assert names(column) == ["sound"]
     assert page(column).total == 1
 
 
@@ -273,7 +273,7 @@ def test_a_lease_in_the_index_that_cannot_be_is_still_a_time(score: str, client:
     (lock,) = page(errors=True).locks
     assert lock.status is LockStatus.UNAVAILABLE
     assert 0 < lock.lease_left <= 60
-    assert [lock.expires.year < 9999 for lock in list_locks()] == [True] * (score == "1e300")
+    assert [lock.expires.year < 9999 for lock in list_locks()] == [True]
 
 
 def test_a_pools_member_that_never_ends_is_listed_once_somebody_has_wanted_this_one(client: redis.Redis) -> None:
