@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
@@ -25,7 +25,7 @@ from ..inspection.listing import read_lock, read_page
 from ..models import HeldLock
 from ..names import is_name
 from ..store.aliases import lock_aliases
-from ..store.places import get_places
+from ..store.places import get_backend, get_places
 from ..store.reading import batches
 from .changelist import AliasFilter, LockChangeList, using_of
 from .fields import LockFields, more
@@ -167,7 +167,7 @@ class LockAdmin(LockFields, ModelAdmin):
         return []
 
     def delete_model(self, request: HttpRequest, obj: HeldLock) -> None:
-        self.release(request, [obj], _fences(request, {obj.using: obj.fence or 0}))
+        self.release(request, [obj], lambda lock: _number(request.POST.get("fence"), lock.fence or 0))
 
     def response_delete(self, request: HttpRequest, obj_display: str, obj_id: Any) -> HttpResponse:
         return self._back(request)
@@ -183,12 +183,14 @@ class LockAdmin(LockFields, ModelAdmin):
             return None  # the list says so
         if not all(self.has_delete_permission(request, lock) for lock in locks):
             raise PermissionDenied
-        highest: dict[str | None, int] = {}
+        highest: dict[str, int] = {}
         for lock in locks:
-            highest[lock.using] = max(lock.fence, highest.get(lock.using, 0))
+            field = _fence_field(lock)
+            highest[field] = max(lock.fence, highest.get(field, 0))
         if request.POST.get("post"):
             gone = 0 if across else len(set(keys)) - len(locks)
-            self.release(request, locks, _fences(request, highest), gone)
+            fences = _fences(request) or highest
+            self.release(request, locks, lambda lock: fences.get(_fence_field(lock), 0), gone)
             return None
         if not locks:
             self.message_user(request, gettext("Nobody holds these locks any more."), messages.WARNING)
@@ -202,7 +204,7 @@ class LockAdmin(LockFields, ModelAdmin):
             "locks": [self.describe(lock) for lock in locks[:SHOWN]],
             "more": more(len(locks) - SHOWN),
             "total": len(locks),
-            "fences": {_fence_field(using): fence for using, fence in highest.items()},
+            "fences": highest,
             "across": across,
             "keys": keys[:1] if across else [lock.key for lock in locks],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
@@ -224,12 +226,12 @@ class LockAdmin(LockFields, ModelAdmin):
         return [HeldLock.of(lock) for page in pages for lock in page.locks]
 
     def release(
-        self, request: HttpRequest, locks: Collection[HeldLock], fences: Mapping[str | None, int], gone: int = 0
+        self, request: HttpRequest, locks: Collection[HeldLock], highest: Callable[[HeldLock], int], gone: int = 0
     ) -> None:
         """Force-release these locks, log it in their histories, and tell the user.
 
-        A lock that was acquired after the user saw the confirmation is spared: ``fences`` were the highest ones then,
-        of each alias. ``gone`` locks were free already.
+        A lock that was acquired after the user saw the confirmation is spared: it has a higher fence than any had then
+        of those that draw from the same numbers (``highest``). ``gone`` locks were free already.
         """
         count, by = 0, f"{printable(request.user.get_username())} in the admin"
         try:
@@ -237,7 +239,7 @@ class LockAdmin(LockFields, ModelAdmin):
                 released: list[LockInfo] = []
                 try:
                     for lock in batch:
-                        info = force_release(lock.name, using=lock.using, by=by, fence=fences[lock.using])
+                        info = force_release(lock.name, using=lock.using, by=by, fence=highest(lock))
                         if info is not None:
                             released.append(info)
                 finally:
@@ -268,15 +270,19 @@ def _can_exist(lock: HeldLock) -> bool:
     return is_name(lock.name) and (lock.using is None or lock.using in lock_aliases(conf().CACHE))
 
 
-def _fence_field(using: str | None) -> str:
-    """The field of a form with the highest fence of an alias."""
-    return "fence" if using is None else f"fence:{using}"
+def _fence_field(lock: HeldLock) -> str:
+    """The field of the form with the highest fence of all locks that draw theirs from the same numbers: on a cluster,
+    each hash tag has its own.
+    """
+    backend = get_backend(lock.using, lock.name)
+    return f"fence:{backend.alias}:{backend.tag}"
 
 
-def _fences(request: HttpRequest, known: Mapping[str | None, int]) -> dict[str | None, int]:
-    """The highest fence of each alias that the user saw; ``known`` is what is held now."""
-    return {using: _number(request.POST.get(_fence_field(using)), fence) for using, fence in known.items()}
+def _fences(request: HttpRequest) -> dict[str, int]:
+    """The highest fences that the user saw, by field."""
+    given = {field: _number(text, -1) for field, text in request.POST.items() if field.startswith("fence:")}
+    return {field: fence for field, fence in given.items() if fence >= 0}
 
 
-def _number(text: str | None, default: int) -> int:
+def _number(text: Any, default: int) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 20 else default

@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.core.cache import cache
 from django.test import Client
 
-from django_redislock import Lock
+from django_redislock import Lock, force_release
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, listed, names, told
 from tests.admin.pages import url as plain_url
@@ -63,8 +63,8 @@ def test_where_all_locks_are_on_one_alias_there_is_neither(admin: Client, settin
 def test_each_has_a_page_and_a_history_and_is_force_released_there(admin: Client) -> None:
     assert admin.get(url("change", "a", "default")).context["original"].info.alias == "default"
     asked = admin.get(url("delete", "a", "default")).content.decode()
-    fence = re.findall(r'name="fence:default" value="(\d+)"', asked)[0]
-    admin.post(url("delete", "a", "default"), {"post": "yes", "fence:default": fence})
+    fence = re.findall(r'name="fence" value="(\d+)"', asked)[0]
+    admin.post(url("delete", "a", "default"), {"post": "yes", "fence": fence})
     assert held() == ["a locks", "b default"]
     assert len(admin.get(url("history", "a", "default")).context["action_list"]) == 1
     assert not admin.get(plain_url("history", "a")).context["action_list"]
@@ -75,7 +75,7 @@ def test_each_has_a_page_and_a_history_and_is_force_released_there(admin: Client
 def test_the_selected_ones_are_force_released_and_no_others(admin: Client) -> None:
     keys = [lock.key for lock in listed(admin.get(LIST)) if lock.name == "a"]
     asked = post(admin, keys)
-    assert sorted(asked.context["fences"]) == ["fence", "fence:default"]
+    assert sorted(asked.context["fences"]) == ["fence:default:0", "fence:locks:0"]
     response = post(admin, keys, post="yes", **asked.context["fences"])
     assert told(response) == ["2 locks were force-released."]
     assert held() == ["b default"]
@@ -83,8 +83,18 @@ def test_the_selected_ones_are_force_released_and_no_others(admin: Client) -> No
 
 def test_whoever_acquired_it_since_is_spared_whatever_the_fences_of_other_aliases(admin: Client) -> None:
     keys = [lock.key for lock in listed(admin.get(LIST))]
-    fences: Any = {"fence": 0, "fence:default": 9_000_000_000_000_000}
+    fences: Any = {"fence:locks:0": 0, "fence:default:0": 9_000_000_000_000_000}
     response = post(admin, keys, post="yes", **fences)
+    assert told(response)[0] == "2 locks were force-released."
+    assert held() == ["a locks"]
+
+
+def test_all_across_the_pages_spares_who_acquired_on_an_alias_of_which_nothing_was_seen(admin: Client) -> None:
+    force_release("a")
+    asked = post(admin, ["a"], select_across="1", index="0")
+    assert list(asked.context["fences"]) == ["fence:default:0"]
+    assert Lock("a", ttl=600).acquire()
+    response = post(admin, ["a"], select_across="1", post="yes", **asked.context["fences"])
     assert told(response)[0] == "2 locks were force-released."
     assert held() == ["a locks"]
 

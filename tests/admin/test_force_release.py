@@ -19,6 +19,7 @@ from tests.helpers.state import holder, put
 
 pytestmark = pytest.mark.django_db
 PREFIX = "redislock{0}:"
+FENCE = "fence:default:0"
 
 
 def test_looking_at_the_confirmation_sets_nothing_free(admin: Client, client: redis.Redis) -> None:
@@ -84,7 +85,7 @@ def test_who_got_the_lock_after_the_confirmation_is_spared(admin: Client, client
     put(client, "a")
     response = admin.post(url("delete", "a"), {"post": "yes", "fence": seen}, follow=True)
     assert told(response) == ["1 lock was left alone: its holder had changed or was gone."]
-    response = select(admin, "a", "b", "c", post="yes", fence=seen + 1_000_000)
+    response = select(admin, "a", "b", "c", post="yes", **{FENCE: seen + 1_000_000})
     assert told(response) == [
         "1 lock was force-released.",
         "2 locks were left alone: their holders had changed or were gone.",
@@ -96,7 +97,7 @@ def test_who_got_the_lock_after_the_confirmation_is_spared(admin: Client, client
 @pytest.mark.parametrize("fence", ["", "x", "-1", "²", "9" * 30])
 def test_a_fence_that_is_none_means_what_is_held_now(fence: str, admin: Client, client: redis.Redis) -> None:
     put(client, "a")
-    assert told(select(admin, "a", post="yes", fence=fence)) == ["1 lock was force-released."]
+    assert told(select(admin, "a", post="yes", **{FENCE: fence})) == ["1 lock was force-released."]
 
 
 def test_a_lock_that_nobody_holds_is_not_offered_to_be_force_released(admin: Client) -> None:
