@@ -51,7 +51,7 @@ def handle(
 ) -> None:
     places = find_places(output, using)
     if bool(names) + (match is not None) + options["all"] != 1:
-        raise CommandError("Give either names, or --match PATTERN, or --all.")
+        raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
     if user is not None:
         _check_user(user)
     several = len(places) > 1
@@ -61,7 +61,7 @@ def handle(
         missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
     else:
         locks, missing = matching(pattern, places), []
-    changed: list[str] = []
+    lines: list[str] = []
 
     if locks and dry_run:
         output.say(f"Would force-release:\n{table(locks, aliases=several)}")
@@ -70,28 +70,32 @@ def handle(
             _confirm(output, locks, several)
         left = _release(output, locks, several, user or system_user())
         stay = [lock for lock in left if read_lock(lock.name, using=lock.alias)]
-        changed = [label(lock, several) for lock in stay]
         missing += [lock.name for lock in left if lock not in stay]
+        if stay:
+            changed = ", ".join(label(lock, several) for lock in stay)
+            lines.append(f"Left alone, since the holder has changed: {changed}")
+        elif not names and len(missing) == len(locks):
+            lines.append("Nothing was force-released: nobody holds these locks any more.")
     elif not missing:
         output.say(none_matches(pattern))
-    lines = [f"Left alone, since the holder has changed: {', '.join(changed)}"] if changed else []
-    lines += not_held(missing, find_foreign(missing, places)) if names else []
+    if names:
+        lines += not_held(missing, find_foreign(missing, places))
     if lines:
         raise CommandError("\n".join(lines))
 
 
 def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
     """Go on only if the user says yes."""
-    output.say(
+    question = (
         f"{table(locks, aliases=several)}\n\nThe holders are notified, but their code keeps running until it checks "
-        f"the lock: make sure that they are dead or harmless."
+        f"the lock: make sure that they are dead or harmless.\n"
+        f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] "
     )
-    output.say(f"Force-release {len(locks)} lock{'s'[: len(locks) > 1]}? [y/N] ", ending="")
     try:
-        answer = input()
+        answer = output.ask(question)
     except EOFError:
         raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, UnicodeDecodeError):
         raise CommandError("Nothing was force-released.") from None
     if answer.strip().lower() not in ("y", "yes"):
         raise CommandError("Nothing was force-released.")
@@ -102,6 +106,7 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
     by = f"{operator()} by manage.py redislocks clear"
     released: list[LockInfo] = []
     left: list[LockInfo] = []
+    lines: list[str] = []
     try:
         with unprinted():  # it is said here
             for seen in locks:
@@ -111,17 +116,20 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
                     continue
                 released.append(lock)
                 held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-                output.say(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
+                lines.append(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
     finally:
         if released and apps.is_installed("django.contrib.admin"):
             _record(output, released, by, user)
+        if lines:
+            output.say("\n".join(lines))  # last: it ends the command where nobody reads on
     return left
 
 
 def _check_user(name: str) -> None:
     """Refuse a name that the site does not know, while there is still something to record."""
     if not apps.is_installed("django.contrib.admin"):
-        return
+        problem = "there is no history without django.contrib.admin: leave out --user"
+        raise CommandError(f"Nothing was force-released: {problem}.", returncode=2)
     from ..admin import history
 
     try:
@@ -129,7 +137,7 @@ def _check_user(name: str) -> None:
     except Exception:
         return  # a database out of reach keeps no lock held; _record() says why nothing was recorded
     if not known:
-        raise CommandError(f"Nothing was force-released: the site has no user {printable(name)!r}.")
+        raise CommandError(f"Nothing was force-released: the site has no user {printable(name)!r}.", returncode=2)
 
 
 def _record(output: Output, locks: Sequence[LockInfo], by: str, user: str) -> None:

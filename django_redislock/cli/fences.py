@@ -36,7 +36,8 @@ def add_arguments(parser: CommandParser) -> None:
 def handle(output: Output, *, older_than: timedelta, dry_run: bool, database: str, **options: Any) -> None:
     if database not in connections:
         raise CommandError(
-            f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}."
+            f"Unknown database alias {database!r}. The aliases in DATABASES are: {', '.join(connections)}.",
+            returncode=2,
         )
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)

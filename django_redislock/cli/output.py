@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, OutputWrapper
 
 
 class Output:
@@ -16,12 +16,9 @@ class Output:
         self.out, self._err = command.stdout, command.stderr
         self.from_shell: bool = getattr(command, "_called_from_command_line", False)
 
-    def say(self, text: str, ending: str | None = None) -> None:
-        """Print ``text``; characters that the terminal's encoding lacks are escaped."""
-        encoding = getattr(self.out, "encoding", None) or "utf-8"
+    def say(self, text: str) -> None:
         try:
-            self.out.write(text.encode(encoding, "backslashreplace").decode(encoding), ending=ending)
-            self.out.flush()
+            _write(self.out, text)
         except BrokenPipeError:
             if not self.from_shell:
                 raise
@@ -31,3 +28,15 @@ class Output:
 
     def warn(self, text: str) -> None:
         self._err.write(text)
+
+    def ask(self, question: str) -> str:
+        """Ask where somebody sees it though the output may be redirected; return what was typed."""
+        _write(self.out if self.out.isatty() else self._err, question, ending="")
+        return input()
+
+
+def _write(stream: OutputWrapper, text: str, ending: str | None = None) -> None:
+    """Print ``text``; characters that the terminal's encoding lacks are escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding), style_func=str, ending=ending)
+    stream.flush()

@@ -81,7 +81,8 @@ def handle(
     if place.memory and not settings.DEBUG:
         raise CommandError(
             f"Not run: the cache alias {place.alias!r} is not Redis, so the lock would guard this process only. Name "
-            f"an alias with a Redis in REDISLOCK['CACHE'], or with --using."
+            f"an alias with a Redis in REDISLOCK['CACHE'], or with --using.",
+            returncode=2,
         )
     warn_of_memory(output, place)
     known = {option: options[option] for option in ("ttl", "blocking_timeout", "at_least", "kill_after")}

@@ -6,6 +6,7 @@ import io
 import os
 import pwd
 import re
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,16 @@ from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from django_redislock import Lock, LockLost, force_release
+from django_redislock import Lock, LockLost, LockUnavailable, force_release
 from tests.cli.conftest import Answer, Eventually, InProcess, WaitFor, hold, redislocks
 from tests.helpers.actors import GENEROUS
 
 OPERATOR = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_the_named_locks_are_released_and_it_says_whose_they_were() -> None:
@@ -117,13 +123,26 @@ def test_a_lock_is_cleared_though_the_database_is_out_of_reach(options: list[str
     assert not Lock("a").locked()
 
 
-@pytest.mark.parametrize("options", [[], ["--user", "jo"]])
-def test_a_site_without_the_admin_has_no_history(options: list[str], settings: Any) -> None:
+@pytest.fixture
+def _no_admin(settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django.contrib.admin"]
+
+
+@pytest.mark.usefixtures("_no_admin")
+def test_a_site_without_the_admin_has_no_history() -> None:
     hold("a")
     err = io.StringIO()
-    redislocks("clear", "a", "--noinput", *options, stderr=err)
+    redislocks("clear", "a", "--noinput", stderr=err)
     assert err.getvalue() == ""
+
+
+@pytest.mark.usefixtures("_no_admin")
+def test_a_user_for_a_history_that_there_is_not_is_refused_before_anything_is_released() -> None:
+    hold("a")
+    with pytest.raises(CommandError, match=r"no history without django\.contrib\.admin") as caught:
+        redislocks("clear", "a", "--noinput", "--user", "jo")
+    assert caught.value.returncode == 2
+    assert Lock("a").locked()
 
 
 # -- which ones -----------------------------------------------------------------------------------------------------
@@ -159,8 +178,9 @@ def test_nothing_to_clear_by_pattern_is_no_failure() -> None:
 @pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--match=a"], ["--all", "--match=a"]], ids=" ".join)
 def test_there_must_be_exactly_one_way_to_say_what(arguments: list[str]) -> None:
     hold("a")
-    with pytest.raises(CommandError, match="either names, or --match PATTERN, or --all"):
+    with pytest.raises(CommandError, match="either names, or --match PATTERN, or --all") as caught:
         redislocks("clear", *arguments, "--noinput")
+    assert caught.value.returncode == 2
     assert Lock("a").locked()
 
 
@@ -205,11 +225,19 @@ def test_it_asks_first_and_shows_what_it_would_clear(yes: str, answer: Answer) -
     hold("a")
     hold("b")
     answer(yes)
-    printed = redislocks("clear", "a", "b")
-    question = printed.index("Force-release 2 locks? [y/N] ")
-    assert f":{os.getpid()}:" in printed[:question]
-    assert "Cleared" not in printed[:question]
+    asked = io.StringIO()
+    printed = redislocks("clear", "a", "b", stderr=asked)
+    assert re.search(rf":{os.getpid()}:.*\n\n.*\nForce-release 2 locks\? \[y/N\] ", asked.getvalue())
     assert printed.count("Force-released ") == 2
+
+
+def test_it_asks_on_the_terminal_where_the_output_is_one(answer: Answer) -> None:
+    hold("a")
+    answer("yes")
+    out, err = Terminal(), io.StringIO()
+    call_command("redislocks", "clear", "a", stdout=out, stderr=err)
+    assert "Force-release 1 lock? [y/N] " in out.getvalue()
+    assert "Force-release 1 lock" not in err.getvalue()
 
 
 @pytest.mark.parametrize("no", ["", "n", "no", "yeah", "a"])
@@ -225,6 +253,14 @@ def test_nothing_happens_when_nobody_can_be_asked(answer: Answer) -> None:
     hold("a")
     answer(None)
     with pytest.raises(CommandError, match="--noinput"):
+        redislocks("clear", "a")
+    assert Lock("a").locked()
+
+
+def test_what_is_no_text_is_no_yes(typed: Callable[..., None]) -> None:
+    hold("a")
+    typed(lambda: b"\xff".decode())
+    with pytest.raises(CommandError, match=r"^Nothing was force-released\.$"):
         redislocks("clear", "a")
     assert Lock("a").locked()
 
@@ -269,6 +305,16 @@ def test_what_came_free_before_the_answer_is_no_failure_of_a_pattern(typed: Call
     assert "Force-released a" not in printed
 
 
+def test_when_all_came_free_before_the_answer_it_says_so_and_fails(typed: Callable[..., None]) -> None:
+    token = hold("a")
+    typed(lambda: Lock("a", token=token).release())
+    with pytest.raises(
+        CommandError, match=r"^Nothing was force-released: nobody holds these locks any more\.$"
+    ) as caught:
+        redislocks("clear", "--match=a")
+    assert caught.value.returncode == 1
+
+
 @pytest.mark.parametrize("argument", ["a", "--all"])
 def test_who_came_after_the_question_is_spared(
     argument: str, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
@@ -285,6 +331,35 @@ def test_who_came_after_the_question_is_spared(
     assert caught.value.returncode == 1
     assert "Cleared" not in capsys.readouterr().out
     assert force_release("a")
+
+
+def test_a_reader_who_has_seen_enough_stops_no_release(in_process: InProcess) -> None:
+    names = [f"order:{number}" for number in range(3)]
+    for name in names:
+        hold(name)
+    reading, writing = os.pipe()
+    process = in_process("clear", "--all", "--noinput", "--settings=tests.settings", stdout=writing)
+    os.close(reading)
+    os.close(writing)
+    process.communicate(timeout=GENEROUS)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert [Lock(name).locked() for name in names] == [False] * 3
+
+
+def test_what_was_released_before_an_outage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def release(name: str, **options: Any) -> Any:
+        if name == "b":
+            raise LockUnavailable(name, "gone")
+        return force_release(name, **options)
+
+    for name in "ab":
+        hold(name)
+    monkeypatch.setattr("django_redislock.cli.clear.force_release", release)
+    out = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command("redislocks", "clear", "--all", "--noinput", stdout=out)
+    assert caught.value.returncode == 69
+    assert out.getvalue().startswith("Force-released a, ")
 
 
 def test_each_thing_is_said_once(in_process: InProcess) -> None:

@@ -168,8 +168,9 @@ def test_using_names_the_alias(server: RedisServer) -> None:
 def test_an_unknown_alias_is_a_clear_error() -> None:
     with pytest.raises(
         CommandError, match=r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory"
-    ):
+    ) as caught:
         redislocks("list", "--using", "nowhere")
+    assert caught.value.returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -233,6 +234,18 @@ def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(SystemExit) as caught:
             load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
     assert caught.value.code == 128 + signal.SIGPIPE
+
+
+def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("django_redislock.cli.found.read_locks", hang)
+    with pytest.raises(SystemExit) as caught:
+        load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
+    assert caught.value.code == 128 + signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        call_command("redislocks", "list")
 
 
 def test_from_code_a_broken_pipe_is_the_callers_own_business() -> None:

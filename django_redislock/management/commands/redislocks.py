@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Sequence
 from copy import copy
@@ -45,13 +47,18 @@ class Command(BaseCommand):
             _repeat(base, subparser)
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
+        output = Output(self)
         try:
             with quiet_when_busy(self, options["verbosity"]):
-                SUBCOMMANDS[subcommand].handle(Output(self), **options)
+                SUBCOMMANDS[subcommand].handle(output, **options)
         except LockUnavailable as error:
             raise CommandError(str(error), returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
+        except ImproperlyConfigured as error:  # an alias that is unknown, say
+            raise CommandError(str(error), returncode=2) from error
+        except KeyboardInterrupt:
+            if not output.from_shell:
+                raise
+            sys.exit(128 + signal.SIGINT)
 
 
 def _repeat(actions: Sequence[Action], parser: CommandParser) -> None:
