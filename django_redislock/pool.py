@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from . import engine
 from .display import shown
 from .engine import Acquisition, Caller, Lease, Owner, current_owner, twin
+from .exceptions import LockNotAcquired, LockUnavailable
 from .inspection import LockInfo, LockStatus, WaiterInfo
 from .inspection.info import read_queue, read_statuses
 from .inspection.listing import read_matching
@@ -26,6 +28,9 @@ from .times import Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+
+
+NONE_HELD = 5.0  # seconds that checkout.lua gives where no lease will end
 
 
 class PoolMember(Lock):
@@ -183,20 +188,19 @@ class LockPool:
 
     def values_lock_status(self) -> list[LockStatus]:
         """The statuses of :meth:`keys`, in their order; see items_locked_status()."""
-        return run_blocking(self._statuses(current_owner()), "Await avalues_lock_status() instead")
+        return _statuses(run_blocking(self._items(current_owner()), "Await avalues_lock_status() instead"))
 
     async def avalues_lock_status(self) -> list[LockStatus]:
         """See values_lock_status()."""
-        return [status for _, status in await self.aitems_locked_status()]
+        return _statuses(await self.aitems_locked_status())
 
     def health_check(self) -> tuple[int, int]:
         """How many members are (held, free), whoever holds them."""
-        statuses = run_blocking(self._statuses(current_owner()), "Await ahealth_check() instead")
-        return _count(statuses)
+        return _count(run_blocking(self._items(current_owner()), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
-        return _count(await self.avalues_lock_status())
+        return _count(await self.aitems_locked_status())
 
     def info(self) -> PoolInfo:
         """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
@@ -236,14 +240,14 @@ class LockPool:
                 call_api(account.key)
 
         Waits until one is free, at most ``blocking_timeout`` seconds (0: not at all; None: from the settings); then
-        raises LockNotAcquired. The other options are those of :class:`Lock`, with the same meaning: ``ttl``,
-        ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``, ``replicas``, ``note``,
-        ``purpose``, ``template``.
+        raises LockNotAcquired, which says so if the pool has no members. The other options are those of :class:`Lock`,
+        with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
+        ``replicas``, ``note``, ``purpose``, ``template``.
         """
         section = self._section(current_owner(), options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
-            member = run_blocking(_obtain(section), "Await aacquire() instead")
+            member = run_blocking(self._obtain(section), "Await aacquire() instead")
             return member  # noqa: RET504
         except BaseException:
             section.undo()
@@ -253,7 +257,7 @@ class LockPool:
     async def aacquire(self, caller: Caller, **options: Unpack[AcquireOptions]) -> PoolMember:
         """See acquire(): ``async with await pool.aacquire() as account``."""
         section = self._section(caller.owner(), options)
-        return await section.arun_or_undo(_obtain(section))
+        return await section.arun_or_undo(self._obtain(section))
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 
@@ -262,6 +266,25 @@ class LockPool:
         options: Any = {**given, "using": self.using}
         checked = read_options(options, "LockPool.acquire()")
         return Acquisition(owner, lambda lease: PoolMember.of(lease, options), pool_name(self.name), checked)
+
+    def _obtain(self, section: Acquisition) -> Steps[PoolMember]:
+        refusal = yield from section.obtain()
+        if refusal is not None:
+            raise (yield from self._explained(refusal))
+        assert isinstance(section.through, PoolMember)
+        return section.through
+
+    def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
+        """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
+        text, none_is_free, _ = str(refusal).partition("none is free")
+        if refusal.busy_for != NONE_HELD or not none_is_free:
+            return refusal
+        now = monotonic()
+        try:
+            members = yield from count_members(*self._place(), until=now, by=now + 1)
+        except LockUnavailable:
+            return refusal
+        return refusal if members else refusal.in_words(f"{text}it has no members.")
 
     def _change(self, how: str, keys: Iterable[str]) -> Steps[int]:
         return (yield from change_members(*self._place(), how, self._quoted(keys)))
@@ -319,27 +342,20 @@ class LockPool:
         statuses = yield from read_statuses(backend, names, tokens)
         return list(zip(keys, statuses, strict=True))
 
-    def _statuses(self, owner: Owner) -> Steps[list[LockStatus]]:
-        items = yield from self._items(owner)
-        return [status for _, status in items]
-
     def _info(self) -> Steps[PoolInfo]:
         backend, _, pool = self._place()
         items = yield from self._items(current_owner())
-        _, free = _count([status for _, status in items])
+        _, free = _count(items)
         locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
         queue = yield from read_queue(backend, pool)
         return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
 
 
-def _obtain(section: Acquisition) -> Steps[PoolMember]:
-    refusal = yield from section.obtain()
-    if refusal is not None:
-        raise refusal
-    assert isinstance(section.through, PoolMember)
-    return section.through
+def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:
+    return [status for _, status in items]
 
 
-def _count(statuses: list[LockStatus]) -> tuple[int, int]:
-    free = statuses.count(LockStatus.FREE)
-    return len(statuses) - free, free
+def _count(items: list[tuple[str, LockStatus]]) -> tuple[int, int]:
+    """How many are (held, free)."""
+    free = _statuses(items).count(LockStatus.FREE)
+    return len(items) - free, free

@@ -116,7 +116,9 @@ def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str
                     continue
                 released.append(lock)
                 held = f"held for {duration(lock.held_for)} by {printable(lock.owner)}"
-                lines.append(f"Force-released {label(lock, several)}, {held}, {lock.waiters} waiting.")
+                lines.append(
+                    f"Force-released {label(lock, several)}, {held}, {lock.waiters + lock.pool_waiters} waiting."
+                )
     finally:
         if released and apps.is_installed("django.contrib.admin"):
             _record(output, released, by, user)

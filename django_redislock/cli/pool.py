@@ -19,7 +19,7 @@ from .text import json_or, pool_as_json, pool_portrait, pools_table
 
 HELP = (
     "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "
-    "Without a name: all pools."
+    "Without a name: all pools that have members."
 )
 
 
@@ -33,16 +33,16 @@ def add_arguments(parser: CommandParser) -> None:
 
 def handle(output: Output, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
     places = find_places(output, using)
-    output.say(_all(format, places) if name is None else _one(name, format, places))
-
-
-def _one(name: str, format: str, places: Sequence[Place]) -> str:
+    if name is None:
+        output.say(_all(format, places))
+        return
     found = {place.alias: LockPool(name, using=place.alias).info() for place in places}
-    pools = {alias: pool for alias, pool in found.items() if pool.members or pool.waiters}
-    if not pools:
+    pools = {alias: (alias, pool) for alias, pool in found.items() if pool.members or pool.waiters or pool.locks}
+    if pools:
+        alias, pool = the_only(pools)
+        output.say(json_or(lambda: pool_portrait(pool), pool_as_json(pool, alias), format))
+    if not any(pool.members for _, pool in pools.values()):
         raise CommandError(f"No members: {printable(name)}")
-    pool = the_only(pools)
-    return json_or(lambda: pool_portrait(pool), pool_as_json(pool), format)
 
 
 def _all(format: str, places: Sequence[Place]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from django.utils import timezone
@@ -38,6 +38,7 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "expires": None if endless else lock.expires.isoformat(timespec="microseconds"),
         "fence": lock.fence,
         "waiters": lock.waiters,
+        "pool_waiters": lock.pool_waiters,
         "note": lock.note,
         "held": lock.held,
         "suspension": None if lock.suspension is None else asdict(lock.suspension),
@@ -45,13 +46,15 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
 
 
 def with_queue(lock: LockInfo) -> dict[str, Any]:
-    """The same with those who wait, the next one first."""
-    return {**as_json(lock), "queue": [asdict(waiter) for waiter in lock.queue]}
+    """The same with those who wait, for this lock and for any member of its pool, the next one first."""
+    queues = {"queue": lock.queue, "pool_queue": lock.pool_queue}
+    return {**as_json(lock), **{name: [asdict(waiter) for waiter in queue] for name, queue in queues.items()}}
 
 
-def pool_as_json(pool: PoolInfo) -> dict[str, Any]:
+def pool_as_json(pool: PoolInfo, alias: str) -> dict[str, Any]:
     return {
         "name": pool.name,
+        "alias": alias,
         "members": pool.members,
         "free": pool.free,
         "waiters": pool.waiters,
@@ -69,7 +72,7 @@ def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None 
     for lock in locks:
         name = printable(lock.name), *[printable(lock.alias)] * aliases
         times = duration(lock.held_for), duration(lock.lease_left)
-        numbers = str(lock.fence), str(lock.waiters)
+        numbers = str(lock.fence), str(lock.waiters + lock.pool_waiters)
         rows.append((*name, printable(lock.owner), *times, *numbers, printable(lock.note)))
     if not any(lock.note for lock in locks):
         rows = [row[:-1] for row in rows]
@@ -89,10 +92,12 @@ def portrait(lock: LockInfo) -> str:
         ("FENCE", str(lock.fence)),
         *([("TOKEN", printable(lock.token_hint))] if lock.token_hint else []),
         ("WAITERS", str(lock.waiters)),
+        *([("FOR ANY", f"{lock.pool_waiters} for any member of the pool")] if lock.pool_waiters else []),
         *([("NOTE", printable(lock.note))] if lock.note else []),
         *([("SUSPENDED", _planned(lock.suspension))] if lock.held and lock.suspension else []),
     ]
-    return "\n\n".join([columns(facts), *_queue(lock.queue, lock.waiters)])
+    of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
+    return "\n\n".join([columns(facts), *_queue(lock.queue, lock.waiters), *of_pool])
 
 
 def _planned(suspension: SuspensionInfo) -> str:
@@ -117,7 +122,8 @@ def pool_portrait(pool: PoolInfo) -> str:
         ("FREE", str(pool.free)),
         ("WAITERS", str(pool.waiters)),
     ]
-    held = [table(pool.locks)] if pool.locks else []
+    # who waits for any is counted above
+    held = [table([replace(lock, pool_waiters=0) for lock in pool.locks])] if pool.locks else []
     return "\n\n".join([columns(facts), *held, *_queue(pool.queue, pool.waiters)])
 
 

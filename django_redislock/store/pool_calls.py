@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -57,14 +58,17 @@ def read_members(backend: Backend, keys: Keys, pool: str) -> Steps[list[bytes]]:
     return (yield from _read(backend, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
 
 
-def count_members(backend: Backend, keys: Keys, pool: str) -> Steps[int]:
-    return (yield from _read(backend, pool, "ZCARD", keys.members))  # type: ignore[no-any-return]
+def count_members(
+    backend: Backend, keys: Keys, pool: str, *, until: float = math.inf, by: float | None = None
+) -> Steps[int]:
+    """``until``, ``by``: see retry.py."""
+    return (yield from _read(backend, pool, "ZCARD", keys.members, until=until, by=by))  # type: ignore[no-any-return]
 
 
 def has_member(backend: Backend, keys: Keys, pool: str, member: str) -> Steps[bool]:
     return (yield from _read(backend, pool, "ZSCORE", keys.members, member)) is not None
 
 
-def _read(backend: Backend, pool: str, *command: str) -> Steps[Any]:
-    reply = yield from call(backend, command, pool)
+def _read(backend: Backend, pool: str, *command: str, until: float = math.inf, by: float | None = None) -> Steps[Any]:
+    reply = yield from call(backend, command, pool, until=until, by=by)
     return reply.answer

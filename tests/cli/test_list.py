@@ -99,8 +99,8 @@ def test_locks_that_never_end_are_listed() -> None:
 def test_json_is_for_programs() -> None:
     hold("order:42", ttl=100, note="of the year")
     (lock,) = json.loads(redislocks("list", format="json"))
-    keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters", "note"]
-    assert list(lock) == [*keys, "held", "suspension"]
+    keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
+    assert list(lock) == [*keys, "pool_waiters", "note", "held", "suspension"]
     since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
     assert since.utcoffset() == timedelta()
     assert isinstance(lock["held_for"], float)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
 
 import pytest
-from django.core.management import CommandError
+from django.core.management import CommandError, call_command
 
 from django_redislock import LockPool
 from tests.cli.conftest import Eventually, redislocks
@@ -47,15 +48,41 @@ def test_it_shows_its_queue(pool: LockPool, other: Callable[[], Other], eventual
         found = json.loads(redislocks("pool", "proxies", "--format=json"))
     waiting.result(GENEROUS)
     assert re.search(r"\n\n#  WAITER +WAITED\n1  \S.* s$", text.rstrip())
+    assert found["alias"] == "default"
     assert (found["name"], found["members"], found["free"], found["waiters"]) == ("proxies", 1, 0, 1)
     assert [lock["name"] for lock in found["locks"]] == ["pool:proxies:a"]
     assert [set(waiter) for waiter in found["queue"]] == [{"owner", "waited", "note", "gone"}]
 
 
-def test_a_pool_without_members_fails() -> None:
+def fails() -> str:
+    """What is printed of a pool without members."""
+    out = io.StringIO()
     with pytest.raises(CommandError, match=r"^No members: proxies$") as caught:
-        redislocks("pool", "proxies")
+        call_command("redislocks", "pool", "proxies", stdout=out)
     assert caught.value.returncode == 1
+    return out.getvalue()
+
+
+def test_a_pool_without_members_fails() -> None:
+    assert fails() == ""
+
+
+def test_it_fails_too_where_somebody_waits_and_shows_who(
+    pool: LockPool, other: Callable[[], Other], eventually: Eventually
+) -> None:
+    waiting = other().start(lambda: pool.acquire(blocking_timeout=GENEROUS).release())
+    eventually(lambda: pool.info().waiters == 1)
+    assert "WAITERS  1\n\n#  WAITER" in fails()
+    pool.extend(["a"])
+    waiting.result(GENEROUS)
+
+
+def test_a_member_that_was_taken_out_is_shown_as_long_as_it_is_held(pool: LockPool) -> None:
+    pool.extend(["a"])
+    with pool.acquire() as member:
+        pool.clear()
+        assert re.search(rf"^{member.name} ", fails(), re.M)
+        assert redislocks("pool") == "There are no pools.\n"
 
 
 def test_without_a_name_it_lists_all_pools(pool: LockPool, other: Callable[[], Other], eventually: Eventually) -> None:

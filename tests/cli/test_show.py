@@ -71,6 +71,29 @@ def test_it_says_how_many_more_wait_than_it_lists() -> None:
     assert "\\x1b[2J" in lines[-2]
 
 
+def test_of_a_pools_member_those_who_wait_for_any_are_counted_everywhere_and_shown_below(
+    ghost: Callable[..., Ghost],
+) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    name = pool.acquire(ttl=600).name
+    there = ghost()
+    there.queue("1" * 22, name=name, age=9)
+    for waiter in "23":
+        there.queue(waiter * 22, name="pool:accounts:", age=60)
+    shown = redislocks("show", name)
+    assert re.search(r"^WAITERS +1\nFOR ANY +2 for any member of the pool$", shown, re.M)
+    queue, rest = shown.split("\n\n")[1:]
+    assert re.fullmatch(r"#  .*\n1  .* 9\.\d s", queue)
+    assert re.fullmatch(r"For any member of the pool:\n#  .*\n1  .* 1 min .*\n2  .* 1 min .*\n", rest)
+    told = json.loads(redislocks("show", name, "--format=json"))
+    assert (told["waiters"], told["pool_waiters"]) == (1, 2)
+    assert [len(told["queue"]), len(told["pool_queue"])] == [1, 2]
+    assert re.search(rf"^{name} .* 3$", redislocks("list"), re.M)
+    assert re.search(rf"^{name} .* 1$", redislocks("pool", "accounts"), re.M), "the pool's are counted above"
+    assert redislocks("clear", name, "--noinput").endswith(", 3 waiting.\n")
+
+
 def test_of_a_free_lock_it_fails() -> None:
     with pytest.raises(CommandError, match=r"^Not held: order:42$") as caught:
         redislocks("show", "order:42")

@@ -12,6 +12,9 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
 from django_redislock.options import AcquireOptions, LockOptions
+from django_redislock.pool import NONE_HELD
+from django_redislock.steps import run
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of
 from tests.helpers.processes import Worker
@@ -193,16 +196,36 @@ def test_a_member_that_was_held_while_it_was_assigned_again_keeps_its_turn(me: A
 
 
 def test_when_none_is_free_it_says_so(me: Any, pool: LockPool) -> None:
-    text = r"Could not acquire a member of the pool 'accounts' within [\d.e-]+ s \(1 attempt\): none is free\."
+    text = r"Could not acquire a member of the pool 'accounts' within [\d.e-]+ s \(\d attempts?\): none is free\."
+    me(pool, "extend", ["alice"])
+    me(pool, "acquire")
     with pytest.raises(LockNotAcquired, match=text) as caught:
         me(pool, "acquire", blocking_timeout=0)
     assert caught.value.name == POOL
-    me(pool, "extend", ["alice"])
-    me(pool, "acquire")
-    with pytest.raises(LockNotAcquired) as caught:
+    with pytest.raises(LockNotAcquired, match=text) as caught:
         me(pool, "acquire", blocking_timeout=0.05)
     assert caught.value.waited >= 0.05
     assert caught.value.busy_for > 0
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05])
+def test_of_a_pool_without_members_it_says_that(timeout: float, me: Any, pool: LockPool) -> None:
+    with pytest.raises(LockNotAcquired, match=r"within .* \(\d attempts?\): it has no members\.$") as caught:
+        me(pool, "acquire", blocking_timeout=timeout)
+    assert (caught.value.name, caught.value.outcome) == (POOL, "timeout" if timeout else "busy")
+
+
+def test_that_no_lease_will_end_is_no_proof_that_there_are_no_members(me: Any, pool: LockPool) -> None:
+    refusal = LockNotAcquired("within 1 s: none is free.", POOL, busy_for=NONE_HELD)
+    assert str(run(pool._explained(refusal))) == "within 1 s: it has no members."
+    pool.extend(["alice"])
+    assert run(pool._explained(refusal)) is refusal
+
+
+def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(own: RedisServer) -> None:
+    refusal = LockNotAcquired("within 1 s: none is free.", POOL, busy_for=NONE_HELD)
+    own.stop()
+    assert run(LockPool(POOL)._explained(refusal)) is refusal
 
 
 def test_who_gave_up_stands_in_no_queue(me: Any, accounts: LockPool, client: redis.Redis) -> None:
