@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from fnmatch import translate
 from functools import lru_cache
 from hashlib import sha256
 from urllib.parse import unquote
@@ -49,6 +50,13 @@ def _check_text(name: str, noun: str) -> str:
     if noun == "lock" and _ANY_MEMBER.fullmatch(name):
         raise ValueError(f"{name!r} is a pool, not a lock: LockPool.acquire() takes any of its members.")
     return name
+
+
+def matcher(pattern: str) -> Callable[[str], object]:
+    """Tells whether a name matches the shell-style ``pattern``."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"A pattern of names must be a str, not {shown(pattern)}.")
+    return re.compile(translate(pattern)).match
 
 
 def is_name(text: str) -> bool:

@@ -27,44 +27,31 @@ FUNCTIONS = {
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
-    raw = getattr(settings, "REDISLOCK", {})
-    found = _own_prefix(raw) + _wrong(raw)
+    found = _wrong(getattr(settings, "REDISLOCK", {}))
     if found:
         return found
     known = conf()
     return _functions(known) + _times(known) + _aliases(known)
 
 
-def _own_prefix(raw: object) -> list[CheckMessage]:
-    prefix = raw.get("KEY_PREFIX") if isinstance(raw, Mapping) else None
-    return _prefix(prefix, "REDISLOCK['KEY_PREFIX']") if isinstance(prefix, str) else []
-
-
-def _prefix(prefix: str, what: str) -> list[CheckMessage]:
-    try:
-        check_prefix(prefix, what)
-    except ValueError as error:
-        hint = "Choose a prefix without these characters; the locks add their own hash tag."
-        return [Error(str(error), hint=hint, id="django_redislock.E004")]
-    return []
-
-
 def _wrong(raw: object) -> list[CheckMessage]:
     """One error for each wrong or unknown setting."""
-    parts: list[object]
-    if isinstance(raw, Mapping):
-        parts = [{key: value} for key, value in raw.items() if not (key == "KEY_PREFIX" and _own_prefix(raw))]
-    else:
-        parts = [raw]
     found: list[CheckMessage] = []
-    for part in parts:
+    for key, part in [(key, {key: raw[key]}) for key in raw] if isinstance(raw, Mapping) else [("", raw)]:
         try:
             read(part)
         except ImproperlyConfigured as error:
-            found.append(
-                Error(str(error), hint="See the documentation's page of settings.", id="django_redislock.E001")
-            )
+            if key == "KEY_PREFIX":
+                found.append(_wrong_prefix(error))
+            else:
+                hint = "See the documentation's page of settings."
+                found.append(Error(str(error), hint=hint, id="django_redislock.E001"))
     return found
+
+
+def _wrong_prefix(error: Exception) -> CheckMessage:
+    hint = "Choose a prefix without these characters; the locks add their own hash tag."
+    return Error(str(error), hint=hint, id="django_redislock.E004")
 
 
 def _functions(known: Conf) -> list[CheckMessage]:
@@ -134,9 +121,10 @@ def _aliases(known: Conf) -> list[CheckMessage]:
 
 def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
     """The Redis of an alias that has locks, or what is wrong with it."""
-    prefix = str(caches.settings[alias].get("KEY_PREFIX", ""))
-    if found := _prefix(prefix, f"The KEY_PREFIX of the cache alias {alias!r}"):
-        return None, found
+    try:
+        check_prefix(str(caches.settings[alias].get("KEY_PREFIX", "")), f"The KEY_PREFIX of the cache alias {alias!r}")
+    except ValueError as error:
+        return None, [_wrong_prefix(error)]
     hint = (
         "Fix this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
         "REDISLOCK['CACHE']."

@@ -13,6 +13,8 @@ from ..names import check_name
 from ..pool import LockPool
 from ..times import seconds
 
+LONGEST = timedelta(days=36500)  # calendars begin somewhere
+
 
 class SubcommandParser(CommandParser):
     """``takes_program``: what follows ``--`` is a program with its arguments, and is not parsed."""
@@ -78,7 +80,10 @@ def age(text: str) -> timedelta:
     found = re.fullmatch(r"([1-9]\d{0,5})([dhm])", text)
     if found is None:
         raise ArgumentTypeError(f"must be a time such as 30d, 12h or 90m, not {text!r}")
-    return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[found[2]]: int(found[1])})
+    time = timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[found[2]]: int(found[1])})
+    if time > LONGEST:
+        raise ArgumentTypeError(f"must be at most {LONGEST.days}d, not {text!r}")
+    return time
 
 
 def exit_status(text: str) -> int:

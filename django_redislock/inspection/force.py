@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from logging import WARNING
 
+from ..conf import check_count
 from ..log import log_event
 from ..names import check_name
 from ..signals import lock_force_released, sending
@@ -36,6 +37,8 @@ async def aforce_release(
 
 def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
     backend = get_backend(using, check_name(name))
+    if fence is not None:
+        check_count(fence, "fence")
     before = yield from inspect(backend, name, waiters=0, errors=True)
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 from typing import Any, NamedTuple
 
-from ..names import is_name
+from ..names import is_name, matcher
 from ..steps import Steps, arun, run_blocking
 from ..store.holder import Holder, parse_holder
 from ..store.keys import Keys, make_keys
@@ -107,8 +105,7 @@ def read_page(
 
 
 def _list(pattern: str, using: str | None, *, errors: bool = False) -> Steps[list[LockInfo]]:
-    matches = re.compile(translate(pattern)).match
-    return (yield from read_matching(get_place(using).everywhere(), matches, errors=errors))
+    return (yield from read_matching(get_place(using).everywhere(), matcher(pattern), errors=errors))
 
 
 def read_matching(

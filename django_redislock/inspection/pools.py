@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
-from ..names import known_as
+from ..names import known_as, matcher
 from ..steps import Steps, arun, run_blocking
 from ..store.keys import make_keys, pools_key
 from ..store.place import Backend
@@ -43,15 +42,16 @@ async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[P
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
-    found = yield from together([_summaries(backend, pattern) for backend in get_place(using).everywhere()])
+    matches = matcher(pattern)
+    found = yield from together([_summaries(backend, matches) for backend in get_place(using).everywhere()])
     return sorted((one for some in found for one in some if one.members), key=lambda one: one.name)
 
 
-def _summaries(backend: Backend, pattern: str) -> Steps[list[PoolSummary]]:
+def _summaries(backend: Backend, matches: Callable[[str], object]) -> Steps[list[PoolSummary]]:
     us, (found,) = yield from read_all(backend, [("ZRANGE", pools_key(backend.prefix), "0", "-1")])
     pools = [raw.decode(errors="replace") for raw in found]
     known = [(*known_as(pool), pool) for pool in pools]
-    wanted = {name: pool for noun, name, pool in known if noun == "pool" and fnmatchcase(name, pattern)}
+    wanted = {name: pool for noun, name, pool in known if noun == "pool" and matches(name)}
     if not wanted:
         return []
     _, counts = yield from read_all(backend, [one for pool in wanted.values() for one in _counts(backend, pool, us)])

@@ -158,6 +158,7 @@ def find_origin(alias: str) -> Origin:
         origin = replace(origin, sentinels=Sentinels(pool.service_name, pool.sentinel_manager, ways))
     if manager is not None:
         return replace(origin, startup=tuple((node.host, int(node.port)) for node in manager.startup_nodes.values()))
+    _check_keywords(origin)
     if not memory and conf().is_cluster(alias):
         _check_clusterable(origin)
         return replace(origin, startup=_startup_nodes(cache, pool))
@@ -170,6 +171,15 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
     return {**keywords, "protocol": 2}
+
+
+def _check_keywords(origin: Origin) -> None:
+    """Refuse what no connection can be made of, here and not at the first lock. None of this connects."""
+    try:
+        origin.connection(None)
+        _ = origin.timeout, origin.database
+    except (TypeError, ValueError) as error:
+        raise _unusable(origin.alias, error) from error
 
 
 def _pool_of(client: Any) -> Any:

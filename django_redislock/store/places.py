@@ -36,7 +36,7 @@ def make_place(alias: str, key_prefix: str) -> Place:
 def get_place(using: str | None = None) -> Place:
     """That of the alias ``using`` (None: the one in the settings). One per alias and process."""
     settings = conf()
-    alias = using or settings.CACHE
+    alias = settings.CACHE if using is None else using
     key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
     places = _places.get()
     found = places.found.get(key)

@@ -14,10 +14,11 @@ import redis
 from django.core.cache import caches
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import Lock
+from django_redislock import Lock, list_locks
 from django_redislock.checks.settings import check_settings
 from redisserver import RedisServer
 from tests.checks import BACKEND, DJANGOS, check, ids
+from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
 
 
 def test_a_sound_site_passes() -> None:
@@ -49,6 +50,19 @@ def test_an_alias_that_is_no_redis_is_found(settings: Any, tmp_path: Path) -> No
     settings.CACHES = {**settings.CACHES, "locks": files}
     assert ids() == ["E003"]
     assert ids(deploy=True) == ["E003"]
+
+
+@pytest.mark.usefixtures("own_pools")
+@pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGO])
+@pytest.mark.parametrize("keywords", [{"foo": 1}, {"socket_timeout": "a"}, {"db": "x"}], ids=repr)
+def test_an_alias_of_which_no_connection_can_be_made_is_found(
+    backend: str, keywords: dict[str, Any], settings: Any
+) -> None:
+    settings.CACHES = {**settings.CACHES, "locks": alias(backend, "redis://127.0.0.1:1", **keywords)}
+    assert ids() == ["E003"]
+    for use in (Lock("a").acquire, list_locks):
+        with pytest.raises(ImproperlyConfigured, match="Cannot use the cache alias 'locks' for locks: "):
+            use()
 
 
 def test_the_memory_mode_warns_where_it_is_not_for_development(settings: Any) -> None:
@@ -89,7 +103,7 @@ SETTINGS = pytest.mark.parametrize("setting", ["VIEW_ON_CONFLICT", "VIEW_OWNER"]
 
 
 @SETTINGS
-@pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain"])
+@pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain", ".x"])
 def test_a_function_that_cannot_be_called_is_found(setting: str, path: str, settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "locks", setting: path}
     ((message),) = check()

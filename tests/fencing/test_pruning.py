@@ -172,6 +172,8 @@ def test_the_command_prunes(account: Account, ledger: Account) -> None:
     for wrong in ("30", "0d", "-1d", "d", "1y"):
         with pytest.raises(CommandError, match="argument --older-than: must be a time such as 30d, 12h or 90m, not"):
             command(f"--older-than={wrong}")
+    with pytest.raises(CommandError, match="argument --older-than: must be at most 36500d, not '999999d'"):
+        command("--older-than=999999d")
     with pytest.raises(CommandError, match="--older-than"):
         command()
     with connections["ledger"].schema_editor() as editor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -124,6 +125,14 @@ def test_a_fence_spares_whoever_came_later(
     assert you(django_redislock, "force_release", "a", fence=seen) is None
     assert not caplog.records
     Lock("a", token=later).release()
+
+
+@pytest.mark.parametrize("fence", [True, "abc", 3.5, math.nan, -1], ids=repr)
+def test_what_is_no_fence_is_refused_before_anything_is_sent(fence: Any) -> None:
+    hold("a")
+    with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
+        force_release("a", fence=fence)
+    assert get_lock("a")
 
 
 def test_a_fence_hits_the_acquisition_that_has_it(crowd: Crowd, eventually: Callable[..., Any]) -> None:

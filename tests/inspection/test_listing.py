@@ -14,7 +14,17 @@ import redis
 from django.test import override_settings
 
 import django_redislock
-from django_redislock import Lock, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks, lock_name
+from django_redislock import (
+    Lock,
+    LockPool,
+    LockStatus,
+    LockUnavailable,
+    force_release,
+    get_lock,
+    list_locks,
+    list_pools,
+    lock_name,
+)
 from django_redislock.inspection.listing import read_locks
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Ghost
@@ -145,6 +155,12 @@ def test_a_pattern_that_would_try_every_way_is_matched_at_once(
     settings.REDISLOCK = {"TTLS": {pattern: 5}}
     assert {Lock(name).ttl for name in held} == {30}
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("ask", [list_locks, list_pools])
+def test_a_pattern_that_is_no_text_is_refused(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"^A pattern of names must be a str, not None\.$"):
+        ask(None)
 
 
 def test_no_pattern_is_ever_given_to_redis() -> None:

@@ -16,12 +16,13 @@ import redis
 import redis.asyncio
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.test import override_settings
 from django_redis.pool import ConnectionFactory
 from fakeredis import FakeRedisConnection
 
 import django_redislock
-from django_redislock import Lock, LockUnavailable
+from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
 from django_redislock.store.counterpart import maker_of
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
@@ -182,6 +183,24 @@ def test_an_alias_that_is_missing_names_those_that_there_are(me: Any, settings: 
         me(Lock("a", using=None if settings else "locks"), "acquire")
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Lock("a", using="").acquire(),
+        lambda: list_locks(using=""),
+        lambda: LockPool("a", using="").extend(["a"]),
+        lambda: Counter("a", using="").incr(),
+        lambda: call_command("redislocks", "list", "--using", ""),
+    ],
+    ids=["Lock", "list_locks", "LockPool", "Counter", "--using"],
+)
+def test_an_empty_alias_is_missing_like_any(use: Callable[[], object]) -> None:
+    with pytest.raises(
+        (ImproperlyConfigured, CommandError), match=r"^Unknown cache alias ''.* are: default, memory\.$"
+    ):
+        use()
+
+
 SHARDS = {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/1"]}
 NO_LOCKS = [
     (
@@ -309,6 +328,9 @@ def test_what_makes_connections_and_is_no_class_is_a_clear_error(backend: str, m
 class Carrier(redis.connection.AbstractConnection):
     """A connection over something that redis-py knows nothing about."""
 
+    def __init__(self, *, host: str, port: int, **keywords: Any) -> None:
+        super().__init__(**keywords)
+
     def repr_pieces(self) -> list[tuple[str, object]]:
         return []
 
@@ -323,7 +345,16 @@ class Pigeon:
     """No connection at all."""
 
 
-@pytest.mark.parametrize("kind", [Carrier, Pigeon, Heir])
+def test_a_class_that_is_no_connection_is_a_clear_error(me: Any, server: RedisServer) -> None:
+    problem = r"^Cannot use the cache alias 'default' for locks: Pigeon\(\) takes no arguments$"
+    with (
+        caches(alias(DJANGO_REDIS, server.url, connection_class=Pigeon)),
+        pytest.raises(ImproperlyConfigured, match=problem),
+    ):
+        me(Lock("a"), "acquire")
+
+
+@pytest.mark.parametrize("kind", [Carrier, Heir])
 async def test_a_class_without_a_counterpart_is_a_clear_error(kind: type, server: RedisServer) -> None:
     problem = rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio"
     with caches(alias(DJANGO_REDIS, server.url, connection_class=kind)):
