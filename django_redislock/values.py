@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Coroutine
 from functools import partialmethod
 from typing import Any, TypeVar
@@ -124,7 +125,7 @@ class ConditionalValue(_Stored):
         super().__init__(name, using=using)
         if isinstance(eps, bool) or not isinstance(eps, (int, float)):
             raise TypeError(f"eps must be an int or a float, not {shown(eps)}.")
-        if not 0 <= eps < math.inf:
+        if not 0 <= eps <= sys.float_info.max:
             raise ValueError(f"eps must be 0 or more and finite, not {shown(eps)}.")
         self.eps: float = float(eps)
 

@@ -6,7 +6,21 @@
 -- returns  '1' = done, '0' = not so (or there is nothing to delete), '?' and what is stored = cannot be compared
 --#include once
 
-local function number(text) return string.find(text, '^%-?%d[%d.eE+-]*$') and tonumber(text) end
+-- a number as JSON has it; nil for what we do not store: what is infinite, and integers that a double may miss
+local function number(text)
+  local digits, rest = string.match(text, '^%-?(%d+)(.*)$')
+  if not digits or string.find(digits, '^0%d') then return nil end
+  if rest == '' and (#digits > 16 or #digits == 16 and digits > '9007199254740992') then return nil end
+  rest = string.gsub(string.gsub(rest, '^%.%d+', ''), '^[eE][+-]?%d+', '')
+  local value = rest == '' and tonumber(text)
+  return value and math.abs(value) < math.huge and value or nil
+end
+
+-- whether it is a text as JSON has it
+local function is_text(text)
+  local plain = string.gsub(string.gsub(text, '\\["\\/bfnrt]', ''), '\\u%x%x%x%x', '')
+  return string.find(plain, '^"[^"\\%z\1-\31]*"$')
+end
 
 -- '<', '=', '>', or '<>' of what has no order; nil: cannot be compared, or what is stored is none of ours
 local function compare(value, stored)
@@ -16,7 +30,7 @@ local function compare(value, stored)
     local difference, eps = a - b, tonumber(ARGV.eps)
     return difference > eps and '>' or difference < -eps and '<' or '='
   end
-  if (ARGV.relations == '=' or ARGV.relations == '<>') and (b or string.find(stored, '^".*"$')) then
+  if (ARGV.relations == '=' or ARGV.relations == '<>') and (b or is_text(stored)) then
     return value == stored and '=' or '<>'
   end
 end
