@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from reprlib import Repr
 
@@ -10,8 +11,16 @@ from django.utils.translation import gettext_noop as _
 
 
 def printable(text: str) -> str:
-    """``text`` as it is, or as a literal if it could control a terminal: escapes, right-to-left marks."""
-    return text if text.isprintable() else repr(text)
+    """``text`` as it is, or as a literal if it could control a terminal (escapes, right-to-left marks), or if a part of
+    it cannot be seen.
+    """
+    if text.isprintable() and text == text.strip() and not _BLANK.search(text):
+        return text
+    return _BLANK.sub(lambda found: f"\\u{ord(found[0]):04x}", repr(text))
+
+
+# printable, for Python: fillers of Hangul, and a Braille pattern without dots
+_BLANK = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 
 
 _STARS = "********************"  # as Django writes what it hides

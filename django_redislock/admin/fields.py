@@ -170,7 +170,7 @@ def more(count: int) -> str:
 
 
 def _lines(note: str) -> str:
-    return "\n".join(map(printable, note.splitlines()))
+    return "\n".join(printable(line.strip()) for line in note.splitlines())
 
 
 def _time(time: datetime) -> str:

@@ -26,8 +26,18 @@ def test_a_secret_is_hidden_wherever_it_stands_but_is_the_text_that_it_is(secret
     assert type(type(plain)(secret)) is type(plain)
 
 
-def test_what_cannot_be_seen_is_shown_as_a_literal() -> None:
-    assert printable("order:\u202e42") == "'order:\\u202e42'"
+@pytest.mark.parametrize(
+    ("text", "literal"),
+    [
+        ("order:\u202e42", "'order:\\u202e42'"),
+        ("order:42 ", "'order:42 '"),
+        (" order:42", "' order:42'"),
+        *((f"a{blank}b", f"'a\\u{ord(blank):04x}b'") for blank in "\u115f\u1160\u2800\u3164\uffa0"),
+    ],
+    ids=ascii,
+)
+def test_what_cannot_be_seen_is_shown_as_a_literal(text: str, literal: str) -> None:
+    assert printable(text) == literal
 
 
 @pytest.mark.parametrize(
