@@ -20,8 +20,8 @@ from .cachelock import CacheLock
 from .names import fit_name
 from .times import Seconds
 
-# the last names that cache.lock() was asked for in this process, with the prefixes of their caches
-_locked: deque[tuple[str, str]] = deque(maxlen=200)
+# the last locks that cache.lock() was asked for in this process: the server, the prefix of the cache, and the name
+_locked: deque[tuple[object, str, str]] = deque(maxlen=200)
 
 
 def _no_lock(method: Callable[..., Any], instead: str) -> Callable[..., Any]:
@@ -30,7 +30,7 @@ def _no_lock(method: Callable[..., Any], instead: str) -> Callable[..., Any]:
     @wraps(method)
     def call(self: RedisCache, key: Any, version: Any = None, *args: Any, **options: Any) -> Any:
         answer = method(self, key, version, *args, **options)
-        if answer is not None and not answer and (self.key_prefix, self._lock_name(key, version)) in tuple(_locked):
+        if answer is not None and not answer and self._known_as(self._lock_name(key, version)) in tuple(_locked):
             warnings.warn(
                 f"cache.{method.__name__}({key!r}) does not see the lock of that name, which is no cache key: use "
                 f"{instead}.",
@@ -122,8 +122,8 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         (control characters, more than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
         name = self._lock_name(key, version)
-        if (self.key_prefix, name) not in tuple(_locked):
-            _locked.append((self.key_prefix, name))
+        if self._known_as(name) not in tuple(_locked):
+            _locked.append(self._known_as(name))
         return CacheLock(
             name,
             timeout=timeout,
@@ -161,6 +161,9 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         return await aget_or_set(
             self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
         )
+
+    def _known_as(self, name: str) -> tuple[object, str, str]:
+        return self._server, self.key_prefix, name
 
     def _lock_name(self, key: object, version: int | None) -> str:
         if self.key_func is not default_key_func:

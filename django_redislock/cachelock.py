@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from base64 import urlsafe_b64encode
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import redis.exceptions
 
 from .conf import conf
-from .display import Secret, SecretBytes
+from .display import Secret, SecretBytes, shown
 from .engine import (
     Acquisition,
     ExitMethod,
@@ -90,7 +91,11 @@ class CacheLock:
       AttributeError there. A forked process holds nothing of its parent's.
     * A release that could not be sent to Redis may be tried again; redis-py has forgotten the token by then.
     * ``timeout`` and ``additional_time`` must be at least a millisecond: ValueError, where redis-py sends a value that
-      Redis refuses, or that ends the lock at once.
+      Redis refuses, or that ends the lock at once. What is longer than ten years counts as ten. They are int, float or
+      timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, such as a Decimal, which redis-py
+      takes in some places, or ``timeout=True`` (one second there).
+    * A token is a str or bytes: TypeError for an int, a float or a memoryview. A str in ``local.token`` is its bytes,
+      for ``owned()`` too, which redis-py answers with False.
     * A lock that outlives its ``timeout`` is reported as lost, and one that is released inside an open transaction
       warns, like every lock of ours.
 
@@ -119,6 +124,7 @@ class CacheLock:
         # wrong arguments are an error here, not at the first acquire
         check_name(name)
         self._options()
+        _patience(blocking_timeout)
         get_place(using)
 
     def __repr__(self) -> str:
@@ -169,7 +175,7 @@ class CacheLock:
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Add ``additional_time`` seconds to the lease, or make it end that many seconds from now (``replace_ttl``)."""
-        return self._renew("extend", "set" if replace_ttl else "add", seconds(additional_time, "additional_time"))
+        return self._renew("extend", "set" if replace_ttl else "add", _lease(additional_time, "additional_time"))
 
     def reacquire(self) -> Literal[True]:
         """Make the lease end ``timeout`` seconds from now."""
@@ -200,7 +206,7 @@ class CacheLock:
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
-        ttl = seconds(self.timeout, "timeout") if self.timeout else None
+        ttl = _lease(self.timeout, "timeout") if self.timeout else None
         return Options(ttl=ttl, auto_renew=ttl is None, using=self.using)
 
     def _acquire(
@@ -235,7 +241,7 @@ class CacheLock:
         token = self._token(verb)
         if not self.timeout:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
-        left = seconds(self.timeout, "timeout") if left is None else left
+        left = _lease(self.timeout, "timeout") if left is None else left
         held = self._held(token)
         if held is not None:
             _run(renew(held.held, how, left))
@@ -297,7 +303,14 @@ def _digest(given: bytes) -> str:
     return urlsafe_b64encode(sha256(given).digest()).decode()[:DIGEST]
 
 
+def _lease(value: float, what: str) -> float:
+    """So many seconds, or the most that there are."""
+    return seconds(LONGEST if isinstance(value, (int, float)) and LONGEST < value < math.inf else value, what)
+
+
 def _patience(blocking_timeout: float | None) -> float | None:
     if blocking_timeout is None:
         return None if conf().BLOCKING_TIMEOUT is None else LONGEST
+    if not isinstance(blocking_timeout, (int, float)):
+        raise TypeError(f"blocking_timeout must be seconds (int or float), not {shown(blocking_timeout)}.")
     return min(max(0.0, blocking_timeout), LONGEST)

@@ -208,6 +208,14 @@ def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: obj
     lock("default", f"lock of {method}").locked()
 
 
+def test_a_lock_on_another_server_is_no_reason_to_warn(use: Use, settings: Any) -> None:
+    use()
+    there = {**settings.CACHES["default"], "LOCATION": settings.CACHES["default"]["LOCATION"] + "?db=7"}
+    settings.CACHES = {**settings.CACHES, "there": there}
+    lock("there", "elsewhere")
+    assert not cache.has_key("elsewhere")
+
+
 def test_a_process_remembers_only_so_many_names(use: Use) -> None:
     use()
     for _ in range(2):

@@ -6,6 +6,7 @@ import contextvars
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django.core.cache import caches
 from django.core.exceptions import SynchronousOnlyOperation
 from redis.exceptions import LockError, LockNotOwnedError
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release
+from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release, get_lock
 from django_redislock.cachelock import CacheLock
 from django_redislock.store import calls
 from django_redislock.store.place import Backend
@@ -28,6 +29,7 @@ from .conftest import Make, left, waits
 
 Eventually = Callable[..., Any]
 Expire = Callable[[Any], None]
+YEAR = 365 * 86400
 
 
 # -- what differs, on purpose -----------------------------------------------------------------------------------------
@@ -125,6 +127,24 @@ def test_our_locks_see_it(ours: Make) -> None:
 def test_a_wrong_timeout_is_an_error_at_once(ours: Make, timeout: Any) -> None:
     with pytest.raises((ValueError, TypeError), match=r"timeout must be"):
         ours(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["10", Decimal(1), [1]], ids=repr)
+def test_a_wrong_blocking_timeout_is_an_error_at_once(ours: Make, timeout: Any) -> None:
+    with pytest.raises(TypeError, match=r"^blocking_timeout must be seconds \(int or float\), not "):
+        ours(blocking_timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [11 * YEAR, 10**400], ids=["eleven years", "10**400"])
+def test_a_timeout_beyond_ten_years_counts_as_ten(ours: Make, timeout: int) -> None:
+    lock = ours(timeout=timeout)
+    assert lock.acquire()
+    assert lock.extend(timeout, replace_ttl=True)
+    assert lock.reacquire()
+    info = get_lock("foo")
+    assert info is not None
+    assert 9.9 * YEAR < info.lease_left <= 10 * YEAR
+    lock.release()
 
 
 @pytest.mark.parametrize("wrong", [0, -5])
