@@ -22,7 +22,7 @@ from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_surely
 from .engine.bridges import launching_task
 from .engine.waiters import Park, lone_waiter
-from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from .log import log_event
 from .names import fit_name, quote
 from .options import Options, check_timeout
@@ -180,9 +180,15 @@ class _Wanted:
             computation.section = section
         trouble = None
         try:
-            refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
+            try:
+                refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
+            except LockError as error:
+                if type(error) is not LockError:
+                    raise
+                raise LockError(self._asks_itself, name) from None
             if refusal is not None:
-                raise refusal.in_words(self._not_in_time, waited=monotonic() - begun)
+                text = self._asks_itself if computation is None else self._not_in_time
+                raise refusal.in_words(text, waited=monotonic() - begun)
             value = yield self._get(MISSING)
             if value is MISSING:
                 value = yield from self._compute()
@@ -242,6 +248,10 @@ class _Wanted:
     @property
     def _not_in_time(self) -> str:
         return f"Could not get the value of the cache key {self.key!r} in time: it is being computed elsewhere."
+
+    @property
+    def _asks_itself(self) -> str:
+        return f"Could not compute the value of the cache key {self.key!r}: what computes it asks for that very value."
 
 
 def _may_be_needed_by(leader: Owner) -> bool:

@@ -15,6 +15,7 @@ from django.db import transaction
 
 from django_redislock import (
     LockError,
+    LockNotAcquired,
     alocked_get_or_set,
     force_release,
     list_locks,
@@ -202,20 +203,31 @@ async def test_it_refuses_to_block_an_event_loop() -> None:
 # -- a default that asks itself ---------------------------------------------------------------------------------------
 
 
+ITSELF = r"^Could not compute the value of the cache key 'x': what computes it asks for that very value\.$"
+
+
 def test_a_default_that_asks_for_its_own_value_gets_an_error() -> None:
     def compute() -> Any:
         return locked_get_or_set("x", compute, using="ours")
 
-    with pytest.raises(LockError, match="would wait for itself"):
+    with pytest.raises(LockError, match=ITSELF):
         compute()
     assert list_locks() == []
+
+
+def test_with_a_blocking_timeout_too() -> None:
+    def compute() -> Any:
+        return locked_get_or_set("x", compute, blocking_timeout=0.05, using="ours")
+
+    with pytest.raises(LockNotAcquired, match=ITSELF):
+        compute()
 
 
 async def test_a_coroutine_function_that_asks_for_its_own_value_gets_an_error() -> None:
     async def compute() -> Any:
         return await alocked_get_or_set("x", compute, using="ours")
 
-    with pytest.raises(LockError, match="would wait for itself"):
+    with pytest.raises(LockError, match=ITSELF):
         await compute()
 
 
