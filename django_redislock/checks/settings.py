@@ -50,7 +50,7 @@ def _wrong(raw: object) -> list[CheckMessage]:
 
 
 def _wrong_prefix(error: Exception) -> CheckMessage:
-    hint = "Choose a prefix without these characters; the locks add their own hash tag."
+    hint = "Choose a prefix without braces and whitespace; the locks add their own hash tag."
     return Error(str(error), hint=hint, id="django_redislock.E004")
 
 

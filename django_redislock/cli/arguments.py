@@ -25,10 +25,12 @@ class SubcommandParser(CommandParser):
         if not self.takes_program:
             return super().parse_known_args(args, namespace)
         end = args.index("--") if "--" in args else len(args)
+        if args[end + 2 : end + 3] == ["--"] and args[end + 1].startswith("-"):
+            end += 2  # a name that begins with a dash
         parsed: Namespace
         parsed, rest = super().parse_known_args(args[:end], namespace)
         parsed.program = args[end + 1 :]
-        if not parsed.program and not any(word.startswith("-") for word in rest):  # argparse reports those
+        if not any(parsed.program[:1]) and not any(word.startswith("-") for word in rest):  # argparse reports those
             self.error("the program to run must follow --, as in: run nightly -- make report")
         return parsed, rest
 

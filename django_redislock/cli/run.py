@@ -25,7 +25,7 @@ HELP = "Run a program under a lock and exit with its status. The lock is renewed
 STATUSES = (
     f"Exit status: the program's own; 128 + n if signal n ended it; {BUSY} if somebody else holds the lock; {LOST} if "
     f"the lock was lost while the program ran, which is then ended; {UNAVAILABLE} if Redis cannot be reached; 127 if "
-    f"there is no such program, 126 if it cannot be executed; 2 if the arguments are wrong."
+    f"there is no such program, 126 if it cannot be executed; 2 if the arguments or the settings are wrong."
 )
 
 

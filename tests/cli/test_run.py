@@ -182,6 +182,7 @@ def test_a_program_that_never_started_keeps_no_lock() -> None:
     [
         ([NAME], "must follow --"),
         ([NAME, "--"], "must follow --"),
+        ([NAME, "--", ""], "must follow --"),
         ([NAME, "echo", "hi"], "the program to run must follow --, as in: run nightly -- make report"),
         ([NAME, "echo", "--", "hi"], "unrecognized arguments: echo"),
         ([NAME, "--waiting", "5"], "unrecognized arguments: --waiting 5"),
@@ -200,6 +201,13 @@ def test_a_program_that_never_started_keeps_no_lock() -> None:
 def test_wrong_arguments_are_told_before_anything_runs(arguments: list[str], message: str) -> None:
     with pytest.raises(CommandError, match=re.escape(message)):
         call_command("redislocks", "run", *arguments)
+
+
+@pytest.mark.parametrize("options", [[], ["--ttl", "60"]], ids=" ".join)
+def test_a_name_that_begins_with_a_dash_follows_dashes_of_its_own(options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(*options, "--", "-odd", "--", "sh", "-c", f'echo "$REDISLOCK_NAME" -- >{out}') == 0
+    assert out.read_text() == "-odd --\n"
 
 
 def test_wrong_arguments_end_with_2(run_in_process: InProcess) -> None:
@@ -234,7 +242,7 @@ def test_where_the_lock_would_guard_nothing_the_program_is_not_run(settings: Any
     settings.REDISLOCK = {"CACHE": "memory"}
     with pytest.raises(CommandError, match=r"^Not run: the cache alias 'memory' is not Redis, ") as caught:
         call_command("redislocks", "run", NAME, "--", "touch", f"{tmp_path}/ran")
-    assert caught.value.returncode == 1
+    assert caught.value.returncode == 2
     assert not (tmp_path / "ran").exists()
     settings.DEBUG = True
     assert sh(f"touch {tmp_path}/ran") == 0
