@@ -92,8 +92,8 @@ class CacheLock:
     * A release that could not be sent to Redis may be tried again; redis-py has forgotten the token by then.
     * ``timeout`` and ``additional_time`` must be at least a millisecond: ValueError, where redis-py sends a value that
       Redis refuses, or that ends the lock at once. What is longer than ten years counts as ten. They are int, float or
-      timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, such as a Decimal, which redis-py
-      takes in some places, or ``timeout=True`` (one second there).
+      timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, a Decimal (which redis-py takes
+      in some places) and ``timeout=True`` (one second there) among them.
     * A token is a str or bytes: TypeError for an int, a float or a memoryview. A str in ``local.token`` is its bytes,
       for ``owned()`` too, which redis-py answers with False.
     * A lock that outlives its ``timeout`` is reported as lost, and one that is released inside an open transaction

@@ -50,14 +50,15 @@ class LockChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         if self.get_filters_params().keys() - {AliasFilter.parameter_name}:
             raise IncorrectLookupParameters
-        if len(self.words) > MOST_WORDS:
+        words = self.query.split()
+        if len(words) > MOST_WORDS:
             self.model_admin.tell_too_many_words(request, MOST_WORDS)
             raise IncorrectLookupParameters
         using = using_of(request)
         try:
             page = read_page(
                 cut=lambda count: self._cut(request, count),
-                words=self.words,
+                words=words,
                 order=self._order(request),
                 errors=True,
                 using=using,
@@ -71,10 +72,6 @@ class LockChangeList(ChangeList):
         self.full_result_count: int = page.total
         self.show_full_result_count = True
         self.show_admin_actions: bool = page.total > 0
-
-    @property
-    def words(self) -> list[str]:
-        return self.query.split()
 
     def _order(self, request: HttpRequest) -> list[str]:
         order = []
