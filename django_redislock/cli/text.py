@@ -82,15 +82,18 @@ def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None 
 def portrait(lock: LockInfo) -> str:
     """One lock with everything known about it, and its queue below."""
     since = timezone.localtime(lock.since)
-    facts = [
-        ("NAME", printable(lock.name)),
-        *([("STATE", ENDLESS)] if lock.status is LockStatus.ERROR else []),
-        ("OWNER", printable(lock.owner)),
+    known = [  # of a lock of ours
         ("SINCE", f"{since:%Y-%m-%d %H:%M:%S %Z}"),
         ("HELD FOR", duration(lock.held_for)),
         ("LEASE LEFT", duration(lock.lease_left)),
         ("FENCE", str(lock.fence)),
         *([("TOKEN", printable(lock.token_hint))] if lock.token_hint else []),
+    ]
+    facts = [
+        ("NAME", printable(lock.name)),
+        *([("STATE", ENDLESS)] if lock.status is LockStatus.ERROR else []),
+        ("OWNER", printable(lock.owner)),
+        *(known if lock.fence else []),
         ("WAITERS", str(lock.waiters)),
         *([("FOR ANY", f"{lock.pool_waiters} for any member of the pool")] if lock.pool_waiters else []),
         *([("NOTE", printable(lock.note))] if lock.note else []),
