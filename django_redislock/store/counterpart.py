@@ -31,7 +31,7 @@ class Maker:
 
     def __init__(self, origin: Origin) -> None:
         twin = _counterpart(origin)
-        self._class: Callable[..., AbstractConnection] = type(twin.__name__, (_HangsUp, twin), {})
+        self._class: Callable[..., HangsUp] = type(twin.__name__, (HangsUp, twin), {})
         known = {name for base in twin.__mro__ for name in inspect.signature(base).parameters}
         if unchecked := [key for key in origin.keywords if key.startswith("ssl_") and key not in known]:
             raise ImproperlyConfigured(
@@ -47,12 +47,12 @@ class Maker:
         known_by = origin.sentinels
         self._sentinels = known_by and Sentinels(known_by.name, known_by.manager, [*map(Maker, known_by.ways)])
 
-    def make(self, seconds: float) -> AbstractConnection:
+    def make(self, seconds: float) -> HangsUp:
         """A connection. A Sentinel's takes at most so many seconds to find the master."""
         more = {} if self._sentinels is None else {"connection_pool": LoopAsking(self._sentinels, seconds)}
         return self._class(**self._keywords, **more)
 
-    def connection(self, timeout: float) -> AbstractConnection:
+    def connection(self, timeout: float) -> HangsUp:
         """One that takes at most ``timeout`` seconds to connect, and for each answer."""
         return self._class(**{**self._keywords, "socket_timeout": timeout, "socket_connect_timeout": timeout})
 
@@ -75,16 +75,23 @@ def _counterpart(origin: Origin) -> type[AbstractConnection]:
     )
 
 
-class _HangsUp(AbstractConnection):
-    """A connection that closes in one step: who disconnects may be in the last turn of an event loop.
+class HangsUp(AbstractConnection):
+    """A connection that closes in one step: who disconnects may be in the last turn of an event loop, or after it.
 
     TLS says goodbye and waits for the answer first, and would be left open there.
     """
 
-    async def disconnect(self, nowait: bool = True, *more: Any, **named: Any) -> None:
-        if self._writer is not None:
-            self._writer.transport.abort()
-        await super().disconnect(True, *more, **named)
+    def hang_up(self) -> None:
+        writer, self._writer, self._reader = self._writer, None, None
+        self._parser.on_disconnect()
+        if writer is not None:
+            try:
+                writer.transport.abort()
+            except RuntimeError:
+                pass  # its loop was closed
+
+    async def disconnect(self, *more: Any, **named: Any) -> None:
+        self.hang_up()
 
 
 _makers: WeakKeyDictionary[Node, Maker] = WeakKeyDictionary()

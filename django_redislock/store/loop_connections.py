@@ -11,10 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from time import monotonic
 from typing import Any, cast
 
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError, TimeoutError
 
-from .counterpart import maker_of
+from .counterpart import HangsUp, maker_of
 from .node import Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, pop_oldest
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
@@ -70,7 +69,7 @@ class _Reserve:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.maker = maker_of(node)
-        self.idle: deque[tuple[AbstractConnection, float]] = deque()  # and since when (monotonic)
+        self.idle: deque[tuple[HangsUp, float]] = deque()  # and since when (monotonic)
 
 
 class LoopConnections:
@@ -79,12 +78,10 @@ class LoopConnections:
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._reserves: dict[Node, _Reserve] = {}
-        self._dropped: deque[AbstractConnection] = deque()  # to be closed, and used no more
         self._loans: set[weakref.ref[_Loan]] = set()
         # those who wait for a connection, by urgency
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
         self._end: AsyncGenerator[None, None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()  # an event loop alone keeps none alive
         self.closed: bool = False  # commands still work, each with a connection of its own
 
     async def open(self, forget: Callable[[], object]) -> None:
@@ -101,7 +98,7 @@ class LoopConnections:
         finally:
             forget()
             self.closed = True
-            await self.drop_idle()
+            self.drop_idle()
 
     async def exchange(self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int) -> list[Any]:
         """The answers of ``node`` to ``commands``, sent in one write; an error of a single one stands among them.
@@ -117,10 +114,6 @@ class LoopConnections:
             await self._enter(loan, _left(PATIENCE, by), urgency)
             limit = _left(reserve.maker.timeout, by)
             return await self._exchange_within(limit, reserve, [pack(commands)], len(commands))
-        except RuntimeError:
-            if asyncio._get_running_loop() is None:  # closed after its loop: redis-py stumbles as it cleans up
-                raise GeneratorExit from None
-            raise
         finally:
             self._leave(loan)
 
@@ -148,10 +141,10 @@ class LoopConnections:
                     read.append(classified(error))
         except BaseException:
             # of a cancellation, say: an answer may still come, which nobody else must read
-            await connection.disconnect()
+            connection.hang_up()
             raise
         if self.closed or reserve.node.closed:
-            await connection.disconnect()
+            connection.hang_up()
         else:
             reserve.idle.append((connection, monotonic()))
         return read
@@ -169,7 +162,8 @@ class LoopConnections:
             await loan.granted
         finally:
             limit.cancel()
-            loan.granted.cancel()  # nobody grants it any more
+            if not loop.is_closed():
+                loan.granted.cancel()  # nobody grants it any more
 
     @staticmethod
     def _give_up(granted: asyncio.Future[None]) -> None:
@@ -184,7 +178,7 @@ class LoopConnections:
             while queue and len(self._loans) < self._bound:
                 following = queue.popleft()
                 granted = following.granted
-                if granted is not None and not granted.done():
+                if granted is not None and not granted.done() and not granted.get_loop().is_closed():
                     self._grant(following)
                     granted.set_result(None)
 
@@ -193,7 +187,7 @@ class LoopConnections:
         loan.entry = weakref.ref(loan, self._loans.discard)
         self._loans.add(loan.entry)
 
-    async def _connected(self, reserve: _Reserve, seconds: float) -> AbstractConnection:
+    async def _connected(self, reserve: _Reserve, seconds: float) -> HangsUp:
         while reserve.idle:
             connection, used = reserve.idle.pop()
             reset = _was_reset(connection)
@@ -204,88 +198,68 @@ class LoopConnections:
                 stale = reset or await _is_stale(connection)
             finally:
                 if stale:  # or the look was cancelled
-                    await connection.disconnect()
+                    connection.hang_up()
             if not stale:
                 return connection
         if len(self._reserves) > 1:
-            await self._make_room()
+            self._make_room()
         connection = reserve.maker.make(seconds)
         try:
             # not left to the sending: only here does a Sentinel's connection ask for its master
-            await connection.connect()
+            await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
-            await connection.disconnect()
+            connection.hang_up()
             raise
         return connection
 
     def _forget_the_gone(self) -> None:
         """Nodes of a cluster come and go."""
         for node in [known for known in self._reserves if known.closed]:
-            self.drop_idle_soon(node)
+            self.drop_idle(node)
             del self._reserves[node]
 
-    async def _make_room(self) -> None:
+    def _make_room(self) -> None:
         """Close what has idled longest at any node, where one connection more would be too many."""
-        while len(self._loans) + self._count_idle() > self._bound and self._drop_oldest():
-            await self._close()
+        while len(self._loans) + self._count_idle() > self._bound and self._close_oldest():
+            pass
 
     def _count_idle(self) -> int:
         return sum(len(reserve.idle) for reserve in self._reserves.values())
 
-    def _drop_oldest(self, before: float = math.inf) -> bool:
-        """Drop the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
+    def _close_oldest(self, before: float = math.inf) -> bool:
+        """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
         oldest = pop_oldest((reserve.idle for reserve in self._reserves.values()), before)
         if oldest is not None:
-            self._dropped.append(oldest)
+            oldest.hang_up()
         return oldest is not None
 
     @property
     def idle(self) -> bool:
-        """Whether there is something to drop."""
+        """Whether there is something to close."""
         return any(reserve.idle for reserve in list(self._reserves.values()))
 
-    def drop_idle_soon(self, node: Node | None = None) -> None:
+    def drop_idle(self, node: Node | None = None) -> None:
         """In the event loop of these connections: close what idles, of ``node`` or (None) of all."""
-        self._drop(node)  # at once: none of them is to be used any more
-        self._close_soon()
-
-    def trim_soon(self) -> None:
-        """In the event loop of these connections: close what nobody has needed for a while, but for one."""
-        while self._count_idle() > 1 and self._drop_oldest(monotonic() - IDLE_FOR):
-            pass
-        if self._dropped:
-            self._close_soon()
-
-    def _close_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._close())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def drop_idle(self) -> None:
-        """Close what idles; for good when ``closed``."""
-        self._drop(None)
-        await self._close()
-
-    def _drop(self, node: Node | None) -> None:
         for reserve in [reserve for known, reserve in self._reserves.items() if node in (None, known)]:
-            self._dropped.extend(connection for connection, _ in reserve.idle)
-            reserve.idle.clear()
+            while reserve.idle:
+                reserve.idle.pop()[0].hang_up()
 
-    async def _close(self) -> None:
-        while self._dropped:
-            await self._dropped.popleft().disconnect()
+    def trim(self) -> None:
+        """In the event loop of these connections: close what nobody has needed for a while, but for one."""
+        while self._count_idle() > 1 and self._close_oldest(monotonic() - IDLE_FOR):
+            pass
 
 
 def _left(seconds: float, by: float | None) -> float:
     return seconds if by is None else min(seconds, max(0.0, by - monotonic()))
 
 
-def _was_reset(connection: AbstractConnection) -> bool:
+def _was_reset(connection: HangsUp) -> bool:
     """Whether its transport has ended; writing there can be an AttributeError (python/cpython#136234)."""
     return connection._writer is None or connection._writer.transport.is_closing()
 
 
-async def _is_stale(connection: AbstractConnection) -> bool:
+async def _is_stale(connection: HangsUp) -> bool:
     """Whether the server has closed the connection, or has sent what nobody asked for."""
     look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
     if sys.version_info < (3, 11):  # pragma: no cover

@@ -83,7 +83,7 @@ class Place:
         if node is None:
             return
         node.drop_idle()
-        self._in_loops(lambda connections: connections.drop_idle_soon(node))
+        self._in_loops(lambda connections: connections.drop_idle(node))
 
     def look_around(self, node: Node) -> None:
         """In the background, after trouble with this node: whether others have taken over what it had."""
@@ -116,13 +116,15 @@ class Place:
         """The connections of the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._loops.get(loop)
-        if found is None or (found.closed and not self.closed):
+        if found is None:
             for other in [known for known in list(self._loops) if known.is_closed()]:
                 self._loops.pop(other, None)
+            ends = getattr(loop, "_asyncgens_shutdown_called", False)
             found = LoopConnections(self.bound)
-            found.closed = self.closed
+            found.closed = self.closed or ends
             self._loops[loop] = found
-            await found.open(lambda: self._forget(loop))
+            if not ends:  # else nothing would tell of the end
+                await found.open(lambda: self._forget(loop))
         return found
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -135,7 +137,7 @@ class Place:
     def trim(self) -> None:
         """Close the connections that nobody has needed for a while, but for one of threads and one of each loop."""
         self._thread_connections.trim()
-        self._in_loops(LoopConnections.trim_soon)
+        self._in_loops(LoopConnections.trim)
 
     def close(self) -> None:
         """Keep no connection from now on, and listen no more."""
@@ -145,7 +147,7 @@ class Place:
         self._thread_connections.close()
         for connections in list(self._loops.values()):
             connections.closed = True
-        self._in_loops(LoopConnections.drop_idle_soon)
+        self._in_loops(LoopConnections.drop_idle)
 
     def _in_loops(self, act: Callable[[LoopConnections], object]) -> None:
         """Have ``act`` called in each event loop with its connections, where some of them idle."""

@@ -72,7 +72,7 @@ class _Ask:
         except ResponseError as error:
             raise ConnectionError(str(error)) from error
         finally:
-            await connection.disconnect()
+            connection.hang_up()
 
 
 class Asking:

@@ -51,8 +51,8 @@ def test_the_address_in_the_settings_is_asked_even_when_all_others_are_gone(
     cluster: Cluster, settings: Any, crowd: Crowd
 ) -> None:
     """That of a service, say, while all nodes get new ones."""
-    server = require(find_cluster_server)
-    with redis_cluster(masters=3, replicas=0, executable=server) as old, proxy(old.masters()[0].port) as service:
+    servers = redis_cluster(masters=3, replicas=0, executable=require(find_cluster_server))
+    with servers as old, proxy(old.masters()[0].port) as service:
         settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO, service.url)}
         use_once(crowd())
         service.target = cluster.masters()[0].port

@@ -146,6 +146,6 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     async def connect() -> None:
         await Lock("any").alocked()
         if request.param == "cold":
-            await get_backend().place._loops[asyncio.get_running_loop()].drop_idle()
+            get_backend().place._loops[asyncio.get_running_loop()].drop_idle()
 
     return connect

@@ -38,7 +38,7 @@ from tests.helpers.cancelling import (
     until,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.helpers.state import LOCK, NAME, drop_idle, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
@@ -309,7 +309,7 @@ def wait_and_end(
     if shut_down:
         loop.run_until_complete(loop.shutdown_asyncgens())
     else:
-        loop.run_until_complete(get_backend().place._loops[loop].drop_idle())
+        drop_idle(loop)
         assert not task.done()
     loop.close()
     return bystander
@@ -349,7 +349,7 @@ def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
     task = loop.create_task(section(Lock(NAME, ttl=0.5)))
     loop.run_until_complete(auntil(lambda: queued(client)))
     if closed:
-        loop.run_until_complete(get_backend().place._loops[loop].drop_idle())
+        drop_idle(loop)
         loop.close()
     # nobody is woken when a lease ends
     assert other()(got_in_turn)

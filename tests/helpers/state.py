@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 from collections.abc import Callable
 from copy import copy
@@ -136,6 +137,12 @@ def what_listens() -> str:
 def idle(connections: LoopConnections) -> list[Any]:
     """Those of an event loop that nobody uses."""
     return [connection for reserve in connections._reserves.values() for connection, _ in reserve.idle]
+
+
+def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
+    """Close what idles in an event loop that stands still, so that nothing warns when it is closed."""
+    loop.call_soon(get_backend().place._loops[loop].drop_idle)
+    loop.run_until_complete(asyncio.sleep(0))
 
 
 def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:

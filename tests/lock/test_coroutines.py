@@ -13,9 +13,8 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
-from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.state import LOCK, NAME, holder, listener
+from tests.helpers.state import LOCK, NAME, drop_idle, holder, listener
 
 AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]
@@ -132,7 +131,7 @@ def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
         inside = loop.create_future()
         task = loop.create_task(hold())
         loop.run_until_complete(inside)
-        loop.run_until_complete(get_backend().place._loops[loop].drop_idle())
+        drop_idle(loop)
     finally:
         loop.close()
     eventually(lambda: "event=owner-ended" in caplog.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +16,7 @@ from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import idle
-from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections
+from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections, stopped
 
 from .conftest import Eventually, ause
 
@@ -117,6 +118,60 @@ def test_a_loop_that_was_closed_without_an_end_is_in_nobodys_way(server: RedisSe
         assert get_backend().place._loops == {}
         without_an_end()
     # and the change of the settings does not mind either
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # those in use: nobody can close them any more
+def test_tasks_whose_loop_was_closed_over_them_end_without_a_word(
+    own: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caches(alias(DJANGO_REDIS, own.url, max_connections=3)):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(ause(1))
+        (ours,) = get_backend().place._loops.values()
+
+        async def until_all_wait() -> None:
+            while len(ours._loans) < 3 or sum(map(len, ours._queues)) < 2:
+                await asyncio.sleep(0.001)
+
+        with stopped(own):
+            tasks = [loop.create_task(Lock(f"a:{number}").aacquire()) for number in range(5)]
+            loop.run_until_complete(until_all_wait())
+            loop.close()
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            del tasks, task
+            gc.collect()
+        assert "closed" not in caplog.text
+        assert not ours._loans
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["for the first time", "again"])
+def test_generators_that_end_with_their_loop_may_use_locks(
+    before: bool, server: RedisServer, client: redis.Redis, eventually: Eventually
+) -> None:
+    seen: list[bool] = []
+
+    async def rows() -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            seen.append(await Lock("a").alocked())
+            seen.append(await Lock("a").alocked())
+
+    async def main() -> None:
+        if before:
+            await ause(1)
+        for each in left:
+            await each.__anext__()
+
+    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
+        left = [rows(), rows()]
+        asyncio.run(main())
+        assert seen == [False] * 4
+        gc.collect()  # a socket that nobody closed would warn now
+        eventually(lambda: not of_commands(client))
+        asyncio.run(ause(1))
+        assert get_backend().place._loops == {}
 
 
 def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer) -> None:
