@@ -128,10 +128,6 @@ class Cluster(Place):
             super().doubt(node)  # the connections of event loops
             node.close()
 
-    def trim(self) -> None:
-        self._forget_the_gone()
-        super().trim()
-
     def _order(self, manager: NodesManager) -> dict[str, Any]:
         address = "" if self._doubted is None else self._doubted.origin.address
         if "last_failed_node_name" in signature(manager.initialize).parameters:
@@ -175,11 +171,11 @@ class Cluster(Place):
         return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
 
     def doubt(self, node: Node | None) -> None:
+        """The slots may have moved, too. This node is asked last: it may hang, or be cut off and know nothing of it."""
         super().doubt(node)
         self._doubt(node)
 
     def _doubt(self, node: Node | None) -> None:
-        """The slots may have moved. This node is asked last: it may hang, or be cut off and know nothing of it."""
         self._doubted = node
         self._stale = True
 
@@ -199,6 +195,7 @@ class Cluster(Place):
         address = self._remap(error, node)
         with self._known:
             self._owners[backend.tag] = self._node_at(*address)
+        self._forget_the_gone()
         return True
 
     def _remap(self, error: Any, node: Node) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,15 +143,13 @@ def test_a_thread_that_has_died_is_given_nothing_more(desk: Desk, far: Proxy, mo
 
 
 @pytest.mark.usefixtures("far")
-def test_that_an_alias_cannot_make_connections_is_told(settings: Any, eventually: Eventually) -> None:
-    wrong = {**settings.CACHES["far"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"no_such": 1}}}
-    settings.CACHES = {**settings.CACHES, "wrong": wrong}
-    desk = Desk(make_place("wrong", "redislock"), eventually)
+def test_that_no_connection_can_be_made_is_told(desk: Desk, eventually: Eventually) -> None:
+    origin = desk.node.origin
+    desk.node.origin = replace(origin, keywords={**origin.keywords, "no_such": 1})
     desk.send("never")
     eventually(lambda: desk.errors)
     assert desk.errors[0][0] == ["never"]
     assert isinstance(desk.errors[0][1], TypeError)
-    desk.place.close()
 
 
 def test_no_connection_is_kept_when_the_settings_change(desk: Desk, far: Proxy, eventually: Eventually) -> None:
