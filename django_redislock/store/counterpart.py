@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import redis.asyncio.connection
 import redis.asyncio.sentinel
@@ -15,7 +14,6 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.asyncio.connection import AbstractConnection
 
 from .aliases import Origin
-from .node import Node
 from .sentinels import LoopAsking, Sentinels
 
 _COUNTERPARTS = (
@@ -92,11 +90,3 @@ class HangsUp(AbstractConnection):
 
     async def disconnect(self, *more: Any, **named: Any) -> None:
         self.hang_up()
-
-
-_makers: WeakKeyDictionary[Node, Maker] = WeakKeyDictionary()
-
-
-def maker_of(node: Node) -> Maker:
-    """That of the connections to this node."""
-    return _makers.get(node) or _makers.setdefault(node, Maker(node.origin))

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from redis.exceptions import ResponseError, TimeoutError
 
-from .counterpart import HangsUp, maker_of
+from .counterpart import HangsUp
 from .node import Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, pop_oldest
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
@@ -68,7 +68,7 @@ class _Reserve:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.maker = maker_of(node)
+        self.maker = node.maker
         self.idle: deque[tuple[HangsUp, float]] = deque()  # and since when (monotonic)
 
 

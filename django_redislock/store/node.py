@@ -10,6 +10,7 @@ from typing import Any
 from redis.connection import Connection
 
 from .aliases import Origin
+from .counterpart import Maker
 
 
 class Node:
@@ -20,7 +21,7 @@ class Node:
     handoffs (C3).
     """
 
-    __slots__ = ("__weakref__", "anchor", "closed", "id", "idle", "on_close", "origin")
+    __slots__ = ("__weakref__", "_maker", "anchor", "closed", "id", "idle", "on_close", "origin")
 
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin = origin
@@ -30,6 +31,14 @@ class Node:
         self.idle: deque[tuple[Connection, float]] = deque()
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
+        self._maker: Maker | None = None
+
+    @property
+    def maker(self) -> Maker:
+        """That of the connections of event loops."""
+        if self._maker is None:
+            self._maker = Maker(self.origin)
+        return self._maker
 
     def connect(self, by: float | None) -> Connection:
         """A connection, made by then (monotonic) or an error; it has the timeouts of the alias, for whoever is next."""

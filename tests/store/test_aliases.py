@@ -23,7 +23,6 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
-from django_redislock.store.counterpart import maker_of
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
@@ -277,7 +276,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         if crowd.awaits:
-            maker = maker_of(get_backend().node)
+            maker = get_backend().node.maker
             assert isinstance(maker.make(1.0), AsyncOwn)
 
 
