@@ -27,7 +27,10 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
-    runtime().watchdog.extended(lease, answer.ends)
+    if how == "detach":
+        runtime().watchdog.end(lease)
+    else:
+        runtime().watchdog.extended(lease, answer.ends)
     if lease.lost_reason:  # the answer came after the end: the loss was reported
         raise lease.lost_error()
 
@@ -64,9 +67,11 @@ def detach(section: Section, left: float) -> Steps[str]:
     Return the token that adopts it.
     """
     lease = section.held
-    lease.detaching = True
-    yield from renew(lease, "detach", left)
-    runtime().watchdog.end(lease)
+    lease.detaching = lease.leaving = True
+    try:
+        yield from renew(lease, "detach", left)
+    finally:
+        lease.leaving = False
     for each in (*lease.shares, section):
         each.leave()
     return str(lease.token)  # as plain text

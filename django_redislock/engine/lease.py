@@ -51,6 +51,7 @@ class Lease:
         "fence_timeout",
         "fenced",
         "handed",
+        "leaving",
         "lost_reason",
         "max_hold",
         "on_lost",
@@ -89,6 +90,7 @@ class Lease:
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
         self.detaching: bool = False  # that was tried: where it was interrupted, nobody has been told the token
+        self.leaving: bool = False  # Redis is being asked to detach it, whose answer says more than the clock
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next
         self.urgent: bool = False  # ask Redis now, whatever the clock says

@@ -291,7 +291,11 @@ class Watchdog:
         """What is to be sent for this lease now, if anything; else plan the next look."""
         now = monotonic()
         if now >= lease.ends:
-            self.lose(lease, lease.end_reason)
+            if lease.leaving:
+                with self._mutex:
+                    self._plan(now + CONFIRM_AFTER, lease)
+            else:
+                self.lose(lease, lease.end_reason)
             return None
         released = not lease.may_be_released()
         if not lease.watched:

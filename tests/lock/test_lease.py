@@ -74,12 +74,15 @@ def test_a_lease_that_redis_may_have_shortened_unheard_is_lost_before_somebody_e
     crowd: Crowd,
     network: Proxy,
     retry_for: Callable[[float], None],
+    eventually: Eventually,
     method: str,
     options: dict[str, Any],
     auto_renew: bool,
 ) -> None:
     retry_for(0.1)
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600, auto_renew=auto_renew, using="far")
+    losses: list[LockLost] = []
+    me, you = crowd(), crowd()
+    lock = Lock(NAME, ttl=600, auto_renew=auto_renew, using="far", on_lost=losses.append)
     me(lock, "acquire")
     lost = network.lose_answer("detach" if method == "detach" else "\r\nset\r\n", times=1000)
     with pytest.raises(LockUnavailable):
@@ -87,6 +90,24 @@ def test_a_lease_that_redis_may_have_shortened_unheard_is_lost_before_somebody_e
     assert lost.caught.is_set()
     assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
+    eventually(lambda: losses)
+
+
+def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
+    crowd: Crowd, network: Proxy, eventually: Eventually
+) -> None:
+    """A command that holds its lock for a time at least may leave it for the last millisecond."""
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=600, using="far", on_lost=losses.append)
+    me(lock, "acquire")
+    lease = me.read(lambda: lease_of(lock))
+    held = network.hold_answer("detach")
+    detaching = me.start(lock, "detach", 0.001)
+    eventually(lambda: lease.due > lease.ends)  # the watchdog has seen that
+    held.let_go()
+    assert detaching.result(GENEROUS) == lease.token
+    assert not lease.lost
+    assert losses == []
 
 
 def test_an_extend_that_is_answered_after_the_loss_was_told_raises(
