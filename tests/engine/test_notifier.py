@@ -81,8 +81,10 @@ def test_calls_that_are_interrupted_use_up_no_threads(eventually: Eventually) ->
             one.run(lambda: notifier.call(partial(receiver, 0)))
         return one
 
+    places = max(interrupted_at(None).places for _ in range(2))  # Python 3.13 tells of few the first time
+    assert places > 5
     for _ in range(THREADS):
-        for place in range(interrupted_at(None).places):
+        for place in range(places):
             interrupted_at(place)
             eventually(lambda: not any(thread.is_alive() for thread in notifier._threads))
     notifier.call(partial(receiver, 1))
