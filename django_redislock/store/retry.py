@@ -101,6 +101,7 @@ def _persist(
     backend = request.backend
     delay, repeated, give_up = 0.0, False, 0.0
     pace: Pace | None = None
+    node: Node | None = None
     while True:
         sent = monotonic()
         try:
@@ -123,7 +124,8 @@ def _persist(
             trouble: Exception = error
             repeated = True
         except ResponseError as error:
-            backend.place.redirect(backend, error, node)
+            if node is not None:  # else it was refused to connect, for want of a right
+                backend.place.redirect(backend, error, node)
             demoted = is_demoted(error)
             if not demoted and not (backend.place.clustered and isinstance(error, PASSING)):
                 raise (yield from refusal(backend, request.commands, name, error, noun)) from error

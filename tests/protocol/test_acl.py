@@ -200,3 +200,9 @@ def test_a_user_who_may_not_ask_for_types_is_told_what_redis_said(
     root.rpush("redislock{0}:queue:a", "foreign")
     with pytest.raises(LockUnavailable, match=r"WRONGTYPE .*wrong kind of value\.$"):
         Lock("a").acquire()
+
+
+def test_a_user_who_may_not_connect_is_told_what_redis_said(root: redis.Redis, crowd: Crowd) -> None:
+    give(root, *(rule for rule in RULES if rule != "+select"))
+    with pytest.raises(LockUnavailable, match=r"Redis refuses to serve the lock 'a'.*'select'"):
+        crowd()(Lock("a"), "acquire")
