@@ -8,6 +8,7 @@ Node 0 is the master until its replica, node 1, is promoted, which happens once 
   replica, goes on standing there, and nobody need tell the process that it counts no more.
 * *Clocks.* If the new one is ahead, leases whose end the old master has written end early, and handoffs by the new one
   that are judged by the old one's clock seem to lie in the future. If it is behind, time does not make fences grow.
+* *Two at work.* On a cluster, what the old master publishes when it wakes up comes through the new one, too.
 
 Whoever loses a lease by that is *robbed*: somebody else may enter beside him until his next renewal tells him. With
 replicas asked for (``Scene.acknowledged``), nobody may.
@@ -20,6 +21,7 @@ C2 look      a handoff by a node of which there is no anchor means: look
 C3           an answer from another node than the one subscribed at, or word that it is another one: subscribe there
 C3 all       all waiters look then
 C3 close     the subscription at the old master is closed, and what came through it is not read any more
+C3 signed    on a cluster, a handoff by another node than the one subscribed at means: look
 C3 late      an answer to a request of an earlier subscription does not count as such an answer
 C6           after a handoff the new holder writes (confirms it), waits for the replicas, and only then is let in
 C6 repeat    so it does where it finds that it has been granted the lock earlier
@@ -33,7 +35,7 @@ renewal      a renewal is about one fence: the same attempt may have been grante
 
 from __future__ import annotations
 
-from .scripts import written
+from .scripts import hand_over_unawares, written
 from .world import Answer, Attempt, Grant, Lock, Nodes, State, Stored, Violation, World
 
 # -- what is read, and from whom ----------------------------------------------------------------------------------
@@ -135,6 +137,8 @@ def fail_over(world: World, _: int) -> bool:
     replica, lock = world.nodes.replica, world.lock
     if world.scene.lost is None or world.nodes.master:
         return False
+    if world.scene.wakes and lock:
+        world.node(asleep=world.queue)
     if replica:
         # that a master is missed takes seconds, in which a process that runs reads its messages
         if not world.nodes.lost or world.is_busy_hearing():
@@ -146,6 +150,24 @@ def fail_over(world: World, _: int) -> bool:
         world.node(last=last)
     world.node(master=1, replica=(), lost=0)
     return True
+
+
+def wake_up(world: World, _: int) -> bool:
+    """the old master wakes up, finds at its end a lease that was renewed at the new one, and hands the lock over"""
+    nodes, lock = world.nodes, world.lock
+    if not nodes.asleep or not lock or lock.node == 0:
+        return False
+    id = nodes.asleep[0]
+    if world.processes[world.scene.homes[id]].node == 0:
+        return False  # who is subscribed there believes it: see docs/cluster.rst
+    world.node(asleep=())
+    hand_over_unawares(world, id)
+    return True
+
+
+def is_signed_by_another(world: World, home: int, grant: Grant) -> bool:
+    """Whether a handoff was made by another node than the one at which the process is subscribed."""
+    return world.scene.wakes and grant.node != world.processes[home].node and not world.without("C3 signed")
 
 
 def count_lost(world: World, before: State) -> bool:

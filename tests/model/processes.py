@@ -15,6 +15,7 @@ from .failover import (
     fall_behind,
     is_held,
     is_late,
+    is_signed_by_another,
     learn,
     learn_fence,
     may_overlap,
@@ -22,6 +23,7 @@ from .failover import (
     renew,
     rob,
     sign,
+    wake_up,
 )
 from .world import Attempt, Client, Grant, Id, Violation, World
 
@@ -221,7 +223,10 @@ def hear(world: World, home: int) -> bool:
     mine = [attempt for attempt in world.attempts(id) if world.scene.homes[attempt] == home]
     for attempt in mine:
         if attempt in process.waiters:
-            world.client(attempt, grant=grant)
+            if is_signed_by_another(world, home, grant):
+                _tell(world, attempt)
+            else:
+                world.client(attempt, grant=grant)
             return True
     if not any(world.clients[attempt].at in ("holds", "lost") for attempt in mine):
         _release_later(world, home, id)
@@ -369,6 +374,6 @@ PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, renew]
 PROCESS_EVENTS: list[Action] = [notice, moved, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]
-NODES: list[Action] = [fall_behind, fail_over]
+NODES: list[Action] = [fall_behind, fail_over, wake_up]
 # those of which there are so many at most as the scene says
 FAULTS: list[Action] = [leave_unheard, stop, die, cut, mute]

@@ -127,6 +127,12 @@ def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") 
     return verdict
 
 
+def hand_over_unawares(world: World, id: Id) -> None:
+    """The old master does so, with a lock that is its own no more."""
+    channel = world.scene.homes[_waiter(world, id)]
+    _publish(world, channel, Message(id, Grant(_next_fence(world, channel), node=0)))
+
+
 def _waiter(world: World, id: Id) -> Attempt:
     """Who waits by this id: the latest, where several have had it."""
     return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)

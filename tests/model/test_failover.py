@@ -23,7 +23,13 @@ def make_scene(homes: str, tokens: str = "abc", faults: int = 0, lost: int = 0, 
 
 
 def name(scene: Scene) -> str:
-    words = [scene.clock, "acknowledged" * scene.acknowledged, "together" * scene.together, scene.only]
+    words = [
+        scene.clock,
+        "acknowledged" * scene.acknowledged,
+        "together" * scene.together,
+        "wakes" * scene.wakes,
+        scene.only,
+    ]
     return "-".join(["".join(map(str, scene.homes)), scene.tokens, f"lost{scene.lost}", *filter(None, words)])
 
 
@@ -51,6 +57,10 @@ def name(scene: Scene) -> str:
         make_scene("010", faults=1, only="stop", clock="ahead", story=MOVED),
         make_scene("011", faults=1, only="stop", clock="behind", story=f"{HELD}, leave 0"),
         make_scene("011", "aab", faults=1, only="stop", together=True, story=LATE),
+        make_scene("01", "ab", wakes=True),
+        make_scene("01", "ab", lost=1, wakes=True),
+        make_scene("010", wakes=True, story=MOVED),
+        make_scene("011", faults=1, only="stop", wakes=True, story=MOVED),
     ],
     ids=name,
 )
@@ -75,6 +85,8 @@ def test_a_failover_breaks_no_promise(scene: Scene) -> None:
         ("C3 all", make_scene("001"), "forgotten: 1 waits and is not queued", "subscribe"),
         # the same handoff, by way of the old master
         ("C3 close", make_scene("010", faults=1, only="stop", clock="ahead", story=WOKEN), "two holders: ", "go_on"),
+        # the old master was paused, and hands over when it wakes up
+        ("C3 signed", make_scene("01", "ab", wakes=True), "two holders: ", "wake_up"),
         # a late answer of the old master ends the subscription at the new one: a holder seems dead, and loses its lock
         ("C3 late", make_scene("011", "aab", 1, only="stop", together=True, story=LATE), "two holders: ", "read"),
         ("C6", make_scene("001", lost=1, acknowledged=True, story=HELD), "two holders: ", "wake"),

@@ -21,6 +21,7 @@ class Scene(NamedTuple):
     lost: int | None = None  # writes that the replica may lack when it is promoted; None: there is no failover
     clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
     acknowledged: bool = False  # replicas are asked for: a grant counts when they have it
+    wakes: bool = False  # the old master of a cluster was paused, and wakes up
     together: bool = False  # attempts with the same token may be at work at the same time
     only: str = ""  # the only kind of fault that there may be
     story: str = ""  # how it begins: "begin 0, serve 0"; everything that can happen after that is tried
@@ -114,6 +115,7 @@ class Nodes(NamedTuple):
     lost: int = 0  # writes since that moment
     robbed: tuple[Number, ...] = ()  # fences of leases that have ended early, and that somebody believes
     last: Number = 0  # the key ``fence``; only where time does not make fences grow
+    asleep: tuple[Id, ...] = ()  # the queue that the old master knows, which has not noticed anything
 
 
 # lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left,
