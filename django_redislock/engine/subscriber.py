@@ -59,9 +59,10 @@ class Subscriber:
     def _wake(self) -> bool:
         """See to it that our thread works; False: there can be none any more."""
         if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=lambda: self._run(thread), name="redislock-subscriber", daemon=True)
             # known before it starts: whoever is interrupted in there must not make the next one start another
-            self._thread = threading.Thread(target=self._run, name="redislock-subscriber", daemon=True)
-            return start(self._thread)
+            self._thread = thread
+            return start(thread)
         self._wanted.notify_all()  # one that is about to end may wait as well
         return True
 
@@ -82,8 +83,8 @@ class Subscriber:
 
     # -- its thread -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (batch := self._next()) is not None:
+    def _run(self, me: threading.Thread) -> None:
+        while (batch := self._next(me)) is not None:
             before = list(self._receivers.values())
             try:
                 self._subscribe(batch)
@@ -94,10 +95,10 @@ class Subscriber:
                     self._forget(receiver)
                     receiver.retire()
 
-    def _next(self) -> list[Listener] | None:
+    def _next(self, me: threading.Thread) -> list[Listener] | None:
         """Those that are due, when they are; None: there is nothing more to do, or another thread does it."""
         with self._mutex:
-            while self._thread is threading.current_thread():
+            while self._thread is me:
                 if not self._due:
                     self._thread = None
                     break
@@ -219,8 +220,8 @@ class Subscriber:
             with self._mutex:
                 if self._thread is not None and self._thread.is_alive():
                     return  # pragma: no cover (another one was faster)
-                self._thread = threading.current_thread()
-            self._run()
+                me = self._thread = threading.current_thread()
+            self._run(me)
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:

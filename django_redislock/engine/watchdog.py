@@ -172,9 +172,11 @@ class Watchdog:
         if self._thread is not None and self._thread.is_alive():
             return False
         self._sleeps_until = -math.inf
+        # not found out by current_thread(), which gevent replaces where it patches late
+        thread = threading.Thread(target=lambda: self._run(thread), name="redislock-watchdog", daemon=True)
         # known before it starts: whoever is interrupted in there must not make the next one start another
-        self._thread = threading.Thread(target=self._run, name="redislock-watchdog", daemon=True)
-        return start(self._thread)  # at the end of the process, locks are held without it, and not renewed
+        self._thread = thread
+        return start(thread)  # at the end of the process, locks are held without it, and not renewed
 
     # -- for the listener -------------------------------------------------------------------------------------------
 
@@ -212,20 +214,16 @@ class Watchdog:
 
     # -- the thread's side ------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._is_ours():
+    def _run(self, me: threading.Thread) -> None:
+        while self._thread is me:  # else its start was interrupted, and there is another one
             self._end_interrupted()
-            tasks = self._sleep()
+            tasks = self._sleep(me)
             try:
                 self._work(tasks)
                 self._trim()
                 self._notifier.wake()
             except Exception as error:
                 self._put_off(tasks, error)
-
-    def _is_ours(self) -> bool:
-        """Whether this thread still is that of the watchdog: another one is, if its start was interrupted."""
-        return self._thread is threading.current_thread()
 
     def _put_off(self, tasks: Sequence[Task], error: Exception) -> None:
         """No more threads, say; nothing may be dropped for that."""
@@ -235,10 +233,10 @@ class Watchdog:
             for task in tasks:
                 self._plan(again, task)
 
-    def _sleep(self) -> list[Task]:
+    def _sleep(self, me: threading.Thread) -> list[Task]:
         """Wait until something is due, and take it off the agenda; nothing where it is time to look around."""
         with self._mutex:
-            while self._is_ours() and not self.interruptions:
+            while self._thread is me and not self.interruptions:
                 now = monotonic()
                 busy = bool(self._agenda)
                 tasks = self._agenda.take_due(now)

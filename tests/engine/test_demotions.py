@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock
+from django_redislock import Lock, LockUnavailable
+from django_redislock.steps import Steps
+from django_redislock.store.place import Backend
+from django_redislock.store.probe import counts_us
 from redisserver import redis_server
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.proxy import proxy
@@ -53,10 +56,23 @@ def test_leases_are_renewed_at_the_new_master(switch: Callable[[], None], eventu
     lock.release()
 
 
+@pytest.mark.parametrize("answered", [True, False], ids=["", "the first question fails"])
 def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
-    switch: Callable[[], None], other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    answered: bool,
+    switch: Callable[[], None],
+    other: Callable[[], Other],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R19: who is subscribed at the old one is dropped by every release at the new one, and would wait for ever."""
+    failures = [] if answered else [LockUnavailable("no answer")]
+
+    def ask(backend: Backend) -> Steps[bool]:
+        if failures:
+            raise failures.pop()
+        return counts_us(backend)
+
+    monkeypatch.setattr("django_redislock.engine.attempt.counts_us", ask)
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)
     ears = listener("far")
     ears.start()
@@ -67,8 +83,11 @@ def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
     held.acquire()
     waiting = other().start(Lock(NAME, using="far").acquire)
     eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
-    held.release()
-    held.acquire(blocking_timeout=GENEROUS)
+    for _ in range(2 - answered):
+        held.release()
+        held.acquire(blocking_timeout=GENEROUS)
+        eventually(lambda: not failures)
+        eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
     eventually(lambda: ears.ready and ears.generation > generation)
     eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
     held.release()
