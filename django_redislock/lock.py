@@ -193,8 +193,11 @@ class Lock:
         """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue."""
         section = self._section(caller.owner(), token)
         del token  # error reports show local variables
-        steps = section.obtain(blocking, check_timeout(blocking_timeout))
-        return await section.arun_or_undo(steps) is None
+        try:
+            return await arun(section.obtain(blocking, check_timeout(blocking_timeout))) is None
+        except BaseException as error:
+            section.undo_cancelled(error)
+            raise
 
     def seize(self) -> None:
         """Acquire the lock whoever holds it, ahead of the queue, whose waiters keep their places.
@@ -217,7 +220,11 @@ class Lock:
     async def aseize(self, caller: Caller) -> None:
         """See seize()."""
         section = self._section(caller.owner(), None)
-        await section.arun_or_undo(section.obtain(seizes=True))
+        try:
+            await arun(section.obtain(seizes=True))
+        except BaseException as error:
+            section.undo_cancelled(error)
+            raise
 
     def __enter__(self) -> Self:
         block = engine.block_of(self)
@@ -235,8 +242,12 @@ class Lock:
 
     async def _aenter(self, block: WithBlock | None) -> Self:
         section = self._section(current_owner(), None)
-        await section.arun_or_undo(self._enter(section, block))
-        return self
+        try:
+            await arun(self._enter(section, block))
+            return self
+        except BaseException as error:
+            section.undo_cancelled(error)
+            raise
 
     # -- releasing --------------------------------------------------------------------------------------------------
 

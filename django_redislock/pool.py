@@ -257,7 +257,11 @@ class LockPool:
     async def aacquire(self, caller: Caller, **options: Unpack[AcquireOptions]) -> PoolMember:
         """See acquire(): ``async with await pool.aacquire() as account``."""
         section = self._section(caller.owner(), options)
-        return await section.arun_or_undo(self._obtain(section))
+        try:
+            return await arun(self._obtain(section))
+        except BaseException as error:
+            section.undo_cancelled(error)
+            raise
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 

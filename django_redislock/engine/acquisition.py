@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from logging import DEBUG, WARNING
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from ..conf import conf
 from ..display import Secret
@@ -16,7 +16,7 @@ from ..log import log_event, logger
 from ..names import known_as, named
 from ..options import Options
 from ..signals import lock_acquired, lock_force_released, lock_not_acquired, sending
-from ..steps import Request, Steps, arun
+from ..steps import Request, Steps
 from ..store import calls
 from ..store.calls import Wanted
 from ..store.holder import parse_holder
@@ -33,8 +33,6 @@ from .loss import reason_of
 from .owner import Owner, running_task
 from .release import release, release_later
 from .runtime import runtime
-
-T = TypeVar("T")
 
 
 class Frame:
@@ -294,17 +292,16 @@ class Acquisition:
             yield from self.fail(error)
             raise
 
-    async def arun_or_undo(self, steps: Steps[T]) -> T:
-        """Drive ``steps``, which get the lock, in a coroutine: whatever interrupts them leaves nothing behind."""
-        try:
-            return await arun(steps)
-        except BaseException as error:
-            lease = self.lease
-            lost = lease is not None and lease.canceller is not None and lease.canceller.caused(error)
-            self.undo()
-            if lost:
-                raise self.held.lost_error() from None
-            raise
+    def undo_cancelled(self, error: BaseException) -> None:
+        """Give back all that there may be: ``error`` was raised in a coroutine that was to get the lock.
+
+        Raises LockLost where that is the cancellation which a loss has sent.
+        """
+        lease = self.lease
+        lost = lease is not None and lease.canceller is not None and lease.canceller.caused(error)
+        self.undo()
+        if lost:
+            raise self.held.lost_error() from None
 
     # -- giving it back ---------------------------------------------------------------------------------------------
 
