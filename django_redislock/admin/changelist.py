@@ -60,7 +60,6 @@ class LockChangeList(ChangeList):
                 cut=lambda count: self._cut(request, count),
                 words=words,
                 order=self._order(request),
-                errors=True,
                 using=using,
             )
         except LockUnavailable as error:

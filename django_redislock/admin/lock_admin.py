@@ -216,13 +216,13 @@ class LockAdmin(LockFields, ModelAdmin):
     def found(self, request: HttpRequest) -> list[HeldLock]:
         """All that the list of this request shows, on whichever page."""
         words, using = request.GET.get("q", "").split(), using_of(request)
-        return [HeldLock.of(lock) for lock in read_page(words=words, errors=True, using=using).locks]
+        return [HeldLock.of(lock) for lock in read_page(words=words, using=using).locks]
 
     def selected(self, keys: Iterable[str]) -> list[HeldLock]:
         names: dict[str | None, set[str]] = {}
         for lock in filter(_can_exist, (HeldLock(key=key) for key in keys)):
             names.setdefault(lock.using, set()).add(lock.name)
-        pages = [read_page(names=of, errors=True, using=using or conf().CACHE) for using, of in names.items()]
+        pages = [read_page(names=of, using=using or conf().CACHE) for using, of in names.items()]
         return [HeldLock.of(lock) for page in pages for lock in page.locks]
 
     def release(
@@ -271,8 +271,9 @@ def _can_exist(lock: HeldLock) -> bool:
 
 
 def _fence_field(lock: HeldLock) -> str:
-    """The field of the form with the highest fence of all locks that draw theirs from the same numbers: on a cluster,
-    each hash tag has its own.
+    """The form field for the highest fence among the locks that share this one's fence counter.
+
+    On a cluster, each hash tag has a counter of its own.
     """
     backend = get_backend(lock.using, lock.name)
     return f"fence:{backend.alias}:{backend.tag}"

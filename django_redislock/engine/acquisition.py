@@ -298,7 +298,7 @@ class Acquisition:
         Raises LockLost where that is the cancellation which a loss has sent.
         """
         lease = self.lease
-        lost = lease is not None and lease.canceller is not None and lease.canceller.caused(error)
+        lost = lease is not None and lease.cancelled_by(error)
         self.undo()
         if lost:
             raise self.held.lost_error() from None
@@ -324,23 +324,27 @@ class Acquisition:
         self._witness = None
         return last
 
+    def end(self) -> Steps[bool]:
+        """give_back(), except that one which was detached ends in silence."""
+        if self.held.detached:  # on purpose: it is for the bearer of the token to release
+            self.undo()
+            return False
+        return (yield from self.give_back())
+
     def exit(self, error: BaseException | None) -> Steps[bool]:
-        """The section has ended, with ``error`` or (None) well. Returns whether the lock is free; see give_back().
+        """The section has ended, with ``error`` or (None) well. Returns whether the lock is free; see end().
 
         Where it has ended with an error, that matters more than what goes wrong here.
         """
         lease = self.held
-        if lease.detached:  # on purpose: it is for the bearer of the token to release
-            self.undo()
-            return False
-        if lease.canceller is not None and lease.canceller.caused(error):
+        if lease.cancelled_by(error):
             self.undo()
             raise lease.lost_error()
         if isinstance(error, GeneratorExit):  # nothing may be awaited any more
             self.undo()
             return False
         try:
-            return (yield from self.give_back())
+            return (yield from self.end())
         except (LockNotOwned, LockUnavailable) as trouble:
             if isinstance(trouble, LockUnavailable):
                 self.undo()  # hardly anybody would try again

@@ -177,6 +177,10 @@ class Lease:
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
+    def cancelled_by(self, error: BaseException | None) -> bool:
+        """Whether ``error``, with which the section has ended, is the cancellation that its loss has sent."""
+        return self.canceller is not None and self.canceller.caused(error)
+
     def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
         """What a release raises that Redis did not hear."""
         left = self.remaining()
@@ -229,6 +233,8 @@ class Section(Protocol):
     def held(self) -> Lease: ...
 
     def give_back(self) -> Steps[bool]: ...
+
+    def end(self) -> Steps[bool]: ...
 
     def exit(self, error: BaseException | None) -> Steps[bool]: ...
 

@@ -22,7 +22,7 @@ class Notifier:
     """Calls what it is given, in threads that end when there is nothing more to call."""
 
     def __init__(self) -> None:
-        # to be added to where no call may come in between: then wake()
+        # the watchdog appends to it at a point where nothing may interrupt, and calls wake() afterwards
         self.jobs: deque[Job] = deque()
         self._mutex = threading.RLock()  # a finalizer may run on this thread and find out a loss
         self._threads: set[threading.Thread] = set()
@@ -33,7 +33,7 @@ class Notifier:
         self.wake()
 
     def wake(self) -> None:
-        """See to it that the jobs are done: those, too, of whoever was interrupted when they were added."""
+        """Start a thread if there are jobs, also those whose adder was interrupted before it could start one."""
         if not self.jobs:
             return
         with self._mutex:

@@ -124,7 +124,7 @@ class Owner:
         if asyncio.isfuture(who):
             # nobody goes on with a task whose loop was closed over it
             return not who.done() and not who.get_loop().is_closed()
-        # the main thread has ended, Python says, while it runs what is registered with atexit
+        # while atexit runs its functions on the main thread, is_alive() says that this thread has ended
         return who is not None and (who is threading.main_thread() or who.is_alive())
 
 

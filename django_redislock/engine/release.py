@@ -57,14 +57,10 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
 
     LockLost propagates. ``facts`` are for the log.
     """
-    lease = section.held
-    if lease.detached:
-        section.undo()
-        return False
     try:
-        return (yield from section.give_back())
+        return (yield from section.end())
     except LockUnavailable as error:
-        log_event(ERROR, "not-released", name=lease.name, **facts, error=error, lease_left=error.lease_left)
+        log_event(ERROR, "not-released", name=section.held.name, **facts, error=error, lease_left=error.lease_left)
         section.undo()
         return True
 

@@ -23,7 +23,7 @@ from .notifier import Notifier
 from .outage import Outage
 from .reader import Interrupted
 from .receiver import Receiver
-from .threads import start
+from .threads import make_thread, start
 
 RESUBSCRIBE_EVERY = 30.0  # seconds in the end, where subscribing is refused again and again
 STANDS = 1.0  # seconds that a subscription must last, for its end to be a new outage
@@ -59,9 +59,8 @@ class Subscriber:
     def _wake(self) -> bool:
         """See to it that our thread works; False: there can be none any more."""
         if self._thread is None or not self._thread.is_alive():
-            thread = threading.Thread(target=lambda: self._run(thread), name="redislock-subscriber", daemon=True)
             # known before it starts: whoever is interrupted in there must not make the next one start another
-            self._thread = thread
+            self._thread = thread = make_thread(self._run, "redislock-subscriber")
             return start(thread)
         self._wanted.notify_all()  # one that is about to end may wait as well
         return True

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+
+
+def make_thread(run: Callable[[threading.Thread], object], name: str) -> threading.Thread:
+    """A background thread that calls ``run`` with itself; current_thread() is another where gevent patches late."""
+    thread = threading.Thread(target=lambda: run(thread), name=name, daemon=True)
+    return thread
 
 
 def start(thread: threading.Thread) -> bool:

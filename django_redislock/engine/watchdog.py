@@ -33,7 +33,7 @@ from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
 from .outage import LAST_RETRY, Outage
 from .sender import Parcel, Sender, send_now
-from .threads import start
+from .threads import make_thread, start
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
@@ -172,10 +172,8 @@ class Watchdog:
         if self._thread is not None and self._thread.is_alive():
             return False
         self._sleeps_until = -math.inf
-        # not found out by current_thread(), which gevent replaces where it patches late
-        thread = threading.Thread(target=lambda: self._run(thread), name="redislock-watchdog", daemon=True)
         # known before it starts: whoever is interrupted in there must not make the next one start another
-        self._thread = thread
+        self._thread = thread = make_thread(self._run, "redislock-watchdog")
         return start(thread)  # at the end of the process, locks are held without it, and not renewed
 
     # -- for the listener -------------------------------------------------------------------------------------------
@@ -216,7 +214,7 @@ class Watchdog:
 
     def _run(self, me: threading.Thread) -> None:
         while self._thread is me:  # else its start was interrupted, and there is another one
-            self._end_interrupted()
+            self.interruptions.undo_all()
             tasks = self._sleep(me)
             try:
                 self._work(tasks)
@@ -259,9 +257,6 @@ class Watchdog:
             self._trim_at = monotonic() + IDLE_LOOK
             for place in all_places():
                 place.trim()
-
-    def _end_interrupted(self) -> None:
-        self.interruptions.undo_all()
 
     def _work(self, tasks: Sequence[Task]) -> None:
         parcels: dict[Node, list[Parcel]] = defaultdict(list)

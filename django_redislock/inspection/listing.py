@@ -88,7 +88,6 @@ def read_page(
     words: Sequence[str] = (),
     names: Collection[str] | None = None,
     order: Sequence[str] = ("name",),
-    errors: bool = False,
     using: str | None = None,
 ) -> Page:
     """The held locks with all ``words`` in name or owner, ignoring case; only those in ``names``, if given.
@@ -96,12 +95,12 @@ def read_page(
     ``using`` is an alias; None: all that have locks. ``order`` names columns, the first one counts most, ``-`` reverses
     one. ``cut`` takes how many match and returns which of them the page shows. At most three round trips for each
     alias, however many locks there are: the index; what searching and sorting need of all locks, if it is more than the
-    index tells; and the locks of the page. A lock that is released in between is left out. ``errors``: with the locks
-    that never end, status ERROR, as far as the index knows them: those that one of our processes has held or asked for.
+    index tells; and the locks of the page. A lock that is released in between is left out. Locks that never end, status
+    ERROR, are among them as far as the index knows them: those that one of our processes has held or asked for.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(_read_page(cut, words, names, order, errors, using), "Await alist_locks() instead")
+    return run_blocking(_read_page(cut, words, names, order, using), "Await alist_locks() instead")
 
 
 def _list(pattern: str, using: str | None, *, errors: bool = False) -> Steps[list[LockInfo]]:
@@ -123,7 +122,7 @@ def _read_matching(backend: Backend, matches: Callable[[str], object], errors: b
     _, index = yield from read_index(backend)
     # those whose time is up, too: they have expired, or never will
     rows = [_Row(name, ends, backend) for name, ends in index if is_name(name) and matches(name)]
-    return (yield from _read_locks(backend, rows, lefts=True, errors=errors))
+    return (yield from _read_locks(backend, rows, errors=errors))
 
 
 def _read_page(
@@ -131,15 +130,12 @@ def _read_page(
     words: Sequence[str],
     names: Collection[str] | None,
     order: Sequence[str],
-    errors: bool,
     using: str | None,
 ) -> Steps[Page]:
     backends = [backend for place in get_places(using) for backend in place.everywhere()]
     columns = {column.lstrip("-") for column in order}
     in_full, count = bool(words or columns - INDEXED), "waiters" in columns
-    found = yield from together(
-        [_read_rows(backend, in_full=in_full, count=count, errors=errors) for backend in backends]
-    )
+    found = yield from together([_read_rows(backend, in_full=in_full, count=count) for backend in backends])
     rows = [row for some in found for row in some]
     total = len(rows)
     if names is not None:
@@ -153,24 +149,22 @@ def _read_page(
     mine: dict[Backend, list[_Row]] = defaultdict(list)
     for row in chosen:
         mine[row.backend].append(row)
-    read = yield from together(
-        [_read_locks(backend, some, lefts=errors, errors=errors) for backend, some in mine.items()]
-    )
+    read = yield from together([_read_locks(backend, some, errors=True) for backend, some in mine.items()])
     number = {(row.backend.alias, row.name): number for number, row in enumerate(chosen)}
     locks = sorted((lock for some in read for lock in some), key=lambda lock: number[lock.alias, lock.name])
     return Page(locks, len(rows), total)
 
 
-def _read_rows(backend: Backend, *, in_full: bool, count: bool, errors: bool) -> Steps[list[_Row]]:
+def _read_rows(backend: Backend, *, in_full: bool, count: bool) -> Steps[list[_Row]]:
     """All held locks of one backend; ``in_full``: with what the index does not tell."""
     us, index = yield from read_index(backend)
     everyone = [_Row(name, ends, backend) for name, ends in index if is_name(name)]
     rows = [row for row in everyone if us < row.ends < math.inf]
     # every change of a lease moves its entry: the others have expired, or never will
-    endless = [row._replace(ends=math.inf) for row in everyone if errors and not us < row.ends < math.inf]
+    endless = [row._replace(ends=math.inf) for row in everyone if not us < row.ends < math.inf]
     if in_full:
-        return (yield from _look_up(backend, rows + endless, count=count, errors=errors))
-    return rows + (yield from _look_up(backend, endless, count=False, errors=errors))
+        return (yield from _look_up(backend, rows + endless, count=count))
+    return rows + (yield from _look_up(backend, endless, count=False))
 
 
 def _has_all(folded: Collection[str], row: _Row) -> bool:
@@ -178,10 +172,10 @@ def _has_all(folded: Collection[str], row: _Row) -> bool:
     return all(word in name or word in owner for word in folded)
 
 
-def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -> Steps[list[_Row]]:
+def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_Row]]:
     """The same rows with the values of their locks, and with the number of waiters where it counts: one round trip.
 
-    For a pool's members, those who wait for any member count too. ``errors``: also what somebody else wrote.
+    For a pool's members, those who wait for any member count too.
     """
     if not rows:
         return []
@@ -190,7 +184,7 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
     known = []
     for row, key, each in zip(rows, keys, found, strict=True):
         holder = parse_holder(each.value)
-        if holder is None and each.value is not None and errors:
+        if holder is None and each.value is not None:
             holder = Holder("", "", 0, 0, UNKNOWN, "")
         if holder is not None:
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
@@ -198,22 +192,22 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool, errors: bool) -
     return known
 
 
-def _read_locks(backend: Backend, rows: Sequence[_Row], *, lefts: bool, errors: bool) -> Steps[list[LockInfo]]:
+def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Steps[list[LockInfo]]:
     """What Redis says of these locks, in their order, without those that are free by now: one round trip.
 
-    ``lefts``: ask how long they are held, since the rows do not know of those that never end.
+    ``errors``: also what somebody else wrote, if it never ends.
     """
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
-    us, found, counts = yield from read_values(backend, keys, lefts=lefts, sizes=_queues(*keys))
+    us, found, counts = yield from read_values(backend, keys, lefts=True, sizes=_queues(*keys))
     locks = []
     for row, key, each in zip(rows, keys, found, strict=True):
         if each.value is None:
             continue
-        left = (row.ends - us) / 1e6 if each.left is None else each.left
+        assert each.left is not None
         own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
-        lock = make_info(backend.alias, row.name, each.value, us, left, own, pool, errors=errors)
+        lock = make_info(backend.alias, row.name, each.value, us, each.left, own, pool, errors=errors)
         if lock is not None:
             locks.append(lock)
     return locks

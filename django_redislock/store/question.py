@@ -73,7 +73,7 @@ class Question:
         _raise(self._done.exception())
 
 
-_LATE = "no answer in time to where the slots are"
+_LATE = "the cluster did not say in time where its slots are"
 
 
 def _raise(error: BaseException | None) -> None:

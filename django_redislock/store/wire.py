@@ -34,7 +34,7 @@ _WORDS: dict[type, str] = {kind: word for word, kind in CLUSTER_ERRORS.items()}
 
 
 class NotAsked(TimeoutError):
-    """The time was over before the node could be asked, of which this says nothing."""
+    """The time was over before the node could be asked: that is no sign that anything is wrong with it."""
 
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)

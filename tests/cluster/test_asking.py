@@ -80,7 +80,7 @@ def silent(settings: Any) -> Iterator[None]:
 
 def test_who_has_little_time_waits_no_longer_for_a_silent_cluster(silent: None, crowd: Crowd) -> None:
     begin, me = monotonic(), crowd()
-    with pytest.raises(LockUnavailable, match="no answer in time to where the slots are"):
+    with pytest.raises(LockUnavailable, match="the cluster did not say in time where its slots are"):
         me(Lock("a"), "acquire", blocking_timeout=0.1)
     assert monotonic() - begin < 5  # all nodes together have ten seconds to answer
 

@@ -118,13 +118,19 @@ def test_those_who_wait_are_served_in_their_order_after_the_seizure(
     assert order == [1, 2, 3]
 
 
-def test_a_repeated_request_does_not_seize_twice(crowd: Crowd, network: Proxy, client: redis.Redis) -> None:
+def seize_unanswered(crowd: Crowd, network: Proxy) -> tuple[Any, Lock]:
+    """Seize a lock that somebody holds; the first answer of Redis is lost. By whom, and which."""
     me, you, lock = crowd(), crowd(), Lock(NAME, using="far")
     me(Block(Lock("warm-up", using="far")), "run")
     you(Lock(NAME), "acquire")
     lost = network.lose_answer(calls._ACQUIRE["key"].sha)
     me(lock, "seize")
     assert lost.over.is_set()
+    return me, lock
+
+
+def test_a_repeated_request_does_not_seize_twice(crowd: Crowd, network: Proxy, client: redis.Redis) -> None:
+    me, lock = seize_unanswered(crowd, network)
     fence = me.read(lambda: lock.fence)
     assert value(client)[3] == str(fence)
     assert int(client.get(FENCE) or 0) == fence  # no other was drawn after it
@@ -135,12 +141,7 @@ def test_a_repeated_request_does_not_seize_twice(crowd: Crowd, network: Proxy, c
 def test_a_seizure_whose_answer_was_lost_is_told_as_well(
     crowd: Crowd, network: Proxy, caplog: pytest.LogCaptureFixture, heard: Heard
 ) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, using="far")
-    me(Block(Lock("warm-up", using="far")), "run")
-    you(Lock(NAME), "acquire")
-    lost = network.lose_answer(calls._ACQUIRE["key"].sha)
-    me(lock, "seize")
-    assert lost.over.is_set()
+    me, lock = seize_unanswered(crowd, network)
     (line,) = events(caplog, "seized")
     assert line.endswith(" owner=?")
     assert [facts["name"] for which, facts in heard if which == "force"] == [NAME]

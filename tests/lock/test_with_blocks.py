@@ -149,7 +149,7 @@ async def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_wait
         pass
     task = asyncio.create_task(section())
     await aeventually(lambda: troubles and troubles[0].caught.is_set())
-    runtime().watchdog._end_interrupted()
+    runtime().watchdog.interruptions.undo_all()
     mine = get_backend("far")  # an earlier test may have left something for another network
     assert not [pending for pending in runtime().watchdog._pending if pending.wanted.backend is mine]
     assert holder(client)
