@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .cached import alocked_get_or_set, locked_get_or_set
+from .counter import Counter
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .inspection import (
     LockInfo,
@@ -24,7 +25,7 @@ from .lock import FairLock, Lock
 from .names import lock_digest, lock_name
 from .pool import LockPool, PoolInfo, PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
-from .values import ConditionalValue, Counter
+from .values import ConditionalValue
 from .web import locked_atomic, locked_view
 
 __version__ = "0.1.0"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import secrets
 import threading
-from base64 import urlsafe_b64encode
 from functools import partial
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import redis.exceptions
 
+from .bearer_tokens import bears, encode_token, make_token
 from .conf import conf
-from .display import Secret, SecretBytes, shown
+from .display import SecretBytes, shown
 from .engine import (
     Acquisition,
     ExitMethod,
@@ -36,8 +34,6 @@ from .store.places import get_backend, get_place
 from .times import LONGEST, seconds
 
 T = TypeVar("T")
-
-DIGEST = 22  # characters, for 128 bits
 
 
 class CacheLockUnavailable(LockUnavailable, redis.exceptions.ConnectionError):
@@ -142,13 +138,13 @@ class CacheLock:
         ``token`` may be any text or bytes. As with redis-py, it only says who may release: another acquire with the
         same one is kept out too.
         """
-        given = None if token is None else _encode(token)
+        given = None if token is None else encode_token(token)
         del token  # error reports show local variables
         if blocking is None:
             blocking = self.blocking
         if blocking_timeout is None:
             blocking_timeout = self.blocking_timeout
-        ours = None if given is None else _make(given)
+        ours = None if given is None else make_token(given)
         return self._acquire(bool(blocking), blocking_timeout, given, ours) is None
 
     def release(self) -> None:
@@ -160,7 +156,7 @@ class CacheLock:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
                 _run(self._give_back(held))
-            elif not _run(release_by_token(get_backend(self.using, self.name), self.name, partial(_bears, token))):
+            elif not _run(release_by_token(get_backend(self.using, self.name), self.name, partial(bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
@@ -192,7 +188,7 @@ class CacheLock:
             token = self._token("own")
         except LockError:
             return False
-        return _run(find_held(get_backend(self.using, self.name), self.name, partial(_bears, token))) is not None
+        return _run(find_held(get_backend(self.using, self.name), self.name, partial(bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
@@ -245,7 +241,7 @@ class CacheLock:
         held = self._held(token)
         if held is not None:
             _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(get_backend(self.using, self.name), self.name, partial(_bears, token), how, left)):
+        elif not _run(renew_by_token(get_backend(self.using, self.name), self.name, partial(bears, token), how, left)):
             raise self._not_owned(verb)  # acquired by another process, which gave us the token
         return True
 
@@ -254,11 +250,11 @@ class CacheLock:
         token, held = self.local.token, self.local.held
         if token is None or (held is not None and not held.held.here):
             raise LockError(f"Cannot {verb} an unlocked lock", self.name)
-        return _encode(token)
+        return encode_token(token)
 
     def _held(self, token: bytes) -> Acquisition | None:
         held: Acquisition | None = self.local.held
-        return held if held is not None and _bears(token, held.held.token) else None
+        return held if held is not None and bears(token, held.held.token) else None
 
     def _give_back(self, held: Acquisition) -> Steps[None]:
         lease = held.held
@@ -276,31 +272,6 @@ def _run(steps: Steps[T]) -> T:
         return run(steps)
     except LockUnavailable as error:
         raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
-
-
-def _encode(token: object) -> SecretBytes:
-    if isinstance(token, str):
-        return SecretBytes(token.encode())
-    if isinstance(token, bytes):
-        return SecretBytes(token)
-    raise TypeError(f"A token must be a str or bytes, not {type(token).__name__}.")  # it is a secret
-
-
-def _make(given: bytes) -> Secret:
-    """A token of ours for one that the caller chose: it tells whose it is, and differs each time.
-
-    For with ours, whoever has the token is the holder; with redis-py's, the token only says who may release.
-    """
-    return Secret(_digest(given) + secrets.token_urlsafe(16))
-
-
-def _bears(token: bytes, stored: str) -> bool:
-    """Whether ``stored``, a token of ours, is ``token`` itself or was made for it."""
-    return token == stored.encode() or (len(stored) == 2 * DIGEST and stored.startswith(_digest(token)))
-
-
-def _digest(given: bytes) -> str:
-    return urlsafe_b64encode(sha256(given).digest()).decode()[:DIGEST]
 
 
 def _lease(value: float, what: str) -> float:

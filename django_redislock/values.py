@@ -1,4 +1,4 @@
-"""Values and counters that all processes share, each changed in one atomic step."""
+"""``ConditionalValue``: a value that all processes share, compared and changed in one atomic step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import math
 import sys
 from collections.abc import Coroutine
 from functools import partialmethod
-from typing import Any, TypeVar
+from typing import Any
 
 from .display import shown
-from .exceptions import LockError, LockUnavailable
-from .names import check_name
 from .steps import Steps, arun, run_blocking
-from .store.idempotency import call_once
-from .store.place import Backend
-from .store.places import get_backend
-from .store.retry import call
 from .store.scripts import Script
-from .times import Seconds, seconds
-
-T = TypeVar("T")
+from .stored import Stored, milliseconds_of
+from .times import Seconds
 
 Value = int | float | str
 
@@ -28,71 +21,16 @@ _Verb = partialmethod[bool]
 _AVerb = partialmethod[Coroutine[Any, Any, bool]]
 
 EXACT = 2**53  # the largest integer up to which a double, in which Redis compares, misses none
-LARGEST = 2**63 - 1  # that a counter of Redis can hold
 EPS = 1e-9
 
 # which of < = > may hold between the value given and the one stored
 OPERATORS = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "==": "=", "!=": "<>"}
 UNORDERED = ("==", "!=")
 
-_COMPARE, _COUNTER = map(Script, ("compare", "counter"))
-
-# what Redis says of a key that holds something else, and what we say
-_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "no whole number"}
+_COMPARE = Script("compare")
 
 
-class _Stored:
-    """Something under a name of its own."""
-
-    __slots__ = ("name", "using")
-
-    _kind: str
-
-    def __init__(self, name: str, *, using: str | None = None) -> None:
-        self.name: str = check_name(name, self._kind)
-        self.using: str | None = using
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}>"
-
-    def _key(self, backend: Backend) -> str:
-        return f"{backend.prefix}{self._kind}:{self.name}"
-
-    def _get_raw(self) -> Steps[bytes | None]:
-        backend = get_backend(self.using, self.name)
-        asking = call(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
-        reply = yield from self._explain(asking)
-        return reply.answer  # type: ignore[no-any-return]
-
-    def _once(self, script: Script, *args: str) -> Steps[str]:
-        backend = get_backend(self.using, self.name)
-        calling = call_once(backend, script, [self._key(backend)], args, name=self.name, noun=self._kind)
-        answer = yield from self._explain(calling)
-        return answer.decode(errors="replace")
-
-    def _explain(self, steps: Steps[T]) -> Steps[T]:
-        """Run ``steps``; where somebody else wrote the key, say so."""
-        try:
-            return (yield from steps)
-        except LockUnavailable as error:
-            cause = str(error.__cause__)
-            for words, found in _FOREIGN.items():
-                if words in cause and f"{get_backend(self.using, self.name).prefix}slot:" not in str(error):
-                    raise self._foreign(found) from None
-            if "would overflow" in cause:
-                raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
-            raise
-
-    def _foreign(self, found: str) -> LockError:
-        key = self._key(get_backend(self.using, self.name))
-        return LockError(
-            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key {key!r}, which holds "
-            f"{found}. Nothing was changed. Delete the key or choose another name.",
-            self.name,
-        )
-
-
-class ConditionalValue(_Stored):
+class ConditionalValue(Stored):
     """A value that is replaced or deleted only if a comparison with it holds, in one atomic step.
 
     ``name``
@@ -192,7 +130,7 @@ class ConditionalValue(_Stored):
     def _set_if(self, op: str, value: Value, new: Value | None, ttl: Seconds | None) -> Steps[bool]:
         _check_value(value, "value")
         stored = value if new is None else _check_value(new, "new")
-        return (yield from self._compare(op, value, json.dumps(stored), _milliseconds(ttl)))
+        return (yield from self._compare(op, value, json.dumps(stored), milliseconds_of(ttl)))
 
     def _delete_if(self, op: str, value: Value) -> Steps[bool]:
         _check_value(value, "value")
@@ -221,75 +159,6 @@ class ConditionalValue(_Stored):
         raise self._foreign(f"{text!r:.80}")
 
 
-class Counter(_Stored):
-    """A 64-bit integer that all processes share. Each call is one atomic step and one round trip.
-
-    ``name``, ``using``
-        As of a :class:`ConditionalValue`; so are the errors.
-
-    A call that has to be sent again, because its reply was lost, counts once and returns what the first run did. After
-    LockUnavailable it may have counted or not.
-    """
-
-    __slots__ = ()
-
-    _kind = "counter"
-
-    def incr(self, by: int = 1, ttl: Seconds | None = None) -> int:
-        """Add ``by`` and return the new count. A new counter starts from 0.
-
-        ``ttl``: seconds after which a counter that this call *creates* expires. An existing one keeps its expiry, or
-        has none, so that it counts per fixed window of time: give every call the same TTL. Raises OverflowError,
-        and changes nothing, if the count would exceed 64 bits.
-        """
-        return run_blocking(self._add(by, 1, ttl), "Await aincr() instead")
-
-    async def aincr(self, by: int = 1, ttl: Seconds | None = None) -> int:
-        """See incr()."""
-        return await arun(self._add(by, 1, ttl))
-
-    def decr(self, by: int = 1, ttl: Seconds | None = None) -> int:
-        """Subtract ``by``; see incr(). The count may fall below 0."""
-        return run_blocking(self._add(by, -1, ttl), "Await adecr() instead")
-
-    async def adecr(self, by: int = 1, ttl: Seconds | None = None) -> int:
-        """See decr()."""
-        return await arun(self._add(by, -1, ttl))
-
-    def get(self) -> int:
-        """The count; 0 when nothing is stored."""
-        return run_blocking(self._get(), "Await aget() instead")
-
-    async def aget(self) -> int:
-        """See get()."""
-        return await arun(self._get())
-
-    def reset(self) -> int:
-        """Start again from 0, without a TTL; return the last count. What is added meanwhile is in one of the two."""
-        return run_blocking(self._reset(), "Await areset() instead")
-
-    async def areset(self) -> int:
-        """See reset()."""
-        return await arun(self._reset())
-
-    def _add(self, by: int, sign: int, ttl: Seconds | None) -> Steps[int]:
-        if isinstance(by, bool) or not isinstance(by, int):
-            raise TypeError(f"by must be an int, not {shown(by)}.")
-        if abs(by) > LARGEST:
-            raise ValueError(f"by must be between -2**63 + 1 and 2**63 - 1, not {shown(by)}.")
-        return int((yield from self._once(_COUNTER, str(int(by) * sign), _milliseconds(ttl))))
-
-    def _reset(self) -> Steps[int]:
-        return int((yield from self._once(_COUNTER, "", "")))
-
-    def _get(self) -> Steps[int]:
-        raw = yield from self._get_raw()
-        try:
-            return 0 if raw is None else int(raw)
-        except ValueError:
-            raise self._foreign(f"{raw!r:.80}") from None
-
-
 def _check_value(value: Value, what: str) -> Value:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(f"{what} must be an int, a float or a str, not {shown(value)}.")
@@ -298,7 +167,3 @@ def _check_value(value: Value, what: str) -> Value:
     if isinstance(value, int) and abs(value) > EXACT:
         raise ValueError(f"{what} must be between -2**53 and 2**53 to be compared exactly, not {shown(value)}.")
     return value
-
-
-def _milliseconds(ttl: Seconds | None) -> str:
-    return "" if ttl is None else str(round(seconds(ttl, "ttl") * 1000))

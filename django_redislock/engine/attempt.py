@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from logging import WARNING
 from time import monotonic
 from typing import NamedTuple
 
 from redis.backoff import AbstractBackoff
 
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
-from ..log import log_event
-from ..names import known_as, named
+from ..names import known_as
 from ..pace import POLLING, Pace, alive_for
 from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
 from ..store.calls import Taken, Wanted
-from ..store.holder import Holder, parse_holder
 from ..store.keys import make_keys
 from ..store.loop_connections import ENTERING, RETURNING
 from ..store.probe import counts_us
 from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
+from .blocker import Blocker
 from .listener import SIT_OUT, Listener
-from .waiters import Park, Seen, Waiter
+from .waiters import Park, Waiter
 
 WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
 LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 GRACE = 0.8  # seconds beyond the deadline that an answer may take
-NEWS = 0.1  # seconds for which those who wait here take each other's word for who holds the lock
-ANSWERED_WITHIN = 1.0  # seconds that they leave to the one who asks for all
-SEE_EVERY = 0.05  # seconds after which they look again whether it has its answer
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
 GONE = "it was released, has ended, or somebody else holds it"
 LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
@@ -61,15 +56,12 @@ class Attempt:
         "attempts",
         "backoff",
         "begun",
-        "busy_for",
+        "blocker",
         "deadline",
-        "full",
-        "holder",
         "listener",
         "over",
         "polls",
         "seized",
-        "slow_at",
         "ticket",
         "tries",
         "unknown",
@@ -99,12 +91,8 @@ class Attempt:
         self.attempts: int | None = attempts  # at most so many tries; None: only time counts
         self.waiter: Waiter | None = None
         self.ticket: int | None = None
-        self.busy_for: float = 0.0  # seconds
-        self.holder: Holder | None = None  # who had the lock when Redis was asked last
-        self.full: bool = False  # as many wait as may
         self.begun: float = monotonic()
-        # when to say whom it waits for
-        self.slow_at: float = math.inf if slow_wait is None else self.begun + slow_wait
+        self.blocker: Blocker = Blocker(math.inf if slow_wait is None else self.begun + slow_wait)
         self.tries: int = 0
         self.seized: bytes | None = None  # value of the lock when somebody else held it; empty: unknown
         self.asked: bool = False  # anything at all
@@ -145,7 +133,7 @@ class Attempt:
             if granted is not None or last or taken.state in (calls.GIVEN_UP, calls.FULL):
                 return granted
             self.ticket = taken.number or self.ticket
-            if monotonic() >= self.slow_at:
+            if monotonic() >= self.blocker.tell_at:
                 self._tell_that_it_waits()
             yield Pause(min(delay, self.deadline.left()))
 
@@ -256,8 +244,8 @@ class Attempt:
             if taken.state not in (calls.GRANTED, calls.ALREADY):
                 if not (wanted.listens or self.polls) and self.listener.hears:
                     continue  # subscribed since: the script may have taken our own process for another one
-                self._held_by(taken.holder, taken.left)
-                self.full = taken.state == calls.FULL
+                self.blocker.note(taken.holder, taken.left, self.waiter)
+                self.blocker.full = taken.state == calls.FULL
                 return taken, None
             ends = calls.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
@@ -310,12 +298,16 @@ class Attempt:
             now = monotonic()
             if now >= due:
                 return None, now < due + LOOK_LATE
-            if now >= self.slow_at:
-                if (yield from self._learn_who_holds_it(waiter)):  # another may have it since the last look
-                    self._tell_that_it_waits()
+            if now >= self.blocker.tell_at:
+                until, by = self.deadline.at, give_up_at(self.deadline)
+                if (yield from self.blocker.learn(self.wanted, waiter, until=until, by=by)):
+                    self._tell_that_it_waits()  # another may have had it since the last look
                 continue
-            due = min(due, self.slow_at)
+            due = min(due, self.blocker.tell_at)
             yield Park(waiter, None if due == math.inf else due - now)
+
+    def _tell_that_it_waits(self) -> None:
+        self.blocker.tell(self.wanted.name, monotonic() - self.begun)
 
     def _confirm(self, fence: int) -> Steps[Granted | None]:
         """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
@@ -340,40 +332,6 @@ class Attempt:
             name,
         )
 
-    def _learn_who_holds_it(self, waiter: Waiter) -> Steps[bool]:
-        """One asks for all who wait here. False: the answer is on its way."""
-        wanted, group, now = self.wanted, waiter.group, monotonic()
-        if wanted.keys.any:
-            return True  # a pool has no holder
-        if group.seen.at >= now - NEWS:
-            _, self.holder, self.busy_for = group.seen
-            return True
-        if group.asks_until > now:
-            self.slow_at = now + SEE_EVERY
-            return False
-        group.asks_until = now + ANSWERED_WITHIN
-        until, by = self.deadline.at, give_up_at(self.deadline)
-        try:
-            value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
-        except LockUnavailable:
-            return True  # what Redis has said last still stands
-        self._held_by(value, left / 1000)
-        group.asks_until = now
-        return True
-
-    def _tell_that_it_waits(self) -> None:
-        """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
-        self.slow_at = math.inf
-        held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
-        log_event(WARNING, "still-waiting", **named(self.wanted.name), **held, waited=monotonic() - self.begun)
-
-    def _held_by(self, value: bytes | None, left: float) -> None:
-        """What Redis has said of the lock. ``left``: seconds of the lease."""
-        self.holder = parse_holder(value)
-        self.busy_for = max(0.0, left)
-        if self.waiter is not None:
-            self.waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
-
     def _got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
         if name != self.wanted.name:
@@ -388,34 +346,13 @@ class Attempt:
                 self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
             )
             if answer.holder is not None:
-                self._held_by(answer.holder, answer.left)
+                self.blocker.note(answer.holder, answer.left, self.waiter)
         self.over = True
 
     def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
         """The error for a lock that was not acquired."""
-        noun, name = known_as(self.wanted.name)
-        waited, holder = monotonic() - self.begun, self.holder
-        owner = "" if holder is None else holder.described
-        within = f"within {waited:.3g} s ({self.tries} attempt{'s'[: self.tries > 1]})"
-        if adopting:
-            text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
-        elif self.full:
-            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={self.wanted.most})."
-        elif noun == "pool":
-            text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
-        else:
-            state = "suspended" if holder is not None and holder.suspension else "held"
-            by = "elsewhere" if holder is None else f"by {holder.owner}"
-            text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
-        return LockNotAcquired(
-            text,
-            name,
-            outcome="full" if self.full else "timeout" if self.deadline.waits and not adopting else "busy",
-            attempts=self.tries,
-            waited=waited,
-            busy_for=self.busy_for,
-            holder=owner,
-        )
+        waited, waits = monotonic() - self.begun, self.deadline.waits
+        return self.blocker.refusal(self.wanted, tries=self.tries, waited=waited, waits=waits, adopting=adopting)
 
     def leave(self) -> None:
         """Stop listening."""

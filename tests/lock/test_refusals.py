@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
 from django_redislock.cachelock import CacheLock
-from django_redislock.engine.attempt import NEWS
+from django_redislock.engine.blocker import NEWS
 from django_redislock.engine.listener import LOOK_EVERY
 from django_redislock.engine.runtime import runtime
 from django_redislock.log import in_form

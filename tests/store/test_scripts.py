@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import pool, values  # noqa: F401 (load what has scripts)
+from django_redislock import counter, pool, values  # noqa: F401 (load what has scripts)
 from django_redislock.store import calls, pool_calls, probe, scripts
 from django_redislock.store.scripts import GROUPS, Script, keys_of, with_source
 
@@ -17,7 +17,7 @@ TEXTS = {path.name.removesuffix(".lua"): path.read_text("utf-8") for path in LUA
 PIECES = {path.name.removesuffix(".lua"): path.read_text("utf-8") for path in (LUA / "pieces").iterdir()}
 
 PAIRS = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
-ALONE = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, values._COUNTER, probe._PROBE]
+ALONE = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, counter._COUNTER, probe._PROBE]
 SCRIPTS = {f"{script.name} {stored}": script for pair in PAIRS for stored, script in pair.items()}
 SCRIPTS |= {script.name: script for script in ALONE}
 EVERY_SCRIPT = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)

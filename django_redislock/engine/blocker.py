@@ -1,0 +1,91 @@
+"""Who holds a lock that somebody wants: what is known of it, for the log and for the refusal."""
+
+from __future__ import annotations
+
+import math
+from logging import WARNING
+from time import monotonic
+
+from ..exceptions import LockNotAcquired, LockUnavailable
+from ..log import log_event
+from ..names import known_as, named
+from ..steps import Steps
+from ..store import calls
+from ..store.calls import Wanted
+from ..store.holder import Holder, parse_holder
+from .waiters import Seen, Waiter
+
+NEWS = 0.1  # seconds for which those who wait here take each other's word for who holds the lock
+ANSWERED_WITHIN = 1.0  # seconds that they leave to the one who asks for all
+SEE_EVERY = 0.05  # seconds after which they look again whether it has its answer
+
+
+class Blocker:
+    """What an attempt knows of whoever holds its lock. ``tell_at``: when to log that it waits (monotonic)."""
+
+    __slots__ = ("busy_for", "full", "holder", "tell_at")
+
+    def __init__(self, tell_at: float) -> None:
+        self.tell_at: float = tell_at
+        self.holder: Holder | None = None  # when Redis was asked last
+        self.busy_for: float = 0.0  # seconds
+        self.full: bool = False  # as many wait as may
+
+    def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
+        """What Redis has said of the lock. ``left``: seconds of the lease."""
+        self.holder = parse_holder(value)
+        self.busy_for = max(0.0, left)
+        if waiter is not None:
+            waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
+
+    def learn(self, wanted: Wanted, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
+        """Learn who holds it now; one asks for all who wait here. False: the answer is on its way."""
+        group, now = waiter.group, monotonic()
+        if wanted.keys.any:
+            return True  # a pool has no holder
+        if group.seen.at >= now - NEWS:
+            _, self.holder, self.busy_for = group.seen
+            return True
+        if group.asks_until > now:
+            self.tell_at = now + SEE_EVERY
+            return False
+        group.asks_until = now + ANSWERED_WITHIN
+        try:
+            value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
+        except LockUnavailable:
+            return True  # what Redis has said last still stands
+        self.note(value, left / 1000, waiter)
+        group.asks_until = now
+        return True
+
+    def tell(self, name: str, waited: float) -> None:
+        """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
+        self.tell_at = math.inf
+        held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
+        log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
+
+    def refusal(self, wanted: Wanted, *, tries: int, waited: float, waits: bool, adopting: bool) -> LockNotAcquired:
+        """The error for a lock that was not acquired. ``waits``: whether it was worth waiting for."""
+        noun, name = known_as(wanted.name)
+        holder = self.holder
+        owner = "" if holder is None else holder.described
+        within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})"
+        if adopting:
+            text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
+        elif self.full:
+            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={wanted.most})."
+        elif noun == "pool":
+            text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
+        else:
+            state = "suspended" if holder is not None and holder.suspension else "held"
+            by = "elsewhere" if holder is None else f"by {holder.owner}"
+            text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
+        return LockNotAcquired(
+            text,
+            name,
+            outcome="full" if self.full else "timeout" if waits and not adopting else "busy",
+            attempts=tries,
+            waited=waited,
+            busy_for=self.busy_for,
+            holder=owner,
+        )

@@ -1,0 +1,76 @@
+"""What a ``ConditionalValue`` and a ``Counter`` have in common: a key of their own, and calls that run once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from .exceptions import LockError, LockUnavailable
+from .names import check_name
+from .steps import Steps
+from .store.idempotency import call_once
+from .store.place import Backend
+from .store.places import get_backend
+from .store.retry import call
+from .store.scripts import Script
+from .times import Seconds, seconds
+
+T = TypeVar("T")
+
+# what Redis says of a key that holds something else, and what we say
+_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "no whole number"}
+
+
+class Stored:
+    """Something under a name of its own."""
+
+    __slots__ = ("name", "using")
+
+    _kind: str
+
+    def __init__(self, name: str, *, using: str | None = None) -> None:
+        self.name: str = check_name(name, self._kind)
+        self.using: str | None = using
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _key(self, backend: Backend) -> str:
+        return f"{backend.prefix}{self._kind}:{self.name}"
+
+    def _get_raw(self) -> Steps[bytes | None]:
+        backend = get_backend(self.using, self.name)
+        asking = call(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
+        reply = yield from self._explain(asking)
+        return reply.answer  # type: ignore[no-any-return]
+
+    def _once(self, script: Script, *args: str) -> Steps[str]:
+        backend = get_backend(self.using, self.name)
+        calling = call_once(backend, script, [self._key(backend)], args, name=self.name, noun=self._kind)
+        answer = yield from self._explain(calling)
+        return answer.decode(errors="replace")
+
+    def _explain(self, steps: Steps[T]) -> Steps[T]:
+        """Run ``steps``; where somebody else wrote the key, say so."""
+        try:
+            return (yield from steps)
+        except LockUnavailable as error:
+            cause = str(error.__cause__)
+            for words, found in _FOREIGN.items():
+                if words in cause and f"{get_backend(self.using, self.name).prefix}slot:" not in str(error):
+                    raise self._foreign(found) from None
+            if "would overflow" in cause:
+                raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
+            raise
+
+    def _foreign(self, found: str) -> LockError:
+        key = self._key(get_backend(self.using, self.name))
+        return LockError(
+            f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key {key!r}, which holds "
+            f"{found}. Nothing was changed. Delete the key or choose another name.",
+            self.name,
+        )
+
+
+def milliseconds_of(ttl: Seconds | None) -> str:
+    """As the scripts take it."""
+    return "" if ttl is None else str(round(seconds(ttl, "ttl") * 1000))
