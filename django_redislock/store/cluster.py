@@ -1,4 +1,4 @@
-"""A place that is a Redis Cluster, whose slots redis-py's own cluster code knows. See C1 to C6 in docs/protocol.rst.
+"""A place that is a Redis Cluster, whose slots redis-py's own cluster code knows. See C1 to C7 in docs/protocol.rst.
 
 A name has one of TAGS hash tags, whatever the cluster looks like, and with it a slot. The cluster may move a slot from
 node to node: nothing here depends on where it is.
@@ -6,8 +6,10 @@ node to node: nothing here depends on where it is.
 
 from __future__ import annotations
 
+import math
 import threading
 from inspect import signature
+from time import monotonic
 from typing import Any
 from zlib import crc32
 
@@ -33,6 +35,8 @@ from .wire import CONNECTION_ERRORS
 TAGS = 64  # for ever: one name in two slots is two locks
 OLDEST = 7
 ASKING_TAKES = 1.0  # seconds at most that a node may take to tell where the slots are
+# seconds within which no replica takes over: after a master was found to fail, it waits for half a second and more
+NO_FAILOVER_WITHIN = 0.5
 
 
 def tag_of(text: str) -> int:
@@ -55,22 +59,24 @@ class Cluster(Place):
         self._manager: NodesManager | None = None
         self._owners: dict[int, Node] = {}  # by tag
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
-        self._stale = True  # the slots may have moved
+        self._since = 0.0  # the slots may have moved then (monotonic)
+        self._read_at = -math.inf  # when they were read: not later than this
         self._doubted: Node | None = None
         self._question: Question | None = None  # where the slots are; the last one
         self._mutex = threading.RLock()  # while a new one begins
+        self._reading = threading.RLock()  # while it is asked
         self._known = threading.RLock()  # while what is known of the cluster changes
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
-    def node_of(self, tag: int, by: float | None = None) -> Node:
-        if self._stale:
-            self.refresh(by)
+    def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
+        if self._read_at <= max(since, self._since):
+            self._ask(since).answer(by)
         return self._owners[tag]
 
-    async def anode_of(self, tag: int, by: float | None = None) -> Node:
-        if self._stale:
-            await self._ask().aanswer(by)
+    async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
+        if self._read_at <= max(since, self._since):
+            await self._ask(since).aanswer(by)
         return self._owners[tag]
 
     def known_node(self, tag: int) -> Node | None:
@@ -80,27 +86,30 @@ class Cluster(Place):
         """Ask the cluster where the slots are. Raises ConnectionError, and TimeoutError at ``by`` (monotonic)."""
         self._ask().answer(by)
 
-    def _ask(self) -> Question:
-        """All who need the answer share it."""
+    def _ask(self, since: float = 0.0) -> Question:
+        """All who need the answer share it, but for those who know of something that was later than the question."""
         with self._mutex:
             question = self._question
-            if question is None or not question.pending:
+            if question is None or not question.pending or question.begun <= max(since, self._since):
                 question = self._question = Question(self._answer)
                 question.begin()
             return question
 
-    def _answer(self) -> None:
-        try:
-            self._read_slots()
-        finally:
-            self._question = None
+    def _answer(self, question: Question) -> None:
+        with self._reading:
+            question.begun = monotonic()
+            try:
+                self._read_slots(question.begun)
+            finally:
+                if self._question is question:
+                    self._question = None
 
-    def _read_slots(self) -> None:
+    def _read_slots(self, now: float) -> None:
         try:
             self._ask_manager()
         except (RedisClusterException, SlotNotCoveredError) as error:
             raise ConnectionError(str(error)) from error
-        self._stale = False
+        self._read_at = now
         self._forget_the_gone()
 
     def _ask_manager(self) -> None:
@@ -177,7 +186,12 @@ class Cluster(Place):
 
     def _doubt(self, node: Node | None) -> None:
         self._doubted = node
-        self._stale = True
+        self._since = monotonic()
+        if node is not None:
+            node.doubted = True
+
+    def doubts(self, node: Node, sent: float) -> bool:
+        return node.doubted or monotonic() - sent > NO_FAILOVER_WITHIN
 
     def look_around(self, node: Node) -> None:
         self.doubt(node)

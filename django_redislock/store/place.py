@@ -16,7 +16,7 @@ from .aliases import Origin
 from .loop_connections import ENTERING, LoopConnections
 from .node import Node
 from .thread_connections import ThreadConnections
-from .wire import Command
+from .wire import Command, Replaced
 
 
 class Place:
@@ -63,14 +63,14 @@ class Place:
         """Those that this process has met."""
         return self._nodes.values()
 
-    def node_of(self, tag: int, by: float | None = None) -> Node:
+    def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be.
 
-        ``by``: the monotonic time at which to give up.
+        ``by``: the monotonic time at which to give up. ``since``: so old may be what is known of it at most.
         """
         return self._nodes[""]
 
-    async def anode_of(self, tag: int, by: float | None = None) -> Node:
+    async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         """See node_of()."""
         return self._nodes[""]
 
@@ -84,6 +84,10 @@ class Place:
             return
         node.drop_idle()
         self._in_loops(lambda connections: connections.drop_idle(node))
+
+    def doubts(self, node: Node, sent: float) -> bool:
+        """C7: whether another one may have replaced this node before it answered what was sent then (monotonic)."""
+        return False
 
     def look_around(self, node: Node) -> None:
         """In the background, after trouble with this node: whether others have taken over what it had."""
@@ -203,8 +207,10 @@ class Backend:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node = self.place.node_of(self.tag, by)
+        node, sent = self.place.node_of(self.tag, by), monotonic()
         answers = self.place.exchange(node, commands, by)
+        if self.place.doubts(node, sent):
+            _believe(node, self.place.node_of(self.tag, by, monotonic()))
         self.heard_from(node)
         return answers, node
 
@@ -212,8 +218,10 @@ class Backend:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see Place.aexchange()."""
-        node = await self.place.anode_of(self.tag, by)
+        node, sent = await self.place.anode_of(self.tag, by), monotonic()
         answers = await self.place.aexchange(node, commands, by, urgency=urgency)
+        if self.place.doubts(node, sent):
+            _believe(node, await self.place.anode_of(self.tag, by, monotonic()))
         self.heard_from(node)
         return answers, node
 
@@ -227,3 +235,10 @@ class Backend:
     def connect(self, timeout: float) -> Connection:
         """A connection of one's own, outside the pool, with a timeout of its own."""
         return self.node.origin.connection(timeout)
+
+
+def _believe(node: Node, owner: Node) -> None:
+    """C7: ``node`` has answered after a silence; ``owner`` is the one whose answer counts."""
+    if owner is not node:
+        raise Replaced(f"{node.origin.address} was silent, and {owner.origin.address} has replaced it")
+    node.doubted = False

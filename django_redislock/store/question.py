@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -17,10 +18,14 @@ from .wire import NotAsked
 
 
 class Question:
-    """Done when ``ask`` has returned, or raised: what it raises goes to all who wait."""
+    """Done when ``ask``, told this, has returned or raised: what it raises goes to all who wait.
 
-    def __init__(self, ask: Callable[[], object]) -> None:
+    ``begun``: what was so then counts in the answer (monotonic); ``ask`` sets it.
+    """
+
+    def __init__(self, ask: Callable[[Question], object]) -> None:
         self._ask = ask
+        self.begun: float = math.inf  # not yet
         self._done: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="redislock-question", daemon=True)
 
@@ -32,7 +37,7 @@ class Question:
 
     def _run(self) -> None:
         try:
-            self._ask()
+            self._ask(self)
         except BaseException as error:
             self._done.set_exception(error)
         else:

@@ -21,7 +21,7 @@ from .loop_connections import ENTERING
 from .node import Node
 from .place import Backend
 from .scripts import keys_of, with_source
-from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, is_demoted, wording
+from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a replica that is there needs, shorter than anybody waits
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
@@ -119,7 +119,7 @@ def _persist(
             request.commands = [with_source(request.commands[0]), *request.commands[1:]]
             continue
         except CONNECTION_ERRORS as error:
-            if not isinstance(error, NotAsked if backend.place.clustered else TimeoutError):
+            if not isinstance(error, (NotAsked, Replaced) if backend.place.clustered else TimeoutError):
                 backend.place.doubt(backend.node_if_known)  # its other connections are probably stale as well
             trouble: Exception = error
             repeated = True

@@ -37,6 +37,10 @@ class NotAsked(TimeoutError):
     """The time was over before the node could be asked: that is no sign that anything is wrong with it."""
 
 
+class Replaced(ConnectionError):
+    """A node of a cluster has answered whose answer does not count, as another one has its slots now (C7)."""
+
+
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 

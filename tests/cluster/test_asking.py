@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -64,6 +65,33 @@ def use_once(me: Any) -> None:
     lock = Lock("a")
     me(lock, "acquire")
     me(lock, "release")
+
+
+def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
+    cluster: Cluster, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = get_place()
+    asked: list[float] = []
+    answer = threading.Event()
+    place.node_of(0)
+    ask = place._ask_manager
+
+    def ask_when_told() -> None:
+        asked.append(monotonic())
+        assert answer.wait(GENEROUS)
+        ask()
+
+    monkeypatch.setattr(place, "_ask_manager", ask_when_told)
+    with ThreadPoolExecutor() as threads:
+        place.doubt(None)
+        first = threads.submit(place.node_of, 0)
+        eventually(lambda: asked)
+        place.doubt(None)
+        others = [threads.submit(place.node_of, 0) for _ in range(3)]
+        answer.set()
+        for one in [first, *others]:
+            one.result(GENEROUS)
+    assert len(asked) == 2  # the others share one
 
 
 @pytest.fixture

@@ -378,6 +378,19 @@ def test_a_handoff_that_another_node_may_have_made_is_a_reason_to_look(
     assert waiter.grant is None
 
 
+def test_a_handoff_by_a_node_that_may_have_been_replaced_is_a_reason_to_look(
+    heard_by: Heard, eventually: Eventually
+) -> None:
+    """C7: it has not answered for a while, and nobody has confirmed yet that it is still a master."""
+    waiter = heard_by.listener.make_waiter(ID, NAME, None)
+    heard_by.listener.register(waiter)
+    heard_by.backend.node.id = id = "@" + "a" * 40
+    heard_by.backend.node.doubted = True
+    heard_by.say(f"g {ID} 7 {server_time(heard_by.client)} 30000{id} {NAME}")
+    eventually(lambda: waiter.look)
+    assert waiter.grant is None
+
+
 def test_an_answer_is_kept_where_no_thread_can_be_had_to_follow_it(
     ears: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 
 from . import worker
-from .growth import Watch, of_process, of_server
+from .growth import Sample, Watch, of_process, of_server
 from .history import History, Trouble, Violation
 
 TTL = 1.5  # seconds
@@ -73,6 +73,11 @@ class Process:
         self._read += len(data)
         self._acquired += data.count(b" got ")
         return self._acquired
+
+    def blocks(self) -> Sample:
+        """What its Python has allocated, as it has said last."""
+        file = Path(f"{self.log}.blocks")
+        return {"blocks of Python, 1000": int(file.read_text()) / 1000}
 
     def show_stacks(self, trouble: str) -> None:
         """Print where its threads are."""
@@ -253,7 +258,7 @@ class Trial:
     def look_at_spared(self, watch: Watch) -> None:
         for process in self.processes:
             if process.spared:
-                watch.note(process.label, of_process(process.pid))
+                watch.note(process.label, process.blocks() | of_process(process.pid))
 
     def look_at_server(self, watch: Watch) -> None:
         with suppress(RedisError):  # the server is the one in trouble now

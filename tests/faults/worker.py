@@ -289,7 +289,9 @@ def work(line: str) -> None:
             Interrupter(users, order).start()
         last = monotonic()
         launcher = os.getppid()
+        blocks = os.open(f"{order['log']}.blocks", os.O_CREAT | os.O_WRONLY)
         while any(thread.is_alive() for thread in threads):
+            os.pwrite(blocks, f"{sys.getallocatedblocks():10}".encode(), 0)
             sleep(BEAT)
             if os.getppid() != launcher:
                 os._exit(1)  # the tests were killed

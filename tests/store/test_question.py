@@ -23,7 +23,7 @@ class Gate:
         self.open = threading.Event()
         self.error: Exception | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, question: Question) -> None:
         assert self.open.wait(GENEROUS)
         if self.error is not None:
             raise self.error
