@@ -8,7 +8,8 @@ Node 0 is the master until its replica, node 1, is promoted, which happens once 
   replica, goes on standing there, and nobody need tell the process that it counts no more.
 * *Clocks.* If the new one is ahead, leases whose end the old master has written end early, and handoffs by the new one
   that are judged by the old one's clock seem to lie in the future. If it is behind, time does not make fences grow.
-* *Two at work.* On a cluster, what the old master publishes when it wakes up comes through the new one, too.
+* *Two at work.* On a cluster, the old master wakes up and goes on for a moment: it answers what it had not read, and
+  what it publishes comes through the new one, too.
 
 Whoever loses a lease by that is *robbed*: somebody else may enter beside him until his next renewal tells him. With
 replicas asked for (``Scene.acknowledged``), nobody may.
@@ -26,6 +27,7 @@ C3 late      an answer to a request of an earlier subscription does not count as
 C6           after a handoff the new holder writes (confirms it), waits for the replicas, and only then is let in
 C6 repeat    so it does where it finds that it has been granted the lock earlier
 C6 renewal   a renewal moves the local deadline when it is acknowledged, and not before
+C7           on a cluster, an answer that comes late counts only where the cluster then says that it is the master's
 known        each call carries the highest fence that its process knows
 known wakes  by a wake, too
 adopt        a holder is not taken for dead where it was not subscribed when its lock was written there
@@ -138,7 +140,8 @@ def fail_over(world: World, _: int) -> bool:
     if world.scene.lost is None or world.nodes.master:
         return False
     if world.scene.wakes and lock:
-        world.node(asleep=world.queue)
+        asking = [attempt for attempt, client in enumerate(world.clients) if client.at == "asks"]
+        world.node(asleep=world.queue, unread=tuple(asking))
     if replica:
         # that a master is missed takes seconds, in which a process that runs reads its messages
         if not world.nodes.lost or world.is_busy_hearing():

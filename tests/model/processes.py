@@ -25,7 +25,7 @@ from .failover import (
     sign,
     wake_up,
 )
-from .world import Attempt, Client, Grant, Id, Violation, World
+from .world import Answer, Attempt, Client, Grant, Id, Violation, World
 
 # -- an attempt ---------------------------------------------------------------------------------------------------
 
@@ -73,8 +73,27 @@ def serve(world: World, attempt: Attempt) -> bool:
     if world.clients[attempt].at != "asks":
         return False
     world.client(attempt, at="answered", answer=sign(world, scripts.acquire(world, attempt)))
+    _read_by_another(world, attempt)
     read(world, attempt)
     return True
+
+
+def answer_late(world: World, attempt: Attempt) -> bool:
+    """the old master wakes up, reads a request of before, and finds at its end a lease that was renewed since"""
+    client, lock = world.clients[attempt], world.lock
+    if client.at != "asks" or attempt not in world.nodes.unread or not lock or lock.node == 0:
+        return False
+    _read_by_another(world, attempt)
+    if world.without("C7"):
+        world.client(attempt, at="answered", answer=Answer("granted", scripts.grant_unawares(world, attempt), node=0))
+        read(world, attempt)
+    else:
+        _ask(world, attempt, unasked=client.unasked)  # elsewhere
+    return True
+
+
+def _read_by_another(world: World, attempt: Attempt) -> None:
+    world.node(unread=tuple(other for other in world.nodes.unread if other != attempt))
 
 
 def read(world: World, attempt: Attempt) -> bool:
@@ -371,7 +390,7 @@ Action = Callable[[World, int], bool]
 CLIENT_STEPS: list[Action] = [serve, read, wake, obey]
 PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 # what may happen or not
-CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, renew]
+CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, renew, answer_late]
 PROCESS_EVENTS: list[Action] = [notice, moved, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]
 NODES: list[Action] = [fall_behind, fail_over, wake_up]

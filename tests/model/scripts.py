@@ -129,8 +129,13 @@ def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") 
 
 def hand_over_unawares(world: World, id: Id) -> None:
     """The old master does so, with a lock that is its own no more."""
-    channel = world.scene.homes[_waiter(world, id)]
-    _publish(world, channel, Message(id, Grant(_next_fence(world, channel), node=0)))
+    waiter = _waiter(world, id)
+    _publish(world, world.scene.homes[waiter], Message(id, grant_unawares(world, waiter)))
+
+
+def grant_unawares(world: World, attempt: Attempt) -> Grant:
+    """See hand_over_unawares()."""
+    return Grant(_next_fence(world, world.scene.homes[attempt]), node=0)
 
 
 def _waiter(world: World, id: Id) -> Attempt:

@@ -87,6 +87,8 @@ def test_a_failover_breaks_no_promise(scene: Scene) -> None:
         ("C3 close", make_scene("010", faults=1, only="stop", clock="ahead", story=WOKEN), "two holders: ", "go_on"),
         # the old master was paused, and hands over when it wakes up
         ("C3 signed", make_scene("01", "ab", wakes=True), "two holders: ", "wake_up"),
+        # and it answers what was asked of it before
+        ("C7", make_scene("01", "ab", wakes=True), "two holders: ", "answer_late"),
         # a late answer of the old master ends the subscription at the new one: a holder seems dead, and loses its lock
         ("C3 late", make_scene("011", "aab", 1, only="stop", together=True, story=LATE), "two holders: ", "read"),
         ("C6", make_scene("001", lost=1, acknowledged=True, story=HELD), "two holders: ", "wake"),

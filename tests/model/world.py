@@ -116,6 +116,7 @@ class Nodes(NamedTuple):
     robbed: tuple[Number, ...] = ()  # fences of leases that have ended early, and that somebody believes
     last: Number = 0  # the key ``fence``; only where time does not make fences grow
     asleep: tuple[Id, ...] = ()  # the queue that the old master knows, which has not noticed anything
+    unread: tuple[Attempt, ...] = ()  # whose requests it still has to read
 
 
 # lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left,
