@@ -7,7 +7,7 @@ not answer, what has as much patience waits for it to come back, and what has le
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -136,3 +136,19 @@ def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None
         for i, answer in zip(unknown, again, strict=True):
             answers[i] = answer
     return answers, sent
+
+
+def send_last(parcels: Mapping[Node, Sequence[Parcel]], within: float) -> Iterator[tuple[Node, Exception]]:
+    """Send these in this thread, within so many seconds in all. Yields the nodes that have not answered, and why."""
+    end = monotonic() + within
+    for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
+        # each has its part of what is left, for connecting and for the answers
+        patience = max(0.02, (end - monotonic()) / nodes)
+        by = monotonic() + patience
+        connection = node.origin.connection(min(node.origin.timeout, patience / 2))
+        try:
+            send_now(connection, batch, by)
+        except Exception as error:
+            yield node, error
+        finally:
+            connection.disconnect()

@@ -32,10 +32,10 @@ from .lease import Lease, Section
 from .loss import TOLD, reason_of, tell_lost
 from .notifier import Notifier
 from .outage import LAST_RETRY, Outage
-from .sender import Parcel, Sender, send_now
+from .renewal import CONFIRM_AFTER, call_for, first_look, next_look
+from .sender import Parcel, Sender, send_last
 from .threads import make_thread, start
 
-CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section
 LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
@@ -78,8 +78,7 @@ class Watchdog:
             self._leases[lease.id] = lease
             if lease.wanted.token is not None:
                 self.attempts.pop(lease.id, None)  # from now on, it is known by its lease
-            now = monotonic()
-            self._plan(now + min(CONFIRM_AFTER, (lease.ends - now) / 3), lease)
+            self._plan(first_look(lease), lease)
 
     def unwatch(self, lease: Lease) -> None:
         """Whatever is in flight for this lease no longer counts. It is known until :meth:`forget`."""
@@ -113,7 +112,7 @@ class Watchdog:
     def _move(self, lease: Lease, ends: float) -> None:
         lease.ends = ends
         if lease.watched:
-            self._plan(self._next(lease), lease)
+            self._plan(next_look(lease), lease)
 
     def knows(self, id: str) -> bool:
         """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
@@ -145,19 +144,9 @@ class Watchdog:
             node = pending.wanted.backend.node_if_known
             if node is not None:
                 parcels[node].append(pending.parcel())
-        end = monotonic() + LAST_WORDS
-        for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
-            # each has its part of what is left, for connecting and for the answers
-            patience = max(0.02, (end - monotonic()) / nodes)
-            by = monotonic() + patience
-            connection = node.origin.connection(min(node.origin.timeout, patience / 2))
-            try:
-                send_now(connection, batch, by)
-            except Exception as error:
-                if any(parcel.task.matters for parcel in batch):
-                    log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
-            finally:
-                connection.disconnect()
+        for node, error in send_last(parcels, LAST_WORDS):
+            if any(parcel.task.matters for parcel in parcels[node]):
+                log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
 
     def _plan(self, due: float, task: Task) -> None:
@@ -305,13 +294,10 @@ class Watchdog:
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
             self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
-        if lease.renewing and (urgent or lease.handed or not first or lease.ends - now < lease.ttl / 2):
-            how = "keep"
-        elif lease.handed or urgent:
-            how = "confirm"  # which also tells whether the lock is still there
-        else:
+        how = call_for(lease, first=first, urgent=urgent)
+        if not how:
             with self._mutex:
-                self._plan(self._next(lease), lease)
+                self._plan(next_look(lease), lease)
             return None
         if lease.raising:  # with which fence?
             with self._mutex:
@@ -323,18 +309,6 @@ class Watchdog:
             due = lease.ends
             self._plan(due, lease)
         return Parcel(lease, command, due)
-
-    @staticmethod
-    def _next(lease: Lease) -> float:
-        """When to look at a lease again that was just renewed, or needs no renewal."""
-        now = monotonic()
-        if not lease.seen:
-            return now + min(CONFIRM_AFTER, max(0.0, lease.ends - now) / 3)
-        if not lease.renewing:
-            return lease.ends
-        # in time for several tries, also where the holder has set an end that is near
-        soonest = now + min(lease.ttl / 20, (lease.ends - now) / 3)
-        return min(max(lease.ends - lease.ttl * 2 / 3, soonest), lease.ends)
 
     # -- the sender's side ------------------------------------------------------------------------------------------
 
@@ -409,7 +383,7 @@ class Watchdog:
                 if lease.watched and lease.due == due:
                     lease.ends = max(lease.ends, answer.ends)
                     lease.handed = False
-                    self._plan(self._next(lease), lease)
+                    self._plan(next_look(lease), lease)
         elif lease.raising or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change
                 if lease.watched:
