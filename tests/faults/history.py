@@ -208,7 +208,7 @@ class History:
             for other in self.sections
             if other is not first
             and other.asked < _got(second)
-            and (other.finished is None or other.finished > _got(first))
+            and (other.finished is None or other.finished > first.asked)
         )
 
     def adoptions(self) -> Iterator[tuple[Section, Section]]:
@@ -274,7 +274,11 @@ def _fences(history: History) -> Iterator[Violation]:
     for sections in history.by_name(section for section in history.sections if section.held is not None):
         for before, after in pairwise(sorted(sections, key=_got)):
             # granted before Redis forgot it, or before another bearer of its token came, and known to its holder later
-            late = history.forgot(after.asked, _got(after)) or history.adopted(after, before)
+            late = (
+                history.forgot(after.asked, _got(after))
+                or history.adopted(after, before)
+                or history.adopted_between(after, before)
+            )
             if after.fence == before.fence or (after.fence < before.fence and not late):
                 yield Violation("fence", f"{before}, and then {after}")
 

@@ -99,6 +99,15 @@ def test_an_overlap_is_excused_where_a_bearer_of_the_same_token_came_between_and
     assert "overlap" in kinds(p1=left, p2=SECOND, p3=["0.2 ask 1 seat None t", "0.3 end 1 timeout"])
 
 
+def test_a_lower_fence_is_excused_where_a_bearer_of_the_same_token_came_between_and_the_first_read_of_it_late() -> None:
+    late = ["0.9 ask 1 seat None t", "3.2 got 1 100 None", "3.3 holds 1 9.0", "3.4 end 1 lost"]
+    bearer = ["1.9 ask 1 seat None t", "2.05 got 1 150 None", "2.06 holds 1 9.0", "2.07 end 1 released"]
+    failover = Trouble(0.5, 1.0)
+    assert kinds(failover, p1=late, p2=SECOND, p3=bearer) == []
+    assert "fence" in kinds(failover, p1=late, p2=SECOND)
+    assert "fence" in kinds(p1=late, p2=SECOND, p3=bearer)
+
+
 def test_a_lock_granted_before_a_flush_and_entered_after_it_is_told_to_be_lost() -> None:
     late = ["0.9 ask 1 seat None None", "2.3 got 1 100 None", "2.5 holds 1 9.0", "2.6 end 1 lost"]
     assert kinds(FLUSH, p1=late, p2=SECOND) == []
