@@ -197,7 +197,7 @@ class Listener:
         granted, told, id, fence, us, lease_ms, by, name = found.groups()
         kind = granted or told
         # C3, C7: else it may be by a master of before, so look
-        trusted = granted and by == node.id != "@?" and not node.doubted
+        trusted = granted and by == node.id != "@?" and not node.doubted_at
         grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if trusted else None
         waiter = self.waiters.get(id) if kind in "gw" else None
         if grant is not None and monotonic() >= self.deadline_of(grant):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-from inspect import signature
 from time import monotonic
 from typing import Any
 from zlib import crc32
@@ -30,7 +29,6 @@ from .aliases import Origin
 from .node import Node
 from .place import Backend, Place
 from .question import Question
-from .wire import CONNECTION_ERRORS
 
 TAGS = 64  # for ever: one name in two slots is two locks
 OLDEST = 7
@@ -61,7 +59,6 @@ class Cluster(Place):
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._since = 0.0  # the slots may have moved then (monotonic)
         self._read_at = -math.inf  # when they were read: not later than this
-        self._doubted: Node | None = None
         self._question: Question | None = None  # where the slots are; the last one
         self._mutex = threading.RLock()  # while a new one begins
         self._reading = threading.RLock()  # while it is asked
@@ -81,10 +78,6 @@ class Cluster(Place):
 
     def known_node(self, tag: int) -> Node | None:
         return self._owners.get(tag)
-
-    def refresh(self, by: float | None = None) -> None:
-        """Ask the cluster where the slots are. Raises ConnectionError, and TimeoutError at ``by`` (monotonic)."""
-        self._ask().answer(by)
 
     def _ask(self, since: float = 0.0) -> Question:
         """All who need the answer share it, but for those who know of something that was later than the question."""
@@ -106,27 +99,48 @@ class Cluster(Place):
 
     def _read_slots(self, now: float) -> None:
         try:
-            self._ask_manager()
+            self._ask_manager(now)
         except (RedisClusterException, SlotNotCoveredError) as error:
             raise ConnectionError(str(error)) from error
         self._read_at = now
         self._forget_the_gone()
 
-    def _ask_manager(self) -> None:
+    def _ask_manager(self, now: float) -> None:
         if self._manager is None:
             manager = self._make_manager()
             self._check_version(manager)
             self._manager = manager
         else:
-            for node in self._named():  # redis-py forgets them, and all others may have got new addresses
-                self._manager.startup_nodes.setdefault(node.name, node)
-            self._manager.initialize(**self._order(self._manager))
+            self._initialize(self._manager)
         for client in _clients(self._manager):
             client.connection_pool.disconnect()  # until it is asked again
         with self._known:
             for tag, slot in enumerate(self._slots):
                 node = self._manager.get_node_from_slot(slot)
                 self._owners[tag] = self._node_at(node.host, int(node.port))
+            for owner in self._owners.values():
+                if owner.doubted_at < owner.answered_at < now:
+                    owner.doubted_at = 0.0  # C7: it has not been replaced before it answered
+
+    def _initialize(self, manager: NodesManager) -> None:
+        """Nobody who is in doubt is asked, unless nobody else answers: it may hang, or know of nothing."""
+        # redis-py forgets those of the settings, and all others may have got new addresses
+        known = {node.name: node for node in self._named()} | manager.startup_nodes
+        doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
+        others = {name: node for name, node in known.items() if name not in doubted}
+        try:
+            manager.startup_nodes = others or known
+            manager.initialize()
+        except RedisClusterException:
+            manager.startup_nodes = known
+            if not others or others == known:
+                raise
+            manager.startup_nodes = {name: node for name, node in known.items() if name in doubted}
+            try:
+                manager.initialize()
+            except RedisClusterException:
+                manager.startup_nodes = known
+                raise
 
     def _forget_the_gone(self) -> None:
         """Nodes come and go, and each would keep a connection or two: forget those that have no slot of ours."""
@@ -136,15 +150,6 @@ class Cluster(Place):
         for node in gone:
             super().doubt(node)  # the connections of event loops
             node.close()
-
-    def _order(self, manager: NodesManager) -> dict[str, Any]:
-        address = "" if self._doubted is None else self._doubted.origin.address
-        if "last_failed_node_name" in signature(manager.initialize).parameters:
-            return {"last_failed_node_name": address}
-        nodes: Any = manager.startup_nodes  # before redis-py 8, they are asked in this order
-        if address in nodes:
-            nodes[address] = nodes.pop(address)
-        return {}
 
     def _named(self) -> list[ClusterNode]:
         return [ClusterNode(host, port) for host, port in self.origin.startup]
@@ -180,25 +185,30 @@ class Cluster(Place):
         return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
 
     def doubt(self, node: Node | None) -> None:
-        """The slots may have moved, too. This node is asked last: it may hang, or be cut off and know nothing of it."""
+        """The slots may have moved, too; and see doubts()."""
         super().doubt(node)
         self._doubt(node)
 
     def _doubt(self, node: Node | None) -> None:
-        self._doubted = node
-        self._since = monotonic()
-        if node is not None:
-            node.doubted = True
+        with self._known:
+            self._since = monotonic()
+            if node is not None:
+                node.doubted_at = self._since
 
     def doubts(self, node: Node, sent: float) -> bool:
-        return node.doubted or monotonic() - sent > NO_FAILOVER_WITHIN
+        now = monotonic()
+        late = now - sent > NO_FAILOVER_WITHIN
+        if not (late or node.doubted_at):
+            return False
+        with self._known:
+            node.doubted_at = node.doubted_at or (sent if late else 0.0)
+            if node.answered_at < node.doubted_at:
+                node.answered_at = now
+        return bool(node.doubted_at)
 
     def look_around(self, node: Node) -> None:
         self.doubt(node)
-        try:
-            self.refresh()
-        except CONNECTION_ERRORS:
-            pass  # whoever tries again asks again
+        self._ask()
 
     def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
         # ASK needs nothing: a script has several keys, and waits until all of them have moved

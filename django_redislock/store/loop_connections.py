@@ -100,8 +100,11 @@ class LoopConnections:
             self.closed = True
             self.drop_idle()
 
-    async def exchange(self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int) -> list[Any]:
-        """The answers of ``node`` to ``commands``, sent in one write; an error of a single one stands among them.
+    async def exchange(
+        self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int
+    ) -> tuple[list[Any], float]:
+        """The answers of ``node`` to ``commands``, and when these were sent (monotonic). They are sent in one write; an
+        error of a single one stands among the answers.
 
         ``by``: the monotonic time at which to give up, if that is sooner than the timeout.
         """
@@ -117,7 +120,9 @@ class LoopConnections:
         finally:
             self._leave(loan)
 
-    async def _exchange_within(self, seconds: float, reserve: _Reserve, packed: list[bytes], answers: int) -> list[Any]:
+    async def _exchange_within(
+        self, seconds: float, reserve: _Reserve, packed: list[bytes], answers: int
+    ) -> tuple[list[Any], float]:
         try:
             async with time_limit(None) as limit:
                 # it strikes one turn of the loop later: what came while the loop was blocked is read before
@@ -129,8 +134,11 @@ class LoopConnections:
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {seconds:.3g} s") from None
 
-    async def _exchange(self, reserve: _Reserve, packed: list[bytes], answers: int, seconds: float) -> list[Any]:
+    async def _exchange(
+        self, reserve: _Reserve, packed: list[bytes], answers: int, seconds: float
+    ) -> tuple[list[Any], float]:
         connection = await self._connected(reserve, seconds)
+        sent = monotonic()
         try:
             await connection.send_packed_command(packed, check_health=False)
             read: list[Any] = []
@@ -147,7 +155,7 @@ class LoopConnections:
             connection.hang_up()
         else:
             reserve.idle.append((connection, monotonic()))
-        return read
+        return read, sent
 
     async def _enter(self, loan: _Loan, patience: float, urgency: int) -> None:
         """Wait until there are fewer loans than connections. A lower urgency is served first."""

@@ -18,16 +18,29 @@ class Node:
 
     ``anchor`` pairs its time (microseconds) with the local monotonic time at which the request for it was sent, which
     is never later than the server's own moment. Other nodes have other clocks. ``id``: as a cluster's node signs its
-    handoffs (C3). ``doubted``: it has not answered, and may have been replaced since without knowing it (C7).
+    handoffs (C3). ``doubted_at``: since when another one may have replaced it without its knowing, and
+    ``answered_at``: when it answered first after that (C7; monotonic); 0: never, or not any more.
     """
 
-    __slots__ = ("__weakref__", "_maker", "anchor", "closed", "doubted", "id", "idle", "on_close", "origin")
+    __slots__ = (
+        "__weakref__",
+        "_maker",
+        "anchor",
+        "answered_at",
+        "closed",
+        "doubted_at",
+        "id",
+        "idle",
+        "on_close",
+        "origin",
+    )
 
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin = origin
         self.anchor: tuple[int, float] | None = None
         self.id: str = ""
-        self.doubted: bool = False
+        self.doubted_at: float = 0.0
+        self.answered_at: float = 0.0
         # connections of threads that nobody uses, and since when (monotonic); see thread_connections.py
         self.idle: deque[tuple[Connection, float]] = deque()
         self.closed: bool = False

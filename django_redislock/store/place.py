@@ -18,6 +18,8 @@ from .node import Node
 from .thread_connections import ThreadConnections
 from .wire import Command, Replaced
 
+CONFIRMED_WITHIN = 1.0  # seconds that whoever has the answer of a silent node waits for the word of another one
+
 
 class Place:
     """The connections of this process to the Redis of one alias: here, to one server or Sentinel's master.
@@ -86,7 +88,7 @@ class Place:
         self._in_loops(lambda connections: connections.drop_idle(node))
 
     def doubts(self, node: Node, sent: float) -> bool:
-        """C7: whether another one may have replaced this node before it answered what was sent then (monotonic)."""
+        """C7: whether another one may have replaced this node before it answered just now what was sent then."""
         return False
 
     def look_around(self, node: Node) -> None:
@@ -98,8 +100,9 @@ class Place:
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
-    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> list[Any]:
-        """The answers of ``node``, sent in one write; an error of a single command stands among them.
+    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], float]:
+        """The answers of ``node``, and when the commands were sent (monotonic), in one write; an error of a single
+        command stands among the answers.
 
         ``by``: the monotonic time at which to give up, if the timeouts are longer.
         """
@@ -109,7 +112,7 @@ class Place:
 
     async def aexchange(
         self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
-    ) -> list[Any]:
+    ) -> tuple[list[Any], float]:
         """See exchange(). ``urgency``: before which other coroutines that wait for a connection, see LEAVING."""
         if self.memory:  # in this process: there is nothing to wait for
             return self.exchange(node, commands)
@@ -207,10 +210,10 @@ class Backend:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node, sent = self.place.node_of(self.tag, by), monotonic()
-        answers = self.place.exchange(node, commands, by)
+        node = self.place.node_of(self.tag, by)
+        answers, sent = self.place.exchange(node, commands, by)
         if self.place.doubts(node, sent):
-            _believe(node, self.place.node_of(self.tag, by, monotonic()))
+            _believe(node, self.place.node_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
 
@@ -218,10 +221,10 @@ class Backend:
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
         """See exchange(). ``urgency``: see Place.aexchange()."""
-        node, sent = await self.place.anode_of(self.tag, by), monotonic()
-        answers = await self.place.aexchange(node, commands, by, urgency=urgency)
+        node = await self.place.anode_of(self.tag, by)
+        answers, sent = await self.place.aexchange(node, commands, by, urgency=urgency)
         if self.place.doubts(node, sent):
-            _believe(node, await self.place.anode_of(self.tag, by, monotonic()))
+            _believe(node, await self.place.anode_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
 
@@ -237,8 +240,12 @@ class Backend:
         return self.node.origin.connection(timeout)
 
 
+def _confirmed_by(by: float | None) -> float | None:
+    """The answer is there, and may have been in time, however late this process has read it."""
+    return None if by is None else max(by, monotonic() + CONFIRMED_WITHIN)
+
+
 def _believe(node: Node, owner: Node) -> None:
     """C7: ``node`` has answered after a silence; ``owner`` is the one whose answer counts."""
     if owner is not node:
         raise Replaced(f"{node.origin.address} was silent, and {owner.origin.address} has replaced it")
-    node.doubted = False

@@ -52,8 +52,9 @@ class ThreadConnections:
         self._waiting = 0
         self._closed = False
 
-    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> list[Any]:
-        """The answers of ``node`` to ``commands``, sent in one write; an error of a single one stands among them.
+    def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], float]:
+        """The answers of ``node`` to ``commands``, and when these were sent (monotonic). They are sent in one write; an
+        error of a single one stands among the answers.
 
         ``by``: the monotonic time at which to give up, if that is sooner than the timeouts of the connection.
         """
@@ -61,13 +62,14 @@ class ThreadConnections:
         try:
             self._enter(loan, by)
             connection = self._take(node, by)
+            sent = monotonic()
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
                 connection.disconnect()  # an answer may still come, which nobody else must read
                 raise
             loan.connection = connection
-            return answers
+            return answers, sent
         finally:
             self._leave(node, loan)
 

@@ -68,10 +68,11 @@ def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
     for (place, node), group in groups.items():
         commands = [command for i in group for command in asking[i].commands]
         try:
-            answers = iter((yield Call(place.exchange, (node, commands), twin=place.aexchange)))
+            read, _ = yield Call(place.exchange, (node, commands), twin=place.aexchange)
         except CONNECTION_ERRORS as error:
             outcomes |= dict.fromkeys(group, error)
         else:
+            answers = iter(read)
             for i in group:
                 asking[i].backend.heard_from(node)
                 outcomes[i] = [next(answers) for _ in asking[i].commands], node

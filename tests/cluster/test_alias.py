@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import MovedError, ResponseError
+from redis.exceptions import MovedError, RedisClusterException, ResponseError
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.engine.runtime import runtime
@@ -110,21 +110,44 @@ def test_a_cluster_without_sharded_messages_is_refused_by_name(version: str, set
     place._check_version(manager)
 
 
-def test_a_node_in_doubt_is_asked_last(settings: Any) -> None:
-    """Before redis-py 8, nodes are asked in their order; from then on at random, but for one that has failed."""
+def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> None:
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
     settings.REDISLOCK = {"CLUSTER": True}
     place = make_place("default", "x")
     assert isinstance(place, Place)
+    asked: list[list[str]] = []
+    answering: set[str] = set()
+
+    def initialize() -> None:
+        asked.append(sorted(manager.startup_nodes))
+        if not answering.intersection(manager.startup_nodes):
+            raise RedisClusterException("nobody answers")
+
+    nodes = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+    manager: Any = SimpleNamespace(startup_nodes={}, initialize=initialize)
+
+    def ask() -> list[list[str]]:
+        manager.startup_nodes = {name: SimpleNamespace(name=name) for name in nodes}
+        asked.clear()
+        place._initialize(manager)
+        return asked
+
+    answering.update(nodes)
+    assert ask() == [nodes]
     place.doubt(place._node_at("127.0.0.1", 1))
-    old: Any = SimpleNamespace(startup_nodes={"127.0.0.1:1": 1, "127.0.0.1:2": 2}, initialize=lambda: None)
-    assert place._order(old) == {}
-    assert list(old.startup_nodes) == ["127.0.0.1:2", "127.0.0.1:1"]
-    new: Any = SimpleNamespace(initialize=lambda last_failed_node_name=None: None)
-    assert place._order(new) == {"last_failed_node_name": "127.0.0.1:1"}
-    place.doubt(None)
-    old.startup_nodes.clear()
-    assert place._order(old) == {}
+    assert ask() == [nodes[1:]]
+    place.doubt(place._node_at("127.0.0.1", 2))
+    assert ask() == [nodes[2:]]
+    answering.discard("127.0.0.1:3")
+    assert ask() == [nodes[2:], nodes[:2]]
+    place.doubt(place._node_at("127.0.0.1", 3))
+    assert ask() == [nodes]
+    answering.clear()
+    for _ in range(2):
+        with pytest.raises(RedisClusterException):
+            ask()
+        assert sorted(manager.startup_nodes) == nodes, "they are asked again the next time"
+        place._node_at("127.0.0.1", 3).doubted_at = 0.0
 
 
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:

@@ -76,10 +76,10 @@ def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
     place.node_of(0)
     ask = place._ask_manager
 
-    def ask_when_told() -> None:
+    def ask_when_told(now: float) -> None:
         asked.append(monotonic())
         assert answer.wait(GENEROUS)
-        ask()
+        ask(now)
 
     monkeypatch.setattr(place, "_ask_manager", ask_when_told)
     with ThreadPoolExecutor() as threads:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock
+from django_redislock.engine.attempt import GRACE
 from django_redislock.store.places import get_backend, get_place
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, redis_cluster
@@ -46,14 +49,26 @@ def test_what_it_still_had_to_read_is_asked_again_elsewhere(
         get_place().doubt(get_backend(None, name).node)
         get_place().node_of(0)  # nobody knows yet what will become of it
     torn.pause(master)
-    acquired = me.start(lock, "acquire")  # this request is read when it runs again
+    torn.partition(master)  # it does not hear of what happens
+    acquired = me.start(lock, "acquire")  # this is read when it runs again
     torn.wait_for_failover(master)
-    torn.partition(master)  # and nobody tells it before
     torn.resume(master)
     assert acquired.result(GENEROUS)
     assert held_at(torn, name)
     me(lock, "release")
     torn.heal()
+
+
+def test_an_answer_that_this_process_reads_late_counts(cluster: Cluster) -> None:
+    async def stand_still() -> bool:
+        async with Lock("order:1"):
+            pass
+        acquiring = asyncio.create_task(Lock("order:1").aacquire(blocking_timeout=0))
+        await asyncio.sleep(0)
+        time.sleep(2 * GRACE)
+        return await acquiring
+
+    assert asyncio.run(stand_still())
 
 
 def held_at(cluster: Cluster, name: str) -> bool:

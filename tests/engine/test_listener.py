@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -385,7 +386,7 @@ def test_a_handoff_by_a_node_that_may_have_been_replaced_is_a_reason_to_look(
     waiter = heard_by.listener.make_waiter(ID, NAME, None)
     heard_by.listener.register(waiter)
     heard_by.backend.node.id = id = "@" + "a" * 40
-    heard_by.backend.node.doubted = True
+    heard_by.backend.node.doubted_at = monotonic()
     heard_by.say(f"g {ID} 7 {server_time(heard_by.client)} 30000{id} {NAME}")
     eventually(lambda: waiter.look)
     assert waiter.grant is None
