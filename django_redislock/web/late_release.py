@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from django.db import connections, transaction
@@ -35,7 +36,7 @@ class LateRelease:
         section.disown()
         _after_close(request, self.release)
         if hasattr(response, "_resource_closers"):
-            response._resource_closers.append(self.release)
+            response._resource_closers.append(self)
         if streams:
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
                 response.streaming_content = self._follow(response)
@@ -43,6 +44,13 @@ class LateRelease:
             for alias in begun:
                 if connections[alias].in_atomic_block:
                     transaction.on_commit(self.committed, using=alias, robust=True)
+
+    def __call__(self) -> None:
+        self.release()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a page in a cache is a copy: it has nothing to release, and must outlive the names of this module
+        return partial, (bool,)
 
     def committed(self) -> None:
         """One of the transactions has committed."""

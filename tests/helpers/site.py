@@ -15,6 +15,7 @@ from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBas
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from django.views.decorators.cache import cache_page
 from rest_framework.decorators import action, api_view
 from rest_framework.exceptions import ValidationError
 from rest_framework.response import Response
@@ -389,6 +390,8 @@ ASYNC = {
 }
 OTHERS = {
     "two-locks": two_locks,
+    "cached": cache_page(60)(OneMethod.as_view()),
+    "cached-rest": cache_page(60)(RestOneMethod.as_view()),
     "twice": twice,
     "twice-late": TwiceLate.as_view(),
     "cache-lock": with_cache_lock,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -91,6 +92,23 @@ def test_after_a_view_that_raises_the_lock_is_held_until_it_is_decided_what_beco
     request.close()
     assert held() == []
     assert account.balance == commits
+
+
+def test_the_page_of_a_locked_method_is_cached(atomic: Account, web: Web) -> None:
+    for name, balance in [("cached", 1), ("cached-rest", 2)]:
+        first, second = web.get(f"/{name}/1/"), web.get(f"/{name}/1/")
+        assert (first.status, second.status, second.body) == (200, 200, first.body)
+        assert (atomic.balance, held()) == (balance, [])
+
+
+def test_a_cached_page_needs_nothing_of_this_library_and_releases_nothing(account: Account) -> None:
+    with transaction.atomic():
+        stored = pickle.dumps(site.function(RequestFactory().get("/"), pk=1))
+        assert b"django_redislock" not in stored
+        (closer,) = pickle.loads(stored)._resource_closers
+        closer()
+        assert held() == ["account:1"]
+    assert held() == []
 
 
 def test_when_no_hook_runs_the_lock_goes_with_its_lease(
