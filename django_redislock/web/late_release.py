@@ -13,7 +13,7 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..engine import Acquisition, release_surely
 from ..exceptions import LockNotOwned
-from ..steps import run
+from ..steps import Steps, arun, run
 
 
 class LateRelease:
@@ -60,14 +60,24 @@ class LateRelease:
 
     def release(self) -> None:
         """Release the lock, unless that is done. In the background where an event loop runs."""
-        lease = self._section.held
-        if not self._once.acquire(blocking=False) or lease.closed:
-            return
-        if asyncio._get_running_loop() is not None:
-            self._section.undo()
-            return
+        if self._is_due():
+            if asyncio._get_running_loop() is not None:
+                self._section.undo()
+            else:
+                run(self._release())
+
+    async def arelease(self) -> None:
+        """See release(); not in the background."""
+        if self._is_due():
+            await arun(self._release())
+
+    def _is_due(self) -> bool:
+        """Whether nobody has come here before. The caller releases."""
+        return self._once.acquire(blocking=False) and not self._section.held.closed
+
+    def _release(self) -> Steps[None]:
         try:
-            run(release_surely(self._section, request=self._section.purpose))
+            yield from release_surely(self._section, request=self._section.purpose)
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
@@ -84,14 +94,17 @@ class LateRelease:
 
     async def _aiterate(self, content: AsyncIterator[Any]) -> AsyncIterator[Any]:
         try:
-            async for part in content:
-                yield part
-        finally:
             try:
+                async for part in content:
+                    yield part
+            finally:
                 if hasattr(content, "aclose"):
                     await content.aclose()  # its cleanup still runs under the lock
-            finally:
-                self.release()
+        except (GeneratorExit, asyncio.CancelledError):
+            self.release()  # in the background: nobody waits for more
+            raise
+        finally:
+            await self.arelease()
 
 
 def _after_close(request: HttpRequest, callback: Callable[[], None]) -> None:

@@ -231,6 +231,8 @@ async def aparts(request: Any) -> AsyncIterator[str]:
         while "endless" in request.GET:
             yield "x" * 65536
             await asyncio.sleep(0)  # uvicorn does not wait for clients that have gone
+        if "raise" in request.GET:
+            raise ZeroDivisionError
         yield f"{await anames()};"
     finally:
         ends.append(await anames())

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import http.client
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_redislock import Lock, LockLost, list_locks, locked_view
+from django_redislock import Lock, LockLost, force_release, list_locks, locked_view, steps
 from django_redislock.engine.runtime import runtime
+from django_redislock.web import late_release
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
@@ -23,18 +25,19 @@ from tests.helpers.servers import LEFT_OPEN, Web
 from tests.helpers.state import leases
 
 Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
 pytestmark = [LEFT_OPEN, pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")]
 
 
 # -- sent by a server -----------------------------------------------------------------------------------------------
 
 
-def test_a_stream_keeps_the_lock_until_it_ends(account: Account, eventually: Eventually, web: Web) -> None:
+def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, web: Web) -> None:
     for name in site.STREAMS:
         account.options["ATOMIC_REQUESTS"] = name != "async-stream"
         response = web.get(f"/{name}/1/")
+        assert (name, list_locks()) == (name, [])
         assert (name, response.status, response.body) == (name, 200, b"account:1;account:1;")
-        eventually(lambda: not list_locks())
         assert (name, site.ends) == (name, ["account:1"])
         site.ends.clear()
 
@@ -54,10 +57,12 @@ def test_a_stream_may_last_longer_than_the_ttl(
 
 
 def test_a_stream_that_raises_releases(eventually: Eventually, web: Web) -> None:
-    with suppress(http.client.HTTPException, ZeroDivisionError):
-        web.get("/stream/1/?raise")
-    eventually(lambda: not list_locks())
-    assert site.ends == ["account:1"]
+    for name in ("stream", "async-stream"):
+        with suppress(http.client.HTTPException, ZeroDivisionError):
+            web.get(f"/{name}/1/?raise")
+        eventually(lambda: not list_locks())
+        assert (name, site.ends) == (name, ["account:1"])
+        site.ends.clear()
 
 
 def test_a_response_without_its_body_releases(eventually: Eventually, web: Web) -> None:
@@ -125,6 +130,46 @@ async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: p
     await sync_to_async(Lock("account:1", blocking_timeout=GENEROUS).acquire)()
 
 
+@pytest.mark.django_db
+@pytest.mark.parametrize("query", ["", "?raise"])
+async def test_an_async_stream_that_has_ended_has_released(query: str, heard: Heard) -> None:
+    response: Any = await site.async_stream(AsyncRequestFactory().get(f"/{query}"), pk=1)
+    with pytest.raises(ZeroDivisionError) if query else nullcontext():
+        assert [part async for part in response] == [b"account:1;"] * 2
+    assert await site.anames() == ""
+    await sync_to_async(response.close)()
+    assert [which for which, _ in heard] == ["acquired", "released"]
+
+
+async def test_an_async_stream_whose_lock_was_lost_ends_in_silence() -> None:
+    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
+    await sync_to_async(force_release)("account:1")
+    assert [part async for part in response] == [b";"] * 2
+
+
+async def test_an_async_stream_that_is_cancelled_at_its_end_releases(
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
+
+    async def read() -> None:
+        assert [part async for part in response] == [b"account:1;"] * 2
+
+    (lease,) = leases()
+    reading = asyncio.ensure_future(read())
+    arun = steps.arun
+
+    async def cancelled(release: Any) -> Any:
+        reading.cancel()
+        return await arun(release)
+
+    monkeypatch.setattr(late_release, "arun", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert lease.closed
+    await sync_to_async(eventually)(lambda: not list_locks())
+
+
 async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(eventually: Eventually) -> None:
     response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
     content = response._iterator
@@ -146,7 +191,7 @@ async def test_an_async_view_whose_lock_was_lost_streams_nothing() -> None:
         await view(AsyncRequestFactory().get("/"))
 
 
-def test_a_plain_async_iterator_will_do(eventually: Eventually) -> None:
+def test_a_plain_async_iterator_will_do() -> None:
     class Numbers:
         left = 2
 
@@ -169,4 +214,4 @@ def test_a_plain_async_iterator_will_do(eventually: Eventually) -> None:
         return b"".join([part async for part in response])
 
     assert async_to_sync(read)() == b"xx"
-    eventually(lambda: not list_locks())
+    assert list_locks() == []
