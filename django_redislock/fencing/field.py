@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
+from ..display import shown
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:
@@ -64,6 +66,29 @@ def _unguarded(name: str) -> Callable[..., Any]:
     return unlocked
 
 
+def _combining(name: str, *, reflected: bool = False) -> Callable[..., Any]:
+    """The operator of this name; what comes of it is under the lock of either side."""
+    operator: Callable[..., Any] = getattr(models.QuerySet, name)
+
+    def combined(self: Any, other: Any) -> Any:
+        if not isinstance(other, models.QuerySet):
+            return NotImplemented
+        sides: tuple[Any, Any] = (other, self) if reflected else (self, other)
+        locks = [side._lock for side in sides if getattr(side, "_lock", None) is not None]
+        if len(locks) == 2 and locks[0] is not locks[1]:
+            names = " and ".join(repr(lock.name) for lock in locks)
+            raise TypeError(f"Querysets are combined under one lock, not under two: {names}.")
+        found = operator(*sides)
+        if not locks:
+            return found
+        if not isinstance(found, FencedQuerySet):  # for a slice, Django returns one of the base manager
+            found = found._chain()
+            found.__class__ = type(self)
+        return found.fenced(locks[0])
+
+    return combined
+
+
 class FencedQuerySet(models.QuerySet[M]):
     """A queryset that knows under which lock it writes: ``Order.objects.filter(...).fenced(lock).update(...)``."""
 
@@ -73,8 +98,11 @@ class FencedQuerySet(models.QuerySet[M]):
         """The same rows, to be updated or deleted under this lock, which must be held here.
 
         For ``update()``, ``bulk_update()``, ``delete()`` and their twins; what creates rows raises TypeError. So does
-        this for a model that has no FenceField, or several.
+        this for what is no lock, and for a model that has no FenceField, or several. ``|``, ``&`` and ``^`` keep the
+        lock of either side, and raise TypeError for two. (It is lost on the right of a queryset of a site's own class.)
         """
+        if not _is_lock(lock):
+            raise TypeError(f"fenced() takes a lock, not {shown(lock)}.")
         _field_of(self.model)
         found = self._chain()  # type: ignore[attr-defined]
         found._lock = lock
@@ -143,7 +171,19 @@ class FencedQuerySet(models.QuerySet[M]):
 for _method in ("create", "bulk_create", "get_or_create", "update_or_create"):
     setattr(FencedQuerySet, _method, _unguarded(_method))
 
+for _sign in ("and", "or", "xor"):
+    setattr(FencedQuerySet, f"__{_sign}__", _combining(f"__{_sign}__"))
+    setattr(FencedQuerySet, f"__r{_sign}__", _combining(f"__{_sign}__", reflected=True))
+
 FencedManager = models.Manager.from_queryset(FencedQuerySet, "FencedManager")
+
+
+def _is_lock(given: object) -> bool:
+    return (
+        isinstance(getattr(given, "name", None), str)
+        and callable(getattr(given, "check", None))
+        and getattr_static(given, "fence", None) is not None  # to ask for it raises where the lock is not held
+    )
 
 
 def _field_of(model: type[models.Model]) -> FenceField:

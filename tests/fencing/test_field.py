@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 from django.db import OperationalError, connections, models, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
-from django_redislock import Lock, LockLost, LockNotOwned
-from django_redislock.fencing import FencedManager, FenceField
+from django_redislock import Lock, LockLost, LockNotOwned, LockPool
+from django_redislock.fencing import FencedManager, FencedQuerySet, FenceField
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, one_database
@@ -66,6 +68,15 @@ ROWS: dict[str, Callable[[], Any]] = {
     "join": lambda: Parcel.objects.filter(depot__name="here"),
     "outer join": lambda: Parcel.objects.filter(Q(depot__name="here") | Q(depot=None)),
     "inherited": lambda: Crate.objects.all(),
+}
+SIGNS = {"|": operator.or_, "&": operator.and_, "^": operator.xor}
+# what is combined with all rows
+COMBINED: dict[str, Callable[[], Any]] = {
+    "filter": lambda: Parcel.objects.filter(pk__in=pks(1)),
+    "slice": lambda: Parcel.objects.order_by("pk")[:2],
+    "none": lambda: Parcel.objects.none(),
+    "plain": lambda: QuerySet(Parcel).filter(pk__in=pks(1)),
+    "plain none": lambda: QuerySet(Parcel).none(),
 }
 
 
@@ -209,6 +220,51 @@ def test_what_creates_rows_is_not_for_locks(name: str) -> None:
         getattr(Parcel.objects.fenced(lock), name)(*given)
     with pytest.raises(Parcel.MultipleObjectsReturned) if "or" in name else nullcontext():
         getattr(Parcel.objects, name)(*given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sign"), sorted({*product(COMBINED, SIGNS)} - {("slice", "&")})
+)  # which Django refuses
+def test_querysets_that_are_combined_are_under_the_lock_of_either(rows: str, sign: str, late: Late) -> None:
+    with Lock(NAME, **UNAWARE) as lock:
+        Parcel.objects.fenced(lock).update(state="sent")
+    plain, every = COMBINED[rows](), Parcel.objects.all()
+
+    def write() -> None:
+        mine = every.fenced(late.lock)
+        pairs = [(plain, mine), (mine, plain)]
+        if isinstance(plain, FencedQuerySet):
+            fenced = plain.fenced(late.lock)
+            pairs += [(fenced, every), (every, fenced), (fenced, mine)]
+        for left, right in pairs:
+            both = SIGNS[sign](left, right)
+            with pytest.raises(LockLost) if both.exists() else nullcontext():
+                both.update(state="lost")
+        assert every.update(state="plain") == 4  # which is under no lock
+
+    late.thread(write)
+    assert states() == ["plain"] * 4
+
+
+def test_querysets_without_a_lock_are_combined_as_ever() -> None:
+    first: Any = Parcel.objects.filter(pk__in=pks(1))
+    plain: Any = QuerySet(Parcel)
+    assert (first | plain).update(state="sent") == (plain | first).update(state="back") == 4
+    assert type(plain | first) is QuerySet
+    with pytest.raises(TypeError, match="unsupported operand"):
+        5 | first
+
+
+def test_querysets_under_different_locks_are_not_combined() -> None:
+    first, second = (Parcel.objects.fenced(Lock(name)) for name in ("a", "b"))
+    with pytest.raises(TypeError, match="under one lock, not under two: 'a' and 'b'"):
+        first | second
+
+
+@pytest.mark.parametrize("wrong", [None, "parcels", 7, Lock, LockPool("parcels"), Parcel._meta.pk], ids=repr)
+def test_what_is_no_lock_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^fenced\(\) takes a lock, not "):
+        Parcel.objects.fenced(wrong)
 
 
 def test_what_django_refuses_it_refuses_by_itself() -> None:
