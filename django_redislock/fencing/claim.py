@@ -94,9 +94,14 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
         )
     if codes & TIMED_OUT or "database is locked" in text:
         bound = "" if lease.fence_timeout is None else f" within {lease.fence_timeout:g} s"
+        mine = sorted(lease.claimed - {alias})
+        itself = (
+            f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
+            f"there alone, with fenced={mine}"
+        )
         return LockUnavailable(
             f"The lock {lease.name!r} could not be claimed on the database {alias!r}{bound}: another transaction that "
-            f"has claimed it, of a holder that has lost the lock, is still open.",
+            f"has claimed it, of a holder that has lost the lock, is still open{itself if mine else ''}.",
             lease.name,
         )
     return None

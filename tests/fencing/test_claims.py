@@ -21,7 +21,7 @@ from django_redislock.models import Fence
 from django_redislock.steps import Request
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.databases import Account
+from tests.helpers.databases import Account, configure
 from tests.helpers.state import FENCE, NAME, lease_of
 
 beginning = import_module("django_redislock.fencing.begin")  # the package has a function of this name
@@ -129,7 +129,8 @@ def test_nobody_waits_longer_for_it_than_fence_timeout(
     first = other().start(late.book)
     wait_for(first, late)
     forget()
-    with pytest.raises(LockUnavailable, match=r"could not be claimed on the database 'default' within 0.1 s: another"):
+    late_text = r"could not be claimed on the database 'default' within 0.1 s: another .* is still open\.$"
+    with pytest.raises(LockUnavailable, match=late_text):
         other()(quick.book)
     assert not quick.runs
     assert get_lock(NAME) is None
@@ -451,6 +452,21 @@ def test_nobody_claims_who_has_read_the_past(
 
     with pytest.raises((RuntimeError, DatabaseError), match=r"was claimed too late in this|could not serialize"):
         book()
+    assert account.balance == 1
+
+
+def test_a_lock_that_blocks_itself_through_a_second_alias_of_the_database_says_so(account: Account) -> None:
+    configure("again", account.options)
+    try:
+        itself = r"still open; or it is this lock's own claim on 'default'.* fenced=\['default'\]\.$"
+        begin = locked_atomic(NAME, db=["default", "again"], fenced=True, fence_timeout=0.1)
+        with pytest.raises(LockUnavailable, match=itself), begin:
+            pass
+        with locked_atomic(NAME, db=["default", "again"], fenced=["default"]):
+            account.book()
+    finally:
+        connections["again"].close()
+        del connections["again"], connections.settings["again"]
     assert account.balance == 1
 
 
