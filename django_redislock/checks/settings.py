@@ -121,8 +121,10 @@ def _aliases(known: Conf) -> list[CheckMessage]:
 
 def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
     """The Redis of an alias that has locks, or what is wrong with it."""
+    entry = caches.settings[alias]
     try:
-        check_prefix(str(caches.settings[alias].get("KEY_PREFIX", "")), f"The KEY_PREFIX of the cache alias {alias!r}")
+        prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
+        check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
     except ValueError as error:
         return None, [_wrong_prefix(error)]
     hint = (

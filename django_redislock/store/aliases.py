@@ -46,6 +46,10 @@ _LEFT_BEHIND = (
     "connection_pool",  # of a Sentinel's: see sentinels.py
 )
 
+# what Django, django-redis and redis-py raise for an entry with a missing library, or a value that is missing or of a
+# wrong type. Not all errors: the time limit of a task queue may strike here as well.
+_UNUSABLE = (ImportError, AttributeError, LookupError, TypeError, ValueError)
+
 
 Address = tuple[str, int]  # host and port
 
@@ -134,6 +138,17 @@ def _has_locks(alias: str) -> bool:
 
 def find_origin(alias: str) -> Origin:
     """The way to the Redis of ``alias``; ImproperlyConfigured where there is none that locks can use."""
+    try:
+        return _find_origin(alias)
+    except LockUnavailable:
+        raise
+    except _UNUSABLE as error:
+        raise ImproperlyConfigured(
+            f"Cannot use the cache alias {alias!r} for locks: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _find_origin(alias: str) -> Origin:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
     memory = client is None
@@ -175,11 +190,8 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
 
 def _check_keywords(origin: Origin) -> None:
     """Refuse what no connection can be made of, here and not at the first lock. None of this connects."""
-    try:
-        origin.connection(None)
-        _ = origin.timeout, origin.database
-    except (TypeError, ValueError) as error:
-        raise _unusable(origin.alias, error) from error
+    origin.connection(None)
+    _ = origin.timeout, origin.database
 
 
 def _pool_of(client: Any) -> Any:
@@ -238,14 +250,7 @@ def _create_cache(alias: str) -> Any:
         raise ImproperlyConfigured(
             f"Unknown cache alias {alias!r} for the locks. The aliases in CACHES are: {', '.join(caches.settings)}."
         )
-    try:
-        return caches.create_connection(alias)
-    except ImportError as error:
-        raise _unusable(alias, error) from error
-
-
-def _unusable(alias: str, error: Exception) -> ImproperlyConfigured:
-    return ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}")
+    return caches.create_connection(alias)
 
 
 def _redis_client(cache: Any, alias: str) -> Any:
@@ -254,6 +259,8 @@ def _redis_client(cache: Any, alias: str) -> Any:
         if callable(getattr(getattr(cache, "client", None), "get_client", None)):  # django-redis
             client = cache.client.get_client(write=True)
         elif callable(getattr(getattr(cache, "_cache", None), "get_client", None)):  # Django's own RedisCache
+            if not getattr(cache, "_servers", True):
+                raise ImproperlyConfigured(f"The cache alias {alias!r} has no LOCATION: name the URL of its Redis.")
             client = cache._cache.get_client(None, write=True)
         elif isinstance(cache, (LocMemCache, DummyCache)):
             return None
@@ -267,8 +274,6 @@ def _redis_client(cache: Any, alias: str) -> Any:
         raise LockUnavailable(f"Redis cannot be reached for locks (cache alias {alias!r}): {error}", None) from error
     except NotImplementedError:  # django-redis's sharded client
         client = None
-    except (ImportError, ValueError) as error:  # a library is missing; a URL that redis-py cannot read
-        raise _unusable(alias, error) from error
     if not hasattr(getattr(client, "connection_pool", None), "connection_class") and not hasattr(
         client, "nodes_manager"
     ):

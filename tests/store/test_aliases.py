@@ -213,10 +213,13 @@ NO_LOCKS = [
         {"BACKEND": "django.core.cache.backends.db.DatabaseCache", "LOCATION": "table"},
         r"'default' \(.*DatabaseCache\) has no Redis connection.*memory",
     ),
-    ({"BACKEND": DJANGO, "LOCATION": "localhost:6379"}, "Cannot use the cache alias 'default' for locks: Redis URL"),
+    (
+        {"BACKEND": DJANGO, "LOCATION": "localhost:6379"},
+        "Cannot use the cache alias 'default' for locks: ValueError: Redis URL",
+    ),
     (
         {"BACKEND": DJANGO_REDIS, "LOCATION": "localhost:6379"},
-        "Cannot use the cache alias 'default' for locks: Redis URL",
+        "Cannot use the cache alias 'default' for locks: ValueError: Redis URL",
     ),
     (
         {**SHARDS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
@@ -345,7 +348,7 @@ class Pigeon:
 
 
 def test_a_class_that_is_no_connection_is_a_clear_error(me: Any, server: RedisServer) -> None:
-    problem = r"^Cannot use the cache alias 'default' for locks: Pigeon\(\) takes no arguments$"
+    problem = r"^Cannot use the cache alias 'default' for locks: TypeError: Pigeon\(\) takes no arguments$"
     with (
         caches(alias(DJANGO_REDIS, server.url, connection_class=Pigeon)),
         pytest.raises(ImproperlyConfigured, match=problem),
