@@ -247,7 +247,7 @@ def import_function(setting: str) -> Callable[..., Any]:
     try:
         function = import_string(path)
         trouble = "" if callable(function) else "it is not callable."
-    except (ImportError, ValueError) as error:  # of ".x", say
+    except (ImportError, TypeError, ValueError) as error:  # of "..", and of ".x"
         trouble = str(error)
     if trouble:
         raise ImproperlyConfigured(f"Cannot use REDISLOCK[{setting!r}] = {path!r}: {trouble}")

@@ -137,7 +137,7 @@ SETTINGS = pytest.mark.parametrize("setting", ["VIEW_ON_CONFLICT", "VIEW_OWNER"]
 
 
 @SETTINGS
-@pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain", ".x"])
+@pytest.mark.parametrize("path", ["nowhere.to.be.found", "tests.settings.SECRET_KEY", "plain", ".x", ".."])
 def test_a_function_that_cannot_be_called_is_found(setting: str, path: str, settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "locks", setting: path}
     ((message),) = check()
