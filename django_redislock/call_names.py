@@ -117,5 +117,18 @@ def refuse_classes(function: Callable[..., Any], decorator: str) -> None:
         raise TypeError(f"{decorator} cannot decorate the class {function.__qualname__}: decorate its methods.")
 
 
+# what decorators of tasks add, which queues the function below them: Celery, RQ and Taskiq; Dramatiq; Django; Huey ...
+_QUEUEING = ("delay", "apply_async", "kiq", "send_with_options", "enqueue", "call_local", "defer")
+
+
+def refuse_tasks(function: object, decorator: str) -> None:
+    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone."""
+    if any(callable(getattr(function, name, None)) for name in _QUEUEING):
+        raise TypeError(
+            f"{decorator} cannot decorate the task {shown(function)}: workers would run it unlocked. Put @{decorator} "
+            f"below the task's decorator."
+        )
+
+
 def _called(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or shown(function)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
-from ..call_names import CallTexts, Name, given_name, is_decorated, refuse_classes, refuse_generators, template_of
+from ..call_names import (
+    CallTexts,
+    Name,
+    given_name,
+    is_decorated,
+    refuse_classes,
+    refuse_generators,
+    refuse_tasks,
+    template_of,
+)
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
@@ -40,10 +49,12 @@ def locked(
     and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. The options are
     those of :class:`Lock`.
 
-    Raises ValueError when it decorates, for a field that is no argument of the function. A call raises LockNotAcquired
-    when the lock was not acquired in time, so that the call did not happen; LockLost when the lock was lost while the
-    function ran; LockUnavailable when Redis cannot be reached.
+    Raises when it decorates: ValueError for a field that is no argument of the function, TypeError for a task (put
+    ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, so
+    that the call did not happen; LockLost when the lock was lost while the function ran; LockUnavailable when Redis
+    cannot be reached.
     """
+    refuse_tasks(first, "locked")
     if is_decorated(first) and name is None and token is None and not options:
         return locked()(first)
     given = given_name(first, name, "locked")
@@ -53,6 +64,7 @@ def locked(
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        refuse_tasks(function, "locked")
         refuse_generators(function, "locked")
         refuse_classes(function, "locked")
         is_async = iscoroutinefunction(function)

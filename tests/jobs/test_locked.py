@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import asgiref.sync
@@ -218,6 +220,34 @@ def test_what_runs_after_its_call_has_returned_is_refused() -> None:
     for function in (generator, agenerator):
         with pytest.raises(TypeError, match=r"locked cannot decorate .* is free again"):
             locked("x")(function)
+
+
+QUEUEING = ["delay", "apply_async", "send_with_options", "enqueue", "call_local", "defer", "kiq"]
+
+
+@pytest.mark.parametrize("decorator", [locked, locked("x")], ids=["bare", "named"])
+@pytest.mark.parametrize("attribute", QUEUEING)
+def test_a_task_is_refused_since_workers_would_run_it_unlocked(decorator: Any, attribute: str) -> None:
+    def export() -> None:
+        pass
+
+    task = functools.partial(export)  # an object, or the function itself (RQ), that can be called and queued
+    for made in (task, export, SimpleNamespace()):  # Django's cannot be called
+        setattr(made, attribute, print)
+        with pytest.raises(TypeError, match=r"^locked cannot decorate the task .* Put @locked below the task's decor"):
+            decorator(made)
+
+
+def test_a_function_below_the_decorator_of_a_task_is_locked(client: redis.Redis) -> None:
+    def task(function: Callable[[], Any]) -> Any:
+        return SimpleNamespace(run=function, delay=print)
+
+    @task
+    @locked("x")
+    def export() -> list[str]:
+        return lock_names(client)
+
+    assert export.run() == ["x"]
 
 
 def test_a_class_is_refused() -> None:
