@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from .display import shown
 from .names import check_prefix
+from .suggestions import did_you_mean
 from .times import seconds
 
 
@@ -202,9 +202,7 @@ def read(raw: object) -> Conf:
     values: dict[str, Any] = {}
     for key, value in raw.items():
         if key not in _READ:
-            near = difflib.get_close_matches(str(key).upper(), _READ, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            choices = ", ".join(_READ)
+            hint, choices = did_you_mean(str(key), _READ), ", ".join(_READ)
             raise ImproperlyConfigured(f"Unknown setting REDISLOCK[{key!r}].{hint} The settings are: {choices}.")
         try:
             values[key] = _READ[key](value, f"REDISLOCK[{key!r}]")

@@ -15,6 +15,7 @@ from redis.backoff import AbstractBackoff
 from .conf import check_count, check_flag, conf
 from .display import shown
 from .exceptions import LockLost
+from .suggestions import did_you_mean
 from .times import Seconds, seconds
 
 MAX_NOTE_BYTES = 1000
@@ -134,9 +135,9 @@ def read_options(
 ) -> Options:
     """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too."""
     if not keywords.keys() <= _names(known):
-        unknown = keywords.keys() - _names(known)
-        choices = ", ".join(sorted({*_names(known), *beside}))
-        raise TypeError(f"{what} takes no option {min(unknown)!r}. The options are: {choices}.")
+        unknown, choices = min(keywords.keys() - _names(known)), sorted({*_names(known), *beside})
+        hint = did_you_mean(unknown, choices)
+        raise TypeError(f"{what} takes no option {unknown!r}.{hint} The options are: {', '.join(choices)}.")
     return Options(**keywords)
 
 

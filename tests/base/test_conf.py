@@ -168,6 +168,13 @@ def test_an_unknown_setting_says_what_may_be_meant_and_what_there_is(wrong: str,
     assert f"The settings are: {', '.join(SETTINGS)}." in str(caught.value)
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("TIMEOUT", "'TTL' or 'BLOCKING_TIMEOUT'"), ("EXPIRE", "'TTL'")])
+def test_what_other_libraries_call_a_setting_is_told_with_ours(wrong: str, meant: str) -> None:
+    with pytest.raises(ImproperlyConfigured) as caught:
+        read({wrong: 30})
+    assert f"Unknown setting REDISLOCK[{wrong!r}]. Did you mean {meant}? The settings are: " in str(caught.value)
+
+
 @pytest.mark.parametrize("wrong", ["FLAVOUR", "", 7, None, ("TTL",)])
 def test_an_unknown_setting_unlike_all_others_gets_no_hint(wrong: Any) -> None:
     with pytest.raises(ImproperlyConfigured, match="Unknown setting") as caught:

@@ -63,6 +63,29 @@ def test_an_unknown_option_is_told_with_those_that_there_are(what: str, silent: 
     assert silent()
 
 
+@each_maker
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("timeout", "'ttl' or 'blocking_timeout'"),  # redis-py's and threading's
+        ("expire", "'ttl'"),
+        ("auto_renewal", "'auto_renew'"),
+        ("on_loss", "'on_lost'"),
+    ],
+)
+def test_an_option_of_another_library_or_a_misspelt_one_is_told_with_ours(what: str, wrong: str, meant: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        MAKERS[what](**{wrong: 5})
+    assert str(caught.value).startswith(f"{what} takes no option {wrong!r}. Did you mean {meant}? The options are: ")
+
+
+def test_only_what_there_is_is_suggested() -> None:
+    with pytest.raises(TypeError, match=r"takes no option 'id'\. Did you mean 'token'\? The options are"):
+        Lock("a", id="7")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"takes no option 'id'\. The options are"):
+        LockPool("a").acquire(id="7")  # type: ignore[call-arg]
+
+
 def test_a_lock_takes_what_an_acquisition_takes_and_more() -> None:
     more = {"adopt", "blocking", "fence_timeout", "fenced", "max_waiters", "reentrant", "using"}
     assert set(LockOptions.__annotations__) - set(AcquireOptions.__annotations__) == more
