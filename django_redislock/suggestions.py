@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Iterable
 
 # as other libraries call it: redis-py, python-redis-lock, SET
 _ELSEWHERE = {
@@ -16,9 +16,15 @@ _ELSEWHERE = {
 }
 
 
-def did_you_mean(wrong: str, choices: Collection[str]) -> str:
-    """`` Did you mean 'ttl'?``, to stand behind a sentence; empty where nothing is near. Case does not matter."""
-    known = {choice.lower(): choice for choice in choices}
-    meant = [known[name] for name in _ELSEWHERE.get(wrong.lower(), ()) if name in known]
-    meant = meant or [known[name] for name in difflib.get_close_matches(wrong.lower(), known, 1)]
+def did_you_mean(wrong: str, choices: Iterable[str], prefix: str = "") -> str:
+    """`` Did you mean 'ttl'?``, to stand behind a sentence; empty where nothing is near. Case does not matter.
+
+    ``prefix``: what all ``choices`` begin with, and ``wrong`` too.
+    """
+    name, known = (
+        wrong.removeprefix(prefix).lower(),
+        {choice.removeprefix(prefix).lower(): choice for choice in choices},
+    )
+    meant = [known[ours] for ours in _ELSEWHERE.get(name, ()) if ours in known]
+    meant = meant or [known[near] for near in difflib.get_close_matches(name, known, 1)]
     return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
-from ..display import duration, printable
+from ..display import duration, printable, shown
 from ..engine import current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..lock import Lock
@@ -20,6 +21,7 @@ from ..names import lock_name
 from ..open_transactions import warn_of_release, warn_unclaimed
 from ..options import LockOptions
 from ..steps import refuse_event_loop, run
+from ..suggestions import did_you_mean
 from ..times import Seconds, seconds
 
 # Exit statuses, from sysexits.h where one fits: programs rarely end with these by chance, unlike the 1 of flock(1), and
@@ -54,7 +56,8 @@ class LockedCommand(BaseCommand):
     A busy lock raises CommandError (``returncode`` 75; on the command line nothing is printed, except to a terminal or
     with ``-v 2``), as do an unreachable Redis (69) and a lock that was lost before the command ended (76). A command
     that has lost its lock keeps running until it checks: call ``self.lock.check()`` in long loops. Works through
-    ``call_command`` too. The lock of a command that is killed ends with its TTL.
+    ``call_command`` too. The lock of a command that is killed ends with its TTL. A class with another attribute that
+    begins with ``lock_``, and is no method, raises TypeError: it is misspelt.
     """
 
     lock_name: str | None = None
@@ -66,6 +69,16 @@ class LockedCommand(BaseCommand):
     lock_busy_status: int = BUSY
 
     lock: Lock  # while the command runs
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in dir(cls):  # those of its mixins too
+            value = inspect.getattr_static(cls, name)
+            if name.startswith("lock_") and name not in _ATTRIBUTES and not callable(value):
+                raise TypeError(
+                    f"{cls.__qualname__} has {name} = {shown(value)}, which LockedCommand does not know."
+                    f"{did_you_mean(name, _ATTRIBUTES, 'lock_')} The attributes are: {', '.join(_ATTRIBUTES)}."
+                )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         refuse_event_loop()
@@ -88,6 +101,9 @@ class LockedCommand(BaseCommand):
             except SystemExit as end:  # a normal end, not an error
                 ended = end
         raise ended
+
+
+_ATTRIBUTES = [name for name in LockedCommand.__annotations__ if name.startswith("lock_")]
 
 
 def _default_name(command: type[BaseCommand]) -> str:

@@ -139,6 +139,31 @@ def test_an_option_that_no_lock_takes_is_an_error_that_names_the_choices() -> No
         report(never, lock_options={"fair": True})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("lock_timeout", "lock_ttl' or 'lock_blocking_timeout"), ("lock_tll", "lock_ttl"), ("lock_on", "")],
+)
+def test_an_attribute_that_it_does_not_know_is_refused_with_the_choices(name: str, meant: str) -> None:
+    class Mixin:
+        pass
+
+    setattr(Mixin, name, 5)
+    hint = f" Did you mean '{meant}'?" if meant else ""
+    with pytest.raises(TypeError) as caught:
+        type("Command", (Mixin, Report), {})
+    assert str(caught.value) == (
+        f"Command has {name} = 5, which LockedCommand does not know.{hint} The attributes are: lock_name, "
+        f"lock_blocking_timeout, lock_ttl, lock_using, lock_at_least, lock_options, lock_busy_status."
+    )
+
+
+def test_methods_of_its_own_may_begin_with_the_same_word() -> None:
+    def lock_tables(command: Any) -> str:
+        return "done"
+
+    assert report(lambda command, **options: command.lock_tables(), lock_tables=lock_tables) == "done\n"
+
+
 # -- busy -----------------------------------------------------------------------------------------------------------
 
 
