@@ -25,7 +25,7 @@ from .late_release import LateRelease
 from .login_order import warn_above_login
 from .methods import check_methods
 from .owners import describe_request
-from .responses import OnConflict, conflict, unavailable
+from .responses import OnConflict, check_on_conflict, conflict, unavailable
 from .transactions import open_transactions
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def locked_view(
     checked = read_options(options, "locked_view()", beside=["methods", "name", "on_conflict", "token"])
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
-    if on_conflict is not None and not callable(on_conflict):
-        raise TypeError(f"on_conflict must be a callable (request, info), not {on_conflict!r}.")
+    check_on_conflict(on_conflict)
 
     def decorate(view: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(view, "locked_view")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from math import ceil
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
@@ -12,6 +13,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, ngettext
 
 from ..conf import conf, import_function
+from ..display import shown
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
@@ -22,6 +24,17 @@ OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 
 # in the order in which a client without a preference gets them
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
+
+
+def check_on_conflict(given: OnConflict | None) -> None:
+    """Raise TypeError unless this can be called as ``on_conflict`` is."""
+    try:
+        if given is not None:
+            signature(given).bind("request", "info")
+    except TypeError as error:
+        raise TypeError(f"on_conflict must be a callable (request, info), not {shown(given)}: {error}.") from None
+    except ValueError:
+        pass  # its signature is not known
 
 
 def conflict(
@@ -36,7 +49,11 @@ def conflict(
             holder = yield from inspect(backend, name)
         except LockUnavailable:
             pass  # that it is busy is known
-        return (yield CallOut(lambda: respond(request, holder)))  # type: ignore[no-any-return]
+        response = yield CallOut(lambda: respond(request, holder))
+        if response is None:  # all else may mean something to the framework that calls the view
+            what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
+            raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
+        return response  # type: ignore[no-any-return]
     wait = max(1, ceil(refusal.busy_for))
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",

@@ -358,8 +358,9 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
         locked_view("x", methods=[])
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
         locked_view("x", methods="GET")
-    with pytest.raises(TypeError, match="on_conflict must be a callable"):
-        locked_view("x", on_conflict="nobody")  # type: ignore[arg-type]
+    for wrong in ("nobody", lambda: HttpResponse(), lambda request: HttpResponse(), lambda *, request, info: None):
+        with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
+            locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="blocking_timeout must be 0 or more"):
         locked_view("x", blocking_timeout=-1)
     with pytest.raises(

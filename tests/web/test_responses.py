@@ -183,6 +183,26 @@ def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Callable[
         assert calls == ["begun"]
 
 
+def speechless(request: HttpRequest, *info: LockInfo | None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "what"),
+    [
+        (None, {"on_conflict": speechless}, "on_conflict"),
+        (f"{__name__}.speechless", {}, r"REDISLOCK\['VIEW_ON_CONFLICT'\]"),
+    ],
+)
+def test_who_returns_no_response_to_a_conflict_is_named(
+    setting: str | None, options: dict[str, Any], what: str, busy: Callable[..., Any], settings: Settings
+) -> None:
+    settings.REDISLOCK = {"VIEW_ON_CONFLICT": setting}
+    with pytest.raises(
+        TypeError, match=rf"^{what} must return a response, and <function speechless .*> returned None\.$"
+    ):
+        busy(**options)
+
+
 def test_who_responds_to_a_conflict_need_not_know_the_holder(
     busy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
