@@ -44,7 +44,7 @@ def _wrong(raw: object) -> list[CheckMessage]:
             if key == "KEY_PREFIX":
                 found.append(_wrong_prefix(error))
             else:
-                hint = "See the documentation's page of settings."
+                hint = 'See the page "Settings" of the documentation.'
                 found.append(Error(str(error), hint=hint, id="django_redislock.E001"))
     return found
 
@@ -195,12 +195,17 @@ def _shared(alias: str, known: Conf) -> list[CheckMessage]:
     if not caching:
         return []
     names = ", ".join(map(repr, sorted(caching)))
+    hint = (
+        "The locks of cache.lock() always live in its own alias: empty that cache with cache.delete_pattern('*'), "
+        "which spares them, instead of clear(), and give other caches another database number"
+        if hasattr(type(caches[alias]), "lock_alias")
+        else "Give the locks an alias of their own, with another database number, and name it in REDISLOCK['CACHE']"
+    )
     return [
         Info(
             f"The locks of the cache alias {alias!r} share a Redis database with the cache {names}: its clear() "
             f"flushes the database, and all locks with it.",
-            hint="Give the locks an alias of their own, with another database number, and name it in "
-            "REDISLOCK['CACHE']; or silence this if nobody calls clear().",
+            hint=f"{hint}; or silence this if nobody calls clear().",
             id="django_redislock.I001",
         )
     ]

@@ -293,6 +293,26 @@ def test_the_clear_of_the_cache_whose_locks_they_are_is_told(ours: Callable[...,
     assert "'pages' share a Redis database with the cache 'pages'" in told
 
 
+def test_how_to_spare_the_locks_of_cache_lock_is_told(ours: Callable[..., None], settings: Any) -> None:
+    """They are always in that alias: naming another one in REDISLOCK["CACHE"] would not help."""
+    ours("default")
+    settings.REDISLOCK = {}
+    ((message),) = check()
+    assert message.id == "django_redislock.I001"
+    hint = str(message.hint)
+    assert "with cache.delete_pattern('*'), which spares them, instead of clear()" in hint
+    assert "REDISLOCK" not in hint
+    cache: Any = caches["default"]
+    cache.set("page", 1)
+    with cache.lock("x") as lock:
+        cache.delete_pattern("*")
+        assert cache.get("page") is None
+        assert lock.owned()
+        cache.clear()
+        assert not lock.locked()
+        lock.acquire()  # for the end of the block
+
+
 def test_a_prefix_with_braces_is_found_where_cache_lock_would_fail(ours: Callable[..., None]) -> None:
     ours(KEY_PREFIX="{site}")
     ((message),) = check()
