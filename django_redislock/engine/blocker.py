@@ -69,7 +69,7 @@ class Blocker:
         noun, name = known_as(wanted.name)
         holder = self.holder
         owner = "" if holder is None else holder.described
-        within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})"
+        within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
         elif self.full:
