@@ -36,7 +36,7 @@ Kind = type[BaseException] | None
 
 
 def _leave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> None:
-    run_blocking(_end(block, error), "Use async with instead")
+    run_blocking(_end(block, error), "Use async with instead.")
 
 
 def _aleave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> Any:
@@ -230,7 +230,7 @@ class Lock:
         block = engine.block_of(self)
         section = self._section(current_owner(), None)
         try:
-            run_blocking(self._enter(section, block), "Use async with instead")
+            run_blocking(self._enter(section, block), "Use async with instead.")
             return self
         except BaseException:
             section.undo()

@@ -152,7 +152,7 @@ class LockPool:
         return await arun(self._keys())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(run_blocking(self._keys(), "Use async for instead"))
+        return iter(run_blocking(self._keys(), "Use async for instead."))
 
     async def __aiter__(self) -> AsyncIterator[str]:
         for key in await self.akeys():

@@ -15,6 +15,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
+from django_redislock import Lock, LockPool
 from django_redislock.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run, run_blocking
 from tests.helpers.actors import Crowd
 
@@ -299,6 +300,15 @@ async def test_a_blocking_call_in_a_running_event_loop_is_refused_and_says_what_
     with pytest.raises(SynchronousOnlyOperation, match=text):
         run_blocking(steps(), "Await aacquire()")
     assert begun == []
+
+
+async def test_what_is_no_call_is_not_told_to_be_made_through_sync_to_async() -> None:
+    for statement, text in (
+        (lambda: Lock("a").__enter__(), "Use async with instead"),
+        (lambda: list(LockPool("a")), "Use async for instead"),
+    ):
+        with pytest.raises(SynchronousOnlyOperation, match=rf"would block the event loop .* thread\. {text}\.$"):
+            statement()
 
 
 async def test_it_is_made_through_sync_to_async_or_where_django_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
