@@ -101,6 +101,16 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
     __exit__: ExitMethod = ExitMethod(lambda block, *error: _leave(block, *error))
 
+    if not TYPE_CHECKING:  # type checkers say so themselves
+
+        def __aenter__(self):
+            raise TypeError(
+                "locked_atomic has no async with: Django's transactions are for sync code. Put the block into a "
+                "function and call it through sync_to_async."
+            )
+
+        __aexit__ = __aenter__  # async with looks for both
+
     def entered(self) -> AbstractContextManager[Lock]:
         """The latest block that ExitStack has entered in this thread."""
         return self._entered.contexts.pop()  # type: ignore[no-any-return]

@@ -202,6 +202,13 @@ def test_in_a_testcase_it_works_as_outside(in_testcase: None, run: Run, account:
         run(account.book)
 
 
+async def test_async_with_says_the_way_out() -> None:
+    with pytest.raises(TypeError, match=r"^locked_atomic has no async with: .* call it through sync_to_async\.$"):
+        async with locked_atomic(NAME):  # type: ignore[attr-defined]
+            raise AssertionError("not reached")
+    assert await sync_to_async(held)() == []
+
+
 async def test_in_an_event_loop_it_is_refused(account: Account) -> None:
     for call in (locked_atomic(NAME).__enter__, locked_atomic(NAME)(account.book)):
         with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
