@@ -51,10 +51,15 @@ class CallTexts:
                 )
 
     def fill(
-        self, signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any], **more: Any
+        self,
+        function: Callable[..., Any],
+        signature: inspect.Signature | None,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        **more: Any,
     ) -> Texts:
-        """The texts for one call; ``more`` are values for the templates beside its arguments."""
-        values = {**_arguments(signature, args, kwargs), **more} if self._templates else {}
+        """The texts for one call of ``function``; ``more`` are values for the templates beside its arguments."""
+        values = {**_arguments(function, signature, args, kwargs), **more} if self._templates else {}
         name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
         token = None if self._token is None else check_token(self._token.fill(values))
         return Texts(check_name(name), self._note.fill(values), token)
@@ -68,12 +73,18 @@ def template_of(name: Name | None) -> str:
 
 
 def _arguments(
-    signature: inspect.Signature | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    signature: inspect.Signature | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """The arguments of a call by their names, defaults included, ``**kwargs`` flattened."""
     if signature is None:
         return kwargs
-    bound = signature.bind(*args, **kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{_called(function)}() {error}") from None
     bound.apply_defaults()
     values = dict(bound.arguments)
     for parameter in signature.parameters.values():

@@ -78,7 +78,7 @@ def locked(
         texts.check(function, signature)
 
         def guarded(args: Any, kwargs: Any) -> Steps[Any]:
-            lock, note, its_token = texts.fill(signature, args, kwargs)
+            lock, note, its_token = texts.fill(function, signature, args, kwargs)
             its_options = checked.with_note(note)
             section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
             call = Call(function, args, kwargs) if is_async else Call(claiming, (section, function, args, kwargs), {})

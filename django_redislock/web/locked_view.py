@@ -160,7 +160,7 @@ class _LockedView:
         view = self._view
         signature = _signature(view, request, *args, **kwargs)
         made, note, token = yield Evaluate(
-            lambda: self._texts.fill(signature, (request, *args), {**kwargs}, request=request)
+            lambda: self._texts.fill(view, signature, (request, *args), {**kwargs}, request=request)
         )
         options = self._options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))

@@ -129,7 +129,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-            name, note, token = texts.fill(signature, args, kwargs)
+            name, note, token = texts.fill(function, signature, args, kwargs)
             with self._block(name, token, {**self._options, "note": cut_note(note)}):
                 return function(*args, **kwargs)
 

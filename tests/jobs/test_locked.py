@@ -189,7 +189,7 @@ def test_a_call_with_wrong_arguments_is_the_error_that_it_always_is(crowd: Crowd
     def report(year: int) -> None:
         raise AssertionError("not reached")
 
-    with pytest.raises(TypeError, match="missing a required argument: 'year'"):
+    with pytest.raises(TypeError, match=r"\breport\(\) missing a required argument: 'year'$"):
         crowd()(Twins(locked("report:{year}"), report), "call")
 
 
