@@ -247,8 +247,9 @@ _HOSTS = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
 
 def _create_cache(alias: str) -> Any:
     if alias not in caches.settings:
+        given = "in REDISLOCK['CACHE']" if alias == conf().CACHE else "given as using"
         raise ImproperlyConfigured(
-            f"Unknown cache alias {alias!r} for the locks. The aliases in CACHES are: {', '.join(caches.settings)}."
+            f"Unknown cache alias {alias!r} ({given}). The aliases in CACHES are: {', '.join(caches.settings)}."
         )
     return caches.create_connection(alias)
 
@@ -272,6 +273,10 @@ def _redis_client(cache: Any, alias: str) -> Any:
             )
     except (RedisError, RedisClusterException) as error:  # a client of a cluster asks it at once where everything is
         raise LockUnavailable(f"Redis cannot be reached for locks (cache alias {alias!r}): {error}", None) from error
+    except ImproperlyConfigured as error:
+        if repr(alias) in str(error):
+            raise
+        raise _unusable(alias, error) from error  # django-redis does not name it: it has no LOCATION, say
     except NotImplementedError:  # django-redis's sharded client
         client = None
     if not hasattr(getattr(client, "connection_pool", None), "connection_class") and not hasattr(

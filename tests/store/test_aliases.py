@@ -177,7 +177,8 @@ def test_of_several_locations_the_first_has_the_locks(
 
 @pytest.mark.parametrize("settings", [{}, {"CACHE": "locks"}])
 def test_an_alias_that_is_missing_names_those_that_there_are(me: Any, settings: dict[str, str]) -> None:
-    problem = r"Unknown cache alias 'locks'.*The aliases in CACHES are: default, memory\."
+    given = r"in REDISLOCK\['CACHE'\]" if settings else "given as using"
+    problem = rf"^Unknown cache alias 'locks' \({given}\)\. The aliases in CACHES are: default, memory\.$"
     with override_settings(REDISLOCK=settings), pytest.raises(ImproperlyConfigured, match=problem):
         me(Lock("a", using=None if settings else "locks"), "acquire")
 
@@ -221,6 +222,7 @@ NO_LOCKS = [
         {"BACKEND": DJANGO_REDIS, "LOCATION": "localhost:6379"},
         "Cannot use the cache alias 'default' for locks: ValueError: Redis URL",
     ),
+    ({"BACKEND": DJANGO_REDIS, "LOCATION": ""}, "Cannot use the cache alias 'default' for locks: Missing connections"),
     (
         {**SHARDS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
         "'default' spreads .* over several servers",
