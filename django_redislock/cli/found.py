@@ -87,4 +87,6 @@ def not_held(names: Iterable[str], foreign: Mapping[str, str]) -> list[str]:
     """What to say of locks that are not held by one of us."""
     free = [printable(name) for name in names if name not in foreign]
     lines = [f"Not held: {', '.join(free)}"] if free else []
+    if any(character in name for name in free for character in "*?["):
+        lines.append("NAME is not a pattern: use list PATTERN, or clear --match PATTERN.")
     return lines + [f"Not a lock of this app: {printable(name)}. {text}" for name, text in foreign.items()]

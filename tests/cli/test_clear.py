@@ -212,6 +212,14 @@ def test_a_dry_run_only_says_what_would_be_cleared() -> None:
     assert Lock("order:1").locked()
 
 
+@pytest.mark.parametrize("arguments", [["clear", "order:*", "--noinput"], ["show", "order:*"]])
+def test_who_gives_a_pattern_as_a_name_hears_where_patterns_go(arguments: list[str]) -> None:
+    hold("order:42")
+    with pytest.raises(CommandError, match=r"^Not held: order:\*\nNAME is not a pattern: .* --match PATTERN\.$"):
+        redislocks(*arguments)
+    assert Lock("order:42").locked()
+
+
 def test_a_dry_run_fails_too_when_a_named_lock_is_not_held() -> None:
     with pytest.raises(CommandError, match=r"^Not held: b$"):
         redislocks("clear", "b", "--dry-run")
