@@ -42,7 +42,7 @@ def handle(output: Output, *, name: str | None, format: str, using: str | None, 
         alias, pool = the_only(pools)
         output.say(json_or(lambda: pool_portrait(pool), pool_as_json(pool, alias), format))
     if not any(pool.members for _, pool in pools.values()):
-        raise CommandError(f"No members: {printable(name)}")
+        raise CommandError(f"The pool {printable(name)} has no members.")
 
 
 def _all(format: str, places: Sequence[Place]) -> str:

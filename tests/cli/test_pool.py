@@ -57,7 +57,7 @@ def test_it_shows_its_queue(pool: LockPool, other: Callable[[], Other], eventual
 def fails() -> str:
     """What is printed of a pool without members."""
     out = io.StringIO()
-    with pytest.raises(CommandError, match=r"^No members: proxies$") as caught:
+    with pytest.raises(CommandError, match=r"^The pool proxies has no members\.$") as caught:
         call_command("redislocks", "pool", "proxies", stdout=out)
     assert caught.value.returncode == 1
     return out.getvalue()
