@@ -142,6 +142,11 @@ def find_origin(alias: str) -> Origin:
         return _find_origin(alias)
     except LockUnavailable:
         raise
+    except ImproperlyConfigured as error:
+        if repr(alias) in str(error):
+            raise
+        # django-redis does not name it: it has no LOCATION, say
+        raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
     except _UNUSABLE as error:
         raise ImproperlyConfigured(
             f"Cannot use the cache alias {alias!r} for locks: {type(error).__name__}: {error}"
@@ -273,10 +278,6 @@ def _redis_client(cache: Any, alias: str) -> Any:
             )
     except (RedisError, RedisClusterException) as error:  # a client of a cluster asks it at once where everything is
         raise LockUnavailable(f"Redis cannot be reached for locks (cache alias {alias!r}): {error}", None) from error
-    except ImproperlyConfigured as error:
-        if repr(alias) in str(error):
-            raise
-        raise _unusable(alias, error) from error  # django-redis does not name it: it has no LOCATION, say
     except NotImplementedError:  # django-redis's sharded client
         client = None
     if not hasattr(getattr(client, "connection_pool", None), "connection_class") and not hasattr(
