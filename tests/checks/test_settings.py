@@ -76,7 +76,7 @@ def test_an_alias_of_which_no_connection_can_be_made_is_found(
         ({"OPTIONS": None}, "Cannot use the cache alias 'locks' for locks: AttributeError: "),
         ({"OPTIONS": {"pool_class": 5}}, "Cannot use the cache alias 'locks' for locks: AttributeError: "),
         ({"KEY_FUNCTION": ".."}, "Cannot use the cache alias 'locks' for locks: TypeError: "),
-        ({"BACKEND": ""}, "Could not find backend ''"),
+        ({"BACKEND": ""}, "Cannot use the cache alias 'locks' for locks: Could not find backend ''"),
     ],
     ids=repr,
 )
