@@ -103,7 +103,7 @@ class LockPool:
     # -- members ----------------------------------------------------------------------------------------------------
 
     def extend(self, keys: Iterable[str]) -> int:
-        """Add members; return how many are new. Waiters are served.
+        """Add members; return how many are new. Waiters are served. Also repairs what an eviction took of them.
 
         Many are added in steps of 250, each atomic. After LockUnavailable, some may have been added: call it again.
         """

@@ -130,7 +130,8 @@ def _eviction(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
         Warning(
             f"{_server(backend.alias)} evicts keys {when} (maxmemory-policy "
             f"{policy}): locks have a TTL and may be among them.",
-            hint="Give the locks a server with maxmemory-policy noeviction.",
+            hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
+            "this brings back those that an eviction took.",
             id="django_redislock.W005",
         )
     ]

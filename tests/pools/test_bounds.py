@@ -63,7 +63,8 @@ def pool(meter: Meter) -> Iterator[LockPool]:
 
 def use_all(client: redis.Redis, meter: Meter) -> None:
     """Each member has been held once."""
-    client.rename(FRESH, FREE)
+    client.zunionstore(FREE, [FREE, FRESH])
+    client.delete(FRESH)
     meter.before = meter.count()
 
 

@@ -20,10 +20,30 @@ from django_redislock import (
 )
 from django_redislock.inspection import LockStatus
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.pools import ANY, BUSY, HELD, POOL, TTL, audit, leases_end, leave, leftovers, lock_of, raw
+from tests.helpers.pools import (
+    ANY,
+    BUSY,
+    FREE,
+    FRESH,
+    HELD,
+    MEMBERS,
+    POOL,
+    TTL,
+    Held,
+    Wait,
+    audit,
+    got,
+    leases_end,
+    leave,
+    leftovers,
+    lock_of,
+    raw,
+)
 from tests.helpers.state import PREFIX, waiting
 
 Eventually = Callable[..., Any]
+
+INDEX = f"{PREFIX}index"
 
 
 def refuses(me: Any, pool: LockPool) -> None:
@@ -277,3 +297,72 @@ def test_one_who_waits_beside_a_member_that_never_ends_looks_no_more_often_than_
         assert taken.member == ""
         assert taken.left > 4
     assert waiting() == 0
+
+
+# -- what an eviction has taken --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["extend", "assign"])
+@pytest.mark.parametrize("evicted", [FREE, FRESH, MEMBERS, BUSY, HELD])
+def test_members_that_an_eviction_took_come_back_when_they_are_given_again(
+    me: Any, pool: LockPool, evicted: str, how: str
+) -> None:
+    keys = ["alice", "bob", "carol"]
+    me(pool, "extend", keys)
+    members = [me(pool, "acquire") for _ in keys[1:]]
+    me(members[0], "release")  # one each: used and free, held, and not used yet
+    raw(pool.using or "", "DEL", evicted)
+    assert me(pool, how, keys) == (len(keys) if evicted == MEMBERS else 0)
+    if evicted == HELD:
+        with pytest.raises(LockLost):
+            me(members[1], "release")
+    else:
+        me(members[1], "release")
+    assert sorted(me(pool, "acquire", blocking_timeout=0).key for _ in keys) == keys
+    refuses(me, pool)
+
+
+def test_extend_gives_no_turn_to_a_member_that_is_held(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    me(pool, "acquire")
+    assert me(pool, "extend", ["alice", "bob"]) == 0
+    assert raw(pool.using or "", "ZRANGE", FRESH, "0", "-1") == [b"bob"]
+
+
+def test_one_who_waits_gets_a_member_that_extend_has_brought_back(
+    accounts: LockPool, held: Held, wait: Wait, client: redis.Redis
+) -> None:
+    held("alice")
+    client.delete(FREE)
+    wanted = wait()
+    accounts.extend(["alice"])
+    assert got(wanted) == "alice"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["index evicted too", "index"])
+def test_the_member_of_a_dead_holder_comes_back_though_the_end_of_its_lease_was_evicted(
+    known: bool, accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    assert ghost().queue("1" * 22, name=ANY, ttl=TTL).member == "alice"
+    client.delete(BUSY)
+    if known:
+        client.zadd(INDEX, {lock_of("alice"): 1}, xx=True)
+    else:
+        client.delete(INDEX)
+    accounts.extend(["alice"])
+    assert {accounts.acquire(blocking_timeout=0).key for _ in range(2)} == {"alice", "bob"}
+
+
+def test_a_lease_whose_end_was_evicted_is_still_what_it_was(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    members = [me(pool, "acquire", ttl=ttl, auto_renew=False) for ttl in (TTL, 2 * TTL)]
+    raw(pool.using or "", "DEL", BUSY)
+    for member, ttl in zip(members, (TTL, 2 * TTL), strict=True):
+        before = get_lock(member.name, using=pool.using)
+        assert before is not None
+        assert ttl - 60 < before.lease_left <= ttl
+    assert me(pool, "extend", ["alice", "bob"]) == 0
+    refuses(me, pool)
+    for member in members:
+        me(member, "release")
+    assert me(pool, "health_check") == (0, 2)

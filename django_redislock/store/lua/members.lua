@@ -3,7 +3,7 @@
 --            next: a set of members that is not in use yet; pools: those that have members
 -- ARGV     number name how channel known member...
 --            number: of the call in its slot
---            how: add, remove; stage = into the set that is not in use yet; switch = put that in the place of the old
+--            how: add = also those that are members already, if they have lost their turns; remove; stage = into the set that is not in use yet; switch = put that in the place of the old
 --            one, at once, if it has as many members as are given; serve = only hand out what is free
 -- returns  how many of them are new, or were there; and, behind a space, 1 = waiters may remain to be served: call again
 --#include once
@@ -26,8 +26,10 @@ return once(function()
   for i = 6, how == 'switch' and 0 or #ARGV do
     local name = ARGV[i]
     if how == 'add' then
-      if redis.call('ZADD', KEYS.members, 0, name) == 1 then
-        changed = changed + 1
+      local is_new = redis.call('ZADD', KEYS.members, 0, name)
+      changed = changed + is_new
+      -- one that was there has lost its turn if an eviction took the key it stood in
+      if is_new == 1 or not (redis.call('ZSCORE', KEYS.free, name) or redis.call('ZSCORE', KEYS.busy, name)) then
         redis.call('ZADD', KEYS.fresh, 0, name)
       end
     elseif how == 'remove' then

@@ -62,11 +62,21 @@ local function member_left(member)
   return ends and math.max(0, math.ceil((ends - us) / 1000)) or -1
 end
 
+-- an eviction took the end of the lease: the index has it too. Lost there as well, the lease is over. nil: somebody
+-- else has written the value
+local function restored_end(member, value)
+  if not parse_holder(value) then return nil end
+  local ends = redis.call('ZSCORE', KEYS.index, lock_name_of(member))
+  if not ends or ends == 'inf' then return us end
+  redis.call('ZADD', KEYS.busy, ends, member)
+  return ends
+end
+
 -- the value of its lock, nil when nobody holds it; a lease that has ended is cleared away
 local function read_member(member)
   local value = redis.call('HGET', KEYS.held, member)
   if not value then return nil end
-  local ends = redis.call('ZSCORE', KEYS.busy, member)
+  local ends = redis.call('ZSCORE', KEYS.busy, member) or restored_end(member, value)
   if not ends or tonumber(ends) > us then return value end
   local suspension = vacate(member, value)
   if not suspension then redis.call('ZADD', KEYS.busy, us, member) end -- whoever looks at it, it is to be given back
