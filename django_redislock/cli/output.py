@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
 
-from django.core.management.base import BaseCommand, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+
+UNWRITTEN = 74  # EX_IOERR
 
 
 class Output:
@@ -19,12 +23,14 @@ class Output:
     def say(self, text: str) -> None:
         try:
             _write(self.out, text)
-        except BrokenPipeError:
+        except OSError as error:
             if not self.from_shell:
                 raise
-            # whoever read us, head say, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains as it exits
-            sys.exit(128 + signal.SIGPIPE)
+            if isinstance(error, BrokenPipeError):
+                sys.exit(128 + signal.SIGPIPE)  # whoever read us, head say, has closed the pipe
+            problem = f"Could not write the output: {error.strerror or error}"
+            raise CommandError(problem, returncode=UNWRITTEN) from error
 
     def warn(self, text: str) -> None:
         self._err.write(text)
@@ -38,5 +44,23 @@ class Output:
 def _write(stream: OutputWrapper, text: str, ending: str | None = None) -> None:
     """Print ``text``; characters that the terminal's encoding lacks are escaped."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding), style_func=str, ending=ending)
+    known = text.encode(encoding, "backslashreplace").decode(encoding)
+    raw = getattr(stream, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        stream.flush()
+        whole = io.StringIO()
+        OutputWrapper(whole, stream.ending).write(known, style_func=str, ending=ending)
+        _write_all(raw, whole.getvalue().encode(encoding))
+        return
+    stream.write(known, style_func=str, ending=ending)
     stream.flush()
+
+
+def _write_all(raw: io.RawIOBase, data: bytes) -> None:
+    """``python -u``: a raw stream may write only part of it, and Python's text streams do not notice."""
+    rest = memoryview(data)
+    while rest:
+        written = raw.write(rest)
+        if written is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[written:]

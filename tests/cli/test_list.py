@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -234,6 +235,60 @@ def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(SystemExit) as caught:
             load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
     assert caught.value.code == 128 + signal.SIGPIPE
+
+
+def test_an_unbuffered_output_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sluggish(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            return super().write(data[:100])
+
+    hold("order:1", note="ä" * 300)
+    with tempfile.TemporaryFile() as file:
+        out = io.TextIOWrapper(Sluggish(file.fileno(), "wb", closefd=False), encoding="utf-8", write_through=True)
+        call_command("redislocks", "list", "--format", "json", stdout=out)
+        file.seek(0)
+        printed = file.read()
+    assert printed.endswith(b"]\n")
+    assert json.loads(printed)[0]["note"] == "ä" * 300
+
+
+def test_a_reader_who_has_seen_enough_of_an_unbuffered_output_is_no_error(in_process: InProcess) -> None:
+    """At once the pipe takes but a part of it."""
+    for number in range(300):
+        hold(f"order:{number}")
+    process = in_process("list", "--format=json", "--settings=tests.settings", environment={"PYTHONUNBUFFERED": "1"})
+    assert process.stdout is not None
+    assert process.stderr is not None
+    os.read(process.stdout.fileno(), 1)
+    process.stdout.close()
+    assert (process.wait(GENEROUS), process.stderr.read()) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_full_disk_is_an_error(unbuffered: str, in_process: InProcess) -> None:
+    with open("/dev/full", "w") as full:
+        environment = {"PYTHONUNBUFFERED": unbuffered}
+        process = in_process("list", "--settings=tests.settings", stdout=full, environment=environment)
+        _, err = process.communicate(timeout=GENEROUS)
+    assert (process.returncode, err) == (74, "CommandError: Could not write the output: No space left on device\n")
+
+
+def test_from_code_a_full_disk_is_the_callers_own_business() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        out = io.TextIOWrapper(full, write_through=True)
+        with pytest.raises(OSError, match="No space left"):
+            call_command("redislocks", "list", stdout=out)
+
+
+def test_an_output_that_takes_nothing_at_present_is_an_error() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb", buffering=0) as full:
+        while full.write(b"x" * 65536):
+            pass
+        out = io.TextIOWrapper(full, write_through=True)
+        with pytest.raises(BlockingIOError):
+            call_command("redislocks", "list", stdout=out)
 
 
 def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
