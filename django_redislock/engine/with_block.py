@@ -42,7 +42,9 @@ class WithBlock:
     def enter(self, section: Section) -> None:
         """The block is about to begin."""
         self.section = section
-        section.undo_after(self.exit)
+        exit = self.exit
+        if exit is not None:  # one that was called by hand before is dead, though an error may keep its block
+            section.undo_after(exit)
 
 
 def _nothing() -> None:

@@ -120,6 +120,18 @@ def test_one_object_can_be_entered_again_after_its_block(crowd: Crowd, client: r
     assert holder(client) == ""
 
 
+def test_one_object_can_be_entered_by_hand_while_the_error_of_its_last_exit_is_kept(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    lock.__enter__()
+    client.delete(LOCK)
+    with pytest.raises(LockLost) as kept:
+        lock.__exit__(None, None, None)
+    lock.__enter__()
+    lock.__exit__(None, None, None)
+    assert not lock.locked()
+    assert kept.value.name == NAME
+
+
 def test_an_exit_stack_releases_in_the_end(client: redis.Redis) -> None:
     with contextlib.ExitStack() as stack:
         assert stack.enter_context(Lock(NAME)).owned()
