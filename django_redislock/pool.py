@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import engine
 from .display import shown
 from .engine import Acquisition, Caller, Lease, Owner, current_owner, twin
-from .exceptions import LockNotAcquired, LockUnavailable
+from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .inspection import LockInfo, LockStatus, WaiterInfo
 from .inspection.info import read_queue, read_statuses
 from .inspection.listing import read_matching
@@ -36,14 +36,16 @@ NONE_HELD = 5.0  # seconds that checkout.lua gives where no lease will end
 class PoolMember(Lock):
     """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
 
-    ``key`` is the member. ``with`` does not acquire it again, and releases it at its end.
+    ``key`` is the member. ``with`` does not acquire it again, and releases it at its end. A second ``with`` inside of
+    that raises LockError.
     """
 
-    __slots__ = ("key",)
+    __slots__ = ("_entered", "key")
 
     def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
         super().__init__(name, **options)
         self.key: str = unquoted(name.rpartition(":")[2])
+        self._entered: Lease | None = None  # by a block, which will release it
 
     @classmethod
     def of(cls, lease: Lease, options: LockOptions) -> Self:
@@ -51,16 +53,29 @@ class PoolMember(Lock):
         return cls(lease.name, **options)._acquired(lease)
 
     def __enter__(self) -> Self:
-        return self if self._go_on(None) else super().__enter__()
+        if not self._go_on(None):
+            super().__enter__()
+            self._entered = self._latest
+        return self
 
     async def _aenter(self, block: engine.WithBlock | None) -> Self:
-        return self if self._go_on(block) else await super()._aenter(block)
+        if not self._go_on(block):
+            await super()._aenter(block)
+            self._entered = self._latest
+        return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
         """Whether it is held already, so that the block only has to release it."""
         section = current_owner().section(self)
         if section is None:
             return False
+        if section.held is self._entered:
+            raise LockError(
+                f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "
+                f"releases it.",
+                self.name,
+            )
+        self._entered = section.held
         block = block or engine.block_of(self)
         if block is not None:
             block.enter(section)

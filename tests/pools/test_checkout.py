@@ -10,7 +10,7 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
+from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
 from django_redislock.options import AcquireOptions, LockOptions
 from django_redislock.pool import NONE_HELD
 from django_redislock.steps import run
@@ -74,6 +74,40 @@ async def test_async_with_gives_a_member_back(pool: LockPool) -> None:
         assert account.key == "alice"
         assert await pool.ahealth_check() == (1, 0)
     assert await pool.ahealth_check() == (0, 1)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["checked out", "acquired again"])
+def test_a_second_block_is_refused_and_leaves_the_member_to_the_first(me: Any, pool: LockPool, again: bool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    if again:
+        me(member, "release")
+    me(member, "enter")
+    with pytest.raises(LockError, match="'pool:accounts:alice': this thread or task is in one already"):
+        me(member, "enter")
+    assert me(member, "owned")
+    me(member, "exit", None, None, None)
+    assert me(pool, "health_check") == (0, 1)
+    me(member, "enter")
+    me(member, "exit", None, None, None)
+    assert me(pool, "health_check") == (0, 1)
+
+
+def test_a_second_with_statement_releases_nothing_of_the_first(accounts: LockPool) -> None:
+    with accounts.acquire() as account:
+        with pytest.raises(LockError), account:
+            pytest.fail("entered")
+        assert account.owned()
+    assert accounts.health_check() == (0, 2)
+
+
+async def test_a_second_async_with_releases_nothing_of_the_first(accounts: LockPool) -> None:
+    async with await accounts.aacquire() as account:
+        with pytest.raises(LockError):
+            async with account:
+                pytest.fail("entered")
+        assert await account.aowned()
+    assert await accounts.ahealth_check() == (0, 2)
 
 
 def test_a_member_that_was_given_back_can_be_taken_again_by_itself(accounts: LockPool) -> None:
