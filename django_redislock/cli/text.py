@@ -26,7 +26,7 @@ def json_or(text: Callable[[], str], data: object, format: str, *, indent: int |
 
 
 def as_json(lock: LockInfo) -> dict[str, Any]:
-    """Times in ISO 8601, durations in seconds; None where a lease never ends."""
+    """Times in ISO 8601, durations in seconds; None where a lease or a suspension never ends."""
     endless = lock.lease_left == math.inf
     return {
         "name": lock.name,
@@ -41,8 +41,12 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "pool_waiters": lock.pool_waiters,
         "note": lock.note,
         "held": lock.held,
-        "suspension": None if lock.suspension is None else asdict(lock.suspension),
+        "suspension": None if lock.suspension is None else _suspension_as_json(lock.suspension),
     }
+
+
+def _suspension_as_json(suspension: SuspensionInfo) -> dict[str, Any]:
+    return {**asdict(suspension), "left": None if suspension.left == math.inf else suspension.left}
 
 
 def with_queue(lock: LockInfo) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import json
 import os
 import re
 
+import redis
+
 from django_redislock import Lock
 from tests.cli.conftest import hold, redislocks
+from tests.helpers.state import PREFIX
 
 BY = rf"\S+:{os.getpid()}:MainThread"
 
@@ -30,6 +33,14 @@ def test_json_says_so_to_programs() -> None:
     assert (suspended["held"], suspended["note"], suspended["suspension"]["note"]) == (False, *["rate limited"] * 2)
     assert re.fullmatch(BY, suspended["suspension"]["owner"])
     assert 3500 < suspended["suspension"]["left"] <= 3600
+
+
+def test_a_suspension_that_never_ends_is_no_number_in_json(client: redis.Redis) -> None:
+    Lock("order:42").suspend(3600)
+    client.persist(f"{PREFIX}lock:order:42")
+    printed = redislocks("list", format="json")
+    assert "Infinity" not in printed  # which is no JSON
+    assert json.loads(printed)[0]["suspension"]["left"] is None
 
 
 def test_show_says_so_while_somebody_holds_it() -> None:
