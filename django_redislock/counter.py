@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from .display import shown
 from .steps import Steps, arun, run_blocking
 from .store.scripts import Script
@@ -10,6 +12,8 @@ from .times import Seconds
 
 LARGEST = 2**63 - 1  # that a counter of Redis can hold
 
+# as Redis reads it; int() would take more
+_COUNT = re.compile(rb"0|-?[1-9]\d{0,18}")
 _COUNTER = Script("counter")
 
 
@@ -76,7 +80,8 @@ class Counter(Stored):
 
     def _get(self) -> Steps[int]:
         raw = yield from self._get_raw()
-        try:
-            return 0 if raw is None else int(raw)
-        except ValueError:
-            raise self._foreign(f"{raw!r:.80}") from None
+        if raw is None:
+            return 0
+        if _COUNT.fullmatch(raw) and -LARGEST - 1 <= (count := int(raw)) <= LARGEST:
+            return count
+        raise self._foreign(f"{raw!r:.80}")

@@ -121,7 +121,17 @@ def test_another_redis_type_under_the_key_of_a_counter_is_a_clear_error(me: Any,
     assert raw(hits.using or "", "LRANGE", KEY, 0, -1) == [b"5"]
 
 
-@pytest.mark.parametrize("text", ["hello", "1.5", ""])
+NO_COUNTS = ["hello", "1.5", "", "1_000", " 7", "7\n", "+7", "007", "-0", "--7", "-", "\u0667"]
+NO_COUNTS += [str(2**63), str(-(2**63) - 1), "9" * 20, "9" * 5000]
+
+
+@pytest.mark.parametrize("count", [0, 7, -7, 10**18, 2**63 - 1, -(2**63)])
+def test_whatever_redis_counts_with_is_a_count(me: Any, hits: Counter, count: int) -> None:
+    raw(hits.using or "", "SET", KEY, str(count))
+    assert (me(hits, "get"), me(hits, "incr", 0), me(hits, "reset")) == (count, count, count)
+
+
+@pytest.mark.parametrize("text", NO_COUNTS)
 def test_what_is_no_count_is_a_clear_error_and_stays(me: Any, hits: Counter, text: str) -> None:
     raw(hits.using or "", "SET", KEY, text)
     for method in ("get", "incr", "decr", "reset"):
