@@ -151,8 +151,8 @@ class ConditionalValue(Stored):
 
     def _read(self, text: str) -> Value:
         try:
-            # a number or a text: what is nested deeply enough would end in a RecursionError
-            if text == text.strip() and not text.startswith(("[", "{")):
+            # a number or a text, as json.dumps() writes it: what is nested deeply enough would end in a RecursionError
+            if text.isascii() and text == text.strip() and not text.startswith(("[", "{")):
                 return _check_value(json.loads(text), "value")
         except (ValueError, TypeError):
             pass

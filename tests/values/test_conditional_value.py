@@ -326,7 +326,7 @@ METHODS: list[tuple[Any, ...]] = [
 ]
 
 
-FOREIGN = ["hello", "true", "[1]", "NaN", "0x10", " 5", '"5', '"5" ', "", b"\xff"]
+FOREIGN = ["hello", "true", "[1]", "NaN", "0x10", " 5", '"5', '"5" ', "", b"\xff", b'"\xff"', b'"a\xc3"', '"ä"']
 FOREIGN += [
     "0123",
     "-012",

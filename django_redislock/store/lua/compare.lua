@@ -16,10 +16,10 @@ local function number(text)
   return value and math.abs(value) < math.huge and value or nil
 end
 
--- whether it is a text as JSON has it
+-- whether it is a text as JSON has it, and as json.dumps writes it: in ASCII
 local function is_text(text)
   local plain = string.gsub(string.gsub(text, '\\["\\/bfnrt]', ''), '\\u%x%x%x%x', '')
-  return string.find(plain, '^"[^"\\%z\1-\31]*"$')
+  return string.find(plain, '^"[^"\\%z\1-\31\128-\255]*"$')
 end
 
 -- '<', '=', '>', or '<>' of what has no order; nil: cannot be compared, or what is stored is none of ours
