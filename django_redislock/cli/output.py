@@ -33,16 +33,22 @@ class Output:
             raise CommandError(problem, returncode=UNWRITTEN) from error
 
     def warn(self, text: str) -> None:
-        self._err.write(text)
+        if self._err._out is not None:
+            self._err.write(text)
 
     def ask(self, question: str) -> str:
-        """Ask where somebody sees it though the output may be redirected; return what was typed."""
+        """Ask where somebody sees it though the output may be redirected; return what was typed. EOFError: nothing."""
         _write(self.out if self.out.isatty() else self._err, question, ending="")
-        return input()
+        try:
+            return input()
+        except RuntimeError as error:  # one of the streams is closed
+            raise EOFError from error
 
 
 def _write(stream: OutputWrapper, text: str, ending: str | None = None) -> None:
-    """Print ``text``; characters that the terminal's encoding lacks are escaped."""
+    """Print ``text``; characters that the terminal's encoding lacks are escaped. A closed stream gets nothing."""
+    if stream._out is None:
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     known = text.encode(encoding, "backslashreplace").decode(encoding)
     raw = getattr(stream, "buffer", None)

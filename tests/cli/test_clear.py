@@ -8,6 +8,7 @@ import pwd
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -263,6 +264,31 @@ def test_nothing_happens_when_nobody_can_be_asked(answer: Answer) -> None:
     with pytest.raises(CommandError, match="--noinput"):
         redislocks("clear", "a")
     assert Lock("a").locked()
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_nothing_happens_where_a_stream_is_closed_that_would_be_needed_to_ask(
+    closed: int, in_process: InProcess
+) -> None:
+    hold("a")
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": None, "preexec_fn": lambda: os.close(closed)}
+    process = in_process("clear", "a", "--settings=tests.settings", **streams)
+    _, err = process.communicate(timeout=GENEROUS)
+    assert process.returncode == 1
+    assert err.endswith("CommandError: Nothing was force-released: nobody is there to confirm it. Give --noinput.\n")
+    assert Lock("a").locked()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream_gets_nothing_and_is_no_error(stream: str, in_process: InProcess) -> None:
+    hold("a")
+    closed: dict[str, Any] = {stream: None, "preexec_fn": lambda: os.close(1 if stream == "stdout" else 2)}
+    for arguments in (["list"], ["show", "a"], ["clear", "a", "--noinput"]):
+        process = in_process(*arguments, "--settings=tests.settings", **closed)
+        _, err = process.communicate(timeout=GENEROUS)
+        assert process.returncode == 0
+        assert "Traceback" not in (err or "")
+    assert not Lock("a").locked()
 
 
 def test_what_is_no_text_is_no_yes(typed: Callable[..., None]) -> None:
