@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import override_settings
 
 from django_redislock import LockLost, LockPool, LockUnavailable
 from redisserver import RedisServer
@@ -25,6 +26,21 @@ def test_after_a_flush_a_release_brings_nothing_back(accounts: LockPool, client:
         member.release()
     assert accounts.keys() == []
     assert [key for key in client.keys("*") if b"fence" not in key] == []
+
+
+def test_a_user_without_the_rights_for_pools_is_told_the_name_of_the_pool(
+    client: redis.Redis, server: RedisServer
+) -> None:
+    client.acl_setuser("limited", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-hexists"])
+    limited = {"BACKEND": DJANGO_REDIS, "LOCATION": server.url.replace("//", "//limited:any@")}
+    try:
+        with (
+            override_settings(CACHES={"default": limited}),
+            pytest.raises(LockUnavailable, match="refuses to serve the pool 'accounts'"),
+        ):
+            LockPool(POOL).info()
+    finally:
+        client.acl_deluser("limited")
 
 
 def test_after_a_flush_a_pool_can_be_filled_anew(me: Any, accounts: LockPool, client: redis.Redis) -> None:
