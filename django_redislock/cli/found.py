@@ -27,6 +27,11 @@ def find_places(output: Output, using: str | None) -> list[Place]:
     return places
 
 
+def other_aliases(using: str | None) -> str:
+    """What to say behind the error of one alias of several."""
+    return "" if using or len(get_places(None)) == 1 else " (With --using, only one alias is asked.)"
+
+
 def warn_of_memory(output: Output, place: Place) -> None:
     if place.memory:
         output.warn(

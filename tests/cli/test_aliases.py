@@ -12,7 +12,7 @@ from django.core.cache import cache
 from django.core.management import CommandError, call_command
 
 from django_redislock import Lock, LockPool
-from tests.cli.conftest import hold, redislocks
+from tests.cli.conftest import NOWHERE, hold, redislocks
 
 pytestmark = pytest.mark.usefixtures("two_aliases")
 
@@ -87,6 +87,22 @@ def test_clear_releases_the_locks_of_all_aliases_and_says_which() -> None:
 def test_clear_using_an_alias_leaves_the_others_alone() -> None:
     assert redislocks("clear", "x", "--using=default", "--noinput").startswith("Force-released x, held for")
     assert [Lock("x", using=alias).locked() for alias in ("locks", "default")] == [True, False]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["pool", "x"], ["clear", "x", "--noinput"]])
+def test_one_alias_that_cannot_be_reached_leads_to_using(arguments: list[str], settings: Any) -> None:
+    hold("x", using="default")
+    settings.CACHES = {**settings.CACHES, "locks": {**NOWHERE["default"]}}
+    settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.1}
+    hint = r"cache alias 'locks'.* \(With --using, only one alias is asked\.\)$"
+    with pytest.raises(CommandError, match=hint) as raised:
+        redislocks(*arguments)
+    assert raised.value.returncode == 69
+    assert Lock("x", using="default").locked()
+    with pytest.raises(CommandError) as raised:
+        redislocks("list", "--using=locks")
+    assert "--using" not in str(raised.value)
+    assert redislocks("list", "--using=default").startswith("NAME")
 
 
 def test_a_foreign_key_on_any_alias_is_told(client: redis.Redis) -> None:

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_redislock import LockUnavailable
 from django_redislock.cli import clear, fences, listing, pool, run, show
 from django_redislock.cli.arguments import SubcommandParser
+from django_redislock.cli.found import other_aliases
 from django_redislock.cli.output import Output
 from django_redislock.jobs.locked_command import UNAVAILABLE, quiet_when_busy
 
@@ -52,7 +53,8 @@ class Command(BaseCommand):
             with quiet_when_busy(self, options["verbosity"]):
                 SUBCOMMANDS[subcommand].handle(output, **options)
         except LockUnavailable as error:
-            raise CommandError(str(error), returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
+            text = f"{error}{other_aliases(options.get('using'))}"
+            raise CommandError(text, returncode=UNAVAILABLE) from error  # 1 says that nobody holds a lock
         except ImproperlyConfigured as error:  # an alias that is unknown, say
             raise CommandError(str(error), returncode=2) from error
         except KeyboardInterrupt:
