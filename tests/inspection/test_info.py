@@ -237,12 +237,21 @@ def test_a_foreign_value_that_never_ends_is_shown_where_errors_are_asked_for() -
     assert Lock("foreign").status() is LockStatus.ERROR
 
 
-def test_a_pools_member_whose_end_somebody_has_taken_away_says_so(client: redis.Redis) -> None:
+def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(client: redis.Redis) -> None:
     pool = LockPool("accounts")
     pool.extend(["alice"])
-    with pool.acquire() as alice:
+    with pool.acquire(ttl=600) as alice:
         client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
         info = read_lock(alice.name)
         assert info is not None
-        assert (info.status, info.lease_left, info.fence) == (LockStatus.ERROR, math.inf, alice.fence)
-        assert alice.status() is LockStatus.ERROR
+        assert (info.status, info.fence) == (LockStatus.UNAVAILABLE, alice.fence)
+        assert 500 < info.lease_left <= 600
+        assert alice.status() is LockStatus.LOCKED
+
+
+def test_a_pools_member_that_somebody_else_holds_without_end_says_so(client: redis.Redis) -> None:
+    client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
+    info = read_lock("pool:accounts:alice")
+    assert info is not None
+    assert (info.status, info.lease_left) == (LockStatus.ERROR, math.inf)
+    assert Lock("pool:accounts:alice").status() is LockStatus.ERROR
