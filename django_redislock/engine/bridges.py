@@ -24,9 +24,11 @@ import asgiref.current_thread_executor
 from asgiref.sync import AsyncToSync, SyncToAsync
 
 Task = asyncio.Task[Any]
+Work = ConcurrentFuture[Any]
 
 MOST_FOLLOWED = 50  # references between a thread's work and the task that waits for it; there are about ten
 STARTING_WITHIN = 0.05  # seconds in which a task waits for the sync code that it has started
+LAUNCHING_WITHIN = 5.0  # the same where it is seen to start some: with busy threads, its own may be late for its turn
 
 _mark: ContextVar[object] = ContextVar("django_redislock.mark", default=None)
 
@@ -49,42 +51,67 @@ def root_of(task: Task | None, hint: Task | None) -> Task | threading.Thread | N
 
 
 def launching_task(hint: Task | None) -> Task | None:
-    """The task that waits for this thread's code by ``sync_to_async``, if any.
+    """The task that waits for this thread's code by ``sync_to_async`` or ``asyncio.to_thread``, if any.
 
-    ``hint``: a task of the event loop that it may be in: ``asyncio.to_thread`` does not say.
+    ``hint``: a task of the event loop that it may be in, for where the futures do not tell.
     """
     loop = getattr(SyncToAsync.threadlocal, "main_event_loop", None)
     if loop is None and hint is not None:
         loop = hint.get_loop()
-    end = monotonic() + STARTING_WITHIN
-    while loop is not None and loop.is_running():
-        # one that runs may just have started this code, and wait for it in a moment
-        running = asyncio.current_task(loop)
-        known = _woken_task()
+    for known in _looks_at(_work_above(sys._getframe()), loop):
         if known is not None and runs_below(known):
             return known
-        for task in asyncio.all_tasks(loop):
-            if task is not running and runs_below(task):
-                return task
-        if running is None or monotonic() > end:
-            break
-        time.sleep(0.0005)
+        if loop is not None and loop.is_running():
+            running = asyncio.current_task(loop)
+            for task in asyncio.all_tasks(loop):
+                if task is not running and runs_below(task):
+                    return task
     return None
 
 
-def _woken_task() -> Task | None:
-    """The task that will be woken when this thread's code has ended, as far as the futures between them tell.
+def _looks_at(work: Work | None, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[Task | None]:
+    """What _woken_task() says of this work; again and again while a task may be about to wait for it.
 
-    It saves looking at each of thousands of tasks, and must be checked: others may have an interest in a future.
+    ``loop``: where that task may be.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code not in _WORK_ITEMS:
-        frame = frame.f_back
-    followed: list[Any] = [] if frame is None else [frame.f_locals["self"].future]
+    begun, launching = monotonic(), work is not None
+    while True:
+        # one that runs may just have started this work, and wait for it in a moment
+        running = loop is not None and loop.is_running() and asyncio.current_task(loop) is not None
+        yield _woken_task(work)
+        waited = monotonic() - begun
+        if not (launching and waited < LAUNCHING_WITHIN) and not (running and waited < STARTING_WITHIN):
+            break
+        launching = work is not None and _is_launching()  # whoever has done so by now is seen in the next look
+        if launching or running:
+            time.sleep(0.0005)
+
+
+def _is_launching() -> bool:
+    """Whether a task has sync code started for it right now, in any thread."""
+    return any(frame.f_code in _LAUNCHERS for stack in sys._current_frames().values() for frame in _stack(stack))
+
+
+def _work_above(frame: FrameType) -> Work | None:
+    """The work of a pool that the code in this frame is part of, if it is."""
+    for above in _stack(frame):
+        if above.f_code in _WORK_ITEMS:
+            return above.f_locals["self"].future  # type: ignore[no-any-return]
+    return None
+
+
+def _woken_task(work: Work | None) -> Task | None:
+    """The task that will be woken when this work has ended, as far as the futures between them tell.
+
+    It saves looking at each of thousands of tasks, and must be checked: not all that is waited for runs for a task.
+    """
+    followed: list[Any] = [] if work is None else [work]
     for thing in islice(followed, MOST_FOLLOWED):  # it grows meanwhile
         if isinstance(thing, asyncio.Task):
-            return thing
-        if isinstance(thing, ConcurrentFuture):
+            waits_for = thing._fut_waiter  # type: ignore[attr-defined]
+            if any(waits_for is other for other in followed):  # else it is only mentioned
+                return thing
+        elif isinstance(thing, ConcurrentFuture):
             followed += thing._done_callbacks  # type: ignore[attr-defined]
         elif asyncio.isfuture(thing):
             followed += [callback for callback, _ in thing._callbacks or ()]
@@ -121,14 +148,42 @@ def _shows(frame: FrameType, mark: object) -> bool:
 def _caller_of(bridge: Task) -> Task | threading.Thread | None:
     """Who has called ``async_to_sync``, which made this task; None where that cannot be told."""
     frame, loop = _bridge_frame(bridge), bridge.get_loop()
-    context = None if frame is None else frame.f_locals.get("task_context")
+    if frame is None:
+        return None
+    context = frame.f_locals.get("task_context")
+    thread: threading.Thread | None = None
     if context is None:  # no sync_to_async above it
-        return getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
-    # sync code below a task: both know this list
-    for task in asyncio.all_tasks(loop):
-        for frame in _frames(task):
-            if frame.f_code is _SYNC_TO_ASYNC and frame.f_locals.get("task_context") is context:
-                return task
+        thread = getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
+    else:  # sync code below a task: both know this list. (Or it is left over from what the thread has run before)
+        for task in asyncio.all_tasks(loop):
+            for waiting in _frames(task):
+                if waiting.f_code is _SYNC_TO_ASYNC and waiting.f_locals.get("task_context") is context:
+                    return task
+    stacks = sys._current_frames()
+    for stack in stacks.values() if thread is None else [stacks.get(thread.ident or 0)]:
+        for call in _stack(stack):
+            if call.f_code is _CALL and call.f_locals.get("call_result") is frame.f_locals["call_result"]:
+                task_behind = _task_behind(call)
+                if task_behind is None and any(_has_begun(above, context) for above in _stack(call)):
+                    return None  # that task does not wait any more
+                return task_behind or call.f_locals["current_executor"]._work_thread
+    return thread
+
+
+def _has_begun(frame: FrameType, context: object) -> bool:
+    """Whether ``sync_to_async`` has begun its sync code in this frame, and shares this list with ``async_to_sync``."""
+    return frame.f_code is _HANDLER and frame.f_locals["task_context"] is context
+
+
+def _task_behind(frame: FrameType) -> Task | None:
+    """The task that waits for the code in this frame of another thread, if any.
+
+    No mark could be left in that thread's context. But a task waits for one thing at a time.
+    """
+    for known in _looks_at(_work_above(frame)):
+        if known is not None:
+            codes = [waiting.f_code for waiting in _frames(known)]
+            return known if codes and codes[-1] in _LAUNCHERS else None
     return None
 
 
@@ -150,7 +205,15 @@ def _bridge_frame(task: Task) -> FrameType | None:
 
 _ASYNC_TO_SYNC, _SYNC_TO_ASYNC = AsyncToSync.main_wrap.__code__, SyncToAsync.__call__.__code__
 _WORK_ITEMS = {asgiref.current_thread_executor._WorkItem.run.__code__, concurrent.futures.thread._WorkItem.run.__code__}
+_CALL, _HANDLER = AsyncToSync.__call__.__code__, SyncToAsync.thread_handler.__code__
 _LAUNCHERS = {_SYNC_TO_ASYNC, asyncio.to_thread.__code__}
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """This frame and those of its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _frames(task: Task) -> Iterator[FrameType]:

@@ -140,7 +140,7 @@ def current_owner() -> Owner:
             _place.set(weakref.ref(threading.current_thread()))
         return shown
     who = root_of(task, None if shown is None else shown.task)
-    if shown is not None and (who is None or (who is threading.current_thread() and task is None and _was_left(shown))):
+    if shown is not None and (who is None or _was_left(shown, who)):
         return shown
     who = who or threading.current_thread()
     owner = _owners.get(who)
@@ -174,6 +174,6 @@ def _is_obvious(shown: Owner, task: Task | None) -> bool:
     return who is threading.current_thread() and getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
 
 
-def _was_left(shown: Owner) -> bool:
-    """Whether this is sync code of the task that the context shows, which was cancelled and has ended meanwhile."""
-    return not shown.alive() and _place.get() == weakref.ref(threading.current_thread())
+def _was_left(shown: Owner, who: Task | threading.Thread) -> bool:
+    """Whether it runs sync code of the task that the context shows, which was cancelled and has ended meanwhile."""
+    return not shown.alive() and _place.get() == weakref.ref(who)

@@ -12,7 +12,9 @@ import pytest
 from django_redislock import Lock
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
+from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
+from tests.helpers.bridges import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy, proxy
@@ -149,3 +151,12 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             get_backend().place._loops[asyncio.get_running_loop()].drop_idle()
 
     return connect
+
+
+@pytest.fixture(
+    params=[bridges.in_thread, bridges.in_any_thread, bridges.to_thread],
+    ids=["thread-sensitive", "any thread", "to_thread"],
+)
+def in_thread(request: pytest.FixtureRequest) -> InThread:
+    """Call a function in a thread, on behalf of the task."""
+    return request.param  # type: ignore[no-any-return]

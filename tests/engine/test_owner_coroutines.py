@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -12,8 +14,9 @@ import redis
 from asgiref.sync import async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError
-from tests.helpers.actors import Other
-from tests.helpers.bridges import aowns, arefuses, in_thread, refuses, settled
+from tests.helpers import bridges
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.bridges import InThread, aowns, arefuses, refuses, settled
 from tests.helpers.state import NAME, holder
 
 Eventually = Callable[..., Any]
@@ -64,7 +67,7 @@ def test_a_child_task_below_async_to_sync_does_not_own_the_lock_of_the_caller() 
     async def below(lock: Lock) -> None:
         assert await aowns(lock)
         assert await asyncio.create_task(arefuses(lock))
-        assert await asyncio.create_task(in_thread(refuses, lock))
+        assert await asyncio.create_task(bridges.in_thread(refuses, lock))
         assert await aowns(lock)
 
     with Lock(NAME) as lock:
@@ -96,7 +99,7 @@ def below(lock: Lock, levels: int, then: Then, asks: bool) -> Any:
         assert not asks or await lock.aowned()
         if levels == 0:
             return await then(lock)
-        return await in_thread(below, lock, levels - 1, then, asks)
+        return await bridges.in_thread(below, lock, levels - 1, then, asks)
 
     return async_to_sync(abelow)()
 
@@ -106,7 +109,7 @@ async def arelease(lock: Lock) -> None:
 
 
 async def release_in_thread(lock: Lock) -> None:
-    await in_thread(lock.release)
+    await bridges.in_thread(lock.release)
 
 
 def release_below(levels: int, then: Then, asks: bool) -> bool:
@@ -134,7 +137,7 @@ def test_what_the_deepest_releases_is_released_for_the_sync_code_above_it(
 @asking
 @thens
 async def test_what_the_deepest_releases_is_released_for_the_task_above_it(
-    levels: int, then: Then, asks: bool, client: redis.Redis
+    levels: int, then: Then, asks: bool, in_thread: InThread, client: redis.Redis
 ) -> None:
     lock = Lock(NAME)
     await lock.aacquire()
@@ -147,7 +150,9 @@ async def test_what_the_deepest_releases_is_released_for_the_task_above_it(
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["all ask", "nobody asks"])
-async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(asks: bool, client: redis.Redis) -> None:
+async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(
+    asks: bool, in_thread: InThread, client: redis.Redis
+) -> None:
     outer, inner = Lock("outer"), Lock(NAME)
 
     async def acquire(_: Lock) -> None:
@@ -164,9 +169,10 @@ async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(asks:
 
 
 @pytest.mark.parametrize("levels", [0, 1])
-async def test_a_child_task_of_the_deepest_owns_nothing_of_those_above_it(levels: int) -> None:
+async def test_a_child_task_of_the_deepest_owns_nothing_of_those_above_it(levels: int, in_thread: InThread) -> None:
     async def ask(lock: Lock) -> bool:
-        return await asyncio.create_task(arefuses(lock)) and await asyncio.create_task(in_thread(refuses, lock))
+        child = asyncio.create_task(bridges.in_thread(refuses, lock))
+        return await asyncio.create_task(arefuses(lock)) and await child
 
     lock = Lock(NAME)
     assert await in_thread(lock.acquire)
@@ -174,3 +180,57 @@ async def test_a_child_task_of_the_deepest_owns_nothing_of_those_above_it(levels
     await lock.arelease()
     async with lock:
         assert await in_thread(below, lock, levels, ask, True)
+
+
+async def test_a_coroutine_below_sync_code_that_waits_for_its_task_without_end_raises(in_thread: InThread) -> None:
+    async with Lock(NAME):
+        with pytest.raises(LockError, match="would wait for itself without end"):
+            await in_thread(async_to_sync(Lock(NAME).aacquire))
+
+
+async def test_a_coroutine_below_sync_code_of_an_executor_owns_nothing_of_the_task(in_thread: InThread) -> None:
+    """Whatever the same thread has run before."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    await in_thread(async_to_sync(Lock("another").alocked))
+    async with Lock(NAME) as lock:
+        assert await loop.run_in_executor(None, async_to_sync(arefuses), lock)
+    assert await loop.run_in_executor(None, async_to_sync(lock.aacquire))
+    assert await arefuses(lock)
+    assert await loop.run_in_executor(None, lock.owned)
+
+
+async def test_a_coroutine_below_to_thread_owns_the_lock_of_the_task_whatever_the_thread_has_run_before(
+    in_thread: InThread,
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    await in_thread(async_to_sync(Lock("another").alocked))
+
+    async def child(lock: Lock) -> None:
+        assert await bridges.to_thread(async_to_sync(arefuses), lock)
+        async with Lock("another") as another:
+            assert await bridges.to_thread(async_to_sync(aowns), another)
+
+    async with Lock(NAME) as lock:
+        assert await bridges.to_thread(async_to_sync(aowns), lock)
+        await asyncio.create_task(child(lock))
+
+
+async def test_a_coroutine_below_sync_code_whose_task_was_cancelled_owns_the_lock_of_its_block(
+    in_thread: InThread, aeventually: Callable[..., Awaitable[Any]]
+) -> None:
+    lock, inside, go_on, found = Lock(NAME), threading.Event(), threading.Event(), list[bool]()
+
+    def work() -> None:
+        with lock:
+            inside.set()
+            assert go_on.wait(GENEROUS)
+            found.append(async_to_sync(aowns)(lock))
+
+    task = asyncio.ensure_future(in_thread(work))
+    await aeventually(inside.is_set)
+    task.cancel()
+    await asyncio.wait([task])
+    go_on.set()
+    await aeventually(lambda: found)
+    assert found == [True]

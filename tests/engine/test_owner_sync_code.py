@@ -16,20 +16,11 @@ import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError, LockNotOwned, locked
-from django_redislock.engine.bridges import runs_below
-from tests.helpers import bridges
+from django_redislock.engine.bridges import _woken_task, runs_below
 from tests.helpers.actors import GENEROUS
-from tests.helpers.bridges import arefuses, owns, refuses, settled, to_thread
+from tests.helpers.bridges import InThread, arefuses, owns, refuses, settled, to_thread
+from tests.helpers.cancelling import until
 from tests.helpers.state import NAME, holder, leases
-
-InThread = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture(params=[bridges.in_thread, bridges.in_any_thread], ids=["thread-sensitive", "any thread"])
-def in_thread(request: pytest.FixtureRequest) -> InThread:
-    """Call a function in a thread, on behalf of the task."""
-    return request.param  # type: ignore[no-any-return]
-
 
 # -- sync code that a task calls ---------------------------------------------------------------------------------------
 
@@ -159,11 +150,14 @@ async def test_requests_with_threads_of_their_own_keep_their_locks_apart() -> No
     await asyncio.gather(*(request(number) for number in range(5)))
 
 
-async def test_to_thread_takes_the_locks_of_the_task_along_and_an_executor_does_not() -> None:
+async def test_an_executor_does_not_take_the_locks_of_the_task_along(client: redis.Redis) -> None:
+    run_in_executor = asyncio.get_running_loop().run_in_executor
     async with Lock(NAME) as lock:
-        assert await to_thread(lock.owned)
-        assert await to_thread(lock.extend, 1)
-        assert await asyncio.get_running_loop().run_in_executor(None, refuses, lock)
+        assert await run_in_executor(None, refuses, lock)
+    assert await run_in_executor(None, lock.acquire)
+    assert await arefuses(lock)
+    assert await to_thread(refuses, lock)
+    assert holder(client)
 
 
 async def test_what_sync_code_acquires_reentrantly_any_code_of_the_task_releases(
@@ -237,6 +231,49 @@ async def test_sync_code_that_begins_before_its_child_task_waits_owns_nothing_of
         assert await asyncio.create_task(at_once(refuses, lock))  # type: ignore[arg-type]
 
 
+class LongBefore(ThreadPoolExecutor):
+    """A task that submits comes to wait when what it has submitted has looked for it several times, or given up.
+
+    That is what happens where other threads keep the processor busy.
+    """
+
+    def __init__(self, looks: list[object]) -> None:
+        super().__init__(1)
+        self._looks = looks
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(function, *args, **kwargs)
+        until(lambda: len(self._looks) > 3 or future.done())
+        return future
+
+
+@pytest.fixture
+def long_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongBefore]:
+    looks: list[object] = []
+
+    def noted(*args: Any) -> asyncio.Task[Any] | None:
+        looks.append(args)
+        return _woken_task(*args)
+
+    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", noted)
+    monkeypatch.setattr("django_redislock.engine.bridges.STARTING_WITHIN", 0.0)
+    with LongBefore(looks) as executor:
+        yield executor
+
+
+async def test_sync_code_that_begins_long_before_its_task_waits_owns_the_tasks_lock(long_before: LongBefore) -> None:
+    asyncio.get_running_loop().set_default_executor(long_before)
+    async with Lock(NAME) as lock:
+        assert await asyncio.to_thread(owns, lock)
+
+
+async def test_what_sync_code_acquires_long_before_its_task_waits_is_the_tasks(long_before: LongBefore) -> None:
+    asyncio.get_running_loop().set_default_executor(long_before)
+    lock = Lock(NAME)
+    assert await sync_to_async(lock.acquire, thread_sensitive=False)()
+    await lock.arelease()
+
+
 # -- where in the task it stands ---------------------------------------------------------------------------------------
 
 Way = Callable[[Awaitable[Any]], Awaitable[Any]]
@@ -279,7 +316,6 @@ ways = pytest.mark.parametrize("way", [by_await, by_generator, by_context_manage
 async def test_sync_code_owns_the_locks_of_its_task_from_wherever_that_calls_it(way: Way, in_thread: InThread) -> None:
     async with Lock(NAME) as lock:
         assert await way(in_thread(owns, lock))
-        assert await way(to_thread(owns, lock))
 
 
 @ways
@@ -301,7 +337,6 @@ async def test_sync_code_of_a_child_task_does_not_own_the_lock_of_the_parent(in_
     async with Lock(NAME, reentrant=True) as lock:
         assert await asyncio.create_task(in_thread(refuses, lock))  # type: ignore[arg-type]
         assert await asyncio.gather(in_thread(refuses, lock)) == [True]
-        assert await asyncio.create_task(to_thread(refuses, lock))
         assert await asyncio.gather(in_thread(functools.partial(lock.acquire, blocking=False))) == [False]
         await asyncio.create_task(release())
         assert await lock.aowned()
@@ -372,7 +407,7 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
 
 
 async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", lambda: None)
+    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", lambda work: None)
     lock = Lock(NAME)
     assert await sync_to_async(lock.acquire)()
     assert await lock.aowned()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -17,6 +17,7 @@ from .actors import GENEROUS
 from .state import fence_of
 
 T = TypeVar("T")
+InThread = Callable[..., Awaitable[Any]]
 
 
 def settled(function: Callable[..., T]) -> Callable[..., T]:
