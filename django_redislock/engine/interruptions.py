@@ -41,9 +41,14 @@ class Interruptions:
             witness.section.undo()  # and once more by undo_all(), which does no harm: this one may be interrupted
         return bool(found)
 
-    def undo_all(self) -> None:
-        """Undo them. Never interrupted: for a thread of ours."""
+    def undo_all(self) -> list[Exception]:
+        """Undo them, and return why some could not be: once is enough. Never interrupted: for a thread of ours."""
+        failures: list[Exception] = []
         for witness in self._found.copy():
-            witness.section.undo()
+            try:
+                witness.section.undo()
+            except Exception as error:
+                failures.append(error)
             with suppress(ValueError):  # another thread was faster
                 self._found.remove(witness)  # not before: see undo_under()
+        return failures

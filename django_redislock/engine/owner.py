@@ -34,7 +34,7 @@ class Owner:
     def __init__(self, who: Task | threading.Thread) -> None:
         self._who: weakref.ref[Any] = weakref.ref(who)
         self._pid = os.getpid()
-        self._held: dict[object, list[Section]] = {}
+        self._held: dict[int, list[Section]] = {}  # by the id of the object, which its sections keep alive
         self._leases: dict[tuple[Backend, str], Lease] = {}
         self._sweep_at = MANY
 
@@ -42,7 +42,7 @@ class Owner:
 
     def section(self, through: object) -> Section | None:
         """The latest one through this object that was not given back."""
-        held = self._held.get(through)
+        held = self._held.get(id(through))
         return held[-1] if held else None
 
     def lease_on(self, backend: Backend, name: str) -> Lease | None:
@@ -60,7 +60,7 @@ class Owner:
         """The section uses the lease from now on."""
         lease.shares[section] = None
         self._leases[lease.backend, lease.name] = lease
-        held = self._held.setdefault(section.through, [])
+        held = self._held.setdefault(id(section.through), [])
         held[:] = [other for other in held if not other.held.lost]
         held.append(section)
         if max(len(self._held), len(self._leases)) > self._sweep_at:
@@ -93,11 +93,12 @@ class Owner:
 
     def forget(self, section: Section) -> None:
         """It is not found by its object any more."""
-        held = self._held.get(section.through)
+        through = id(section.through)
+        held = self._held.get(through)
         if held is not None:
             held[:] = [other for other in held if other is not section]
             if not held:
-                self._held.pop(section.through, None)
+                self._held.pop(through, None)
 
     # -- who it is --------------------------------------------------------------------------------------------------
 

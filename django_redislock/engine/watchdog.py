@@ -203,7 +203,8 @@ class Watchdog:
 
     def _run(self, me: threading.Thread) -> None:
         while self._thread is me:  # else its start was interrupted, and there is another one
-            self.interruptions.undo_all()
+            for error in self.interruptions.undo_all():
+                self._put_off((), error)
             tasks = self._sleep(me)
             try:
                 self._work(tasks)

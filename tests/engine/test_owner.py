@@ -99,6 +99,26 @@ def test_one_object_serves_many_each_with_an_acquisition_of_their_own(crowd: Cro
     assert len(tokens) == 8
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_lock_is_found_by_its_object_whatever_that_is_equal_to(equal: bool, client: redis.Redis) -> None:
+    class Odd(Lock):
+        """It has no hash, either."""
+
+        def __eq__(self, other: object) -> bool:
+            return equal
+
+    first, second = Odd("first"), Odd("second")
+    with first:
+        assert owns(first)
+        assert not owns(second)
+        with second:
+            assert (first.name, first.token) == ("first", holder(client, "first"))
+            assert (second.name, second.token) == ("second", holder(client, "second"))
+        assert owns(first)
+        assert not owns(second)
+    assert not owns(first)
+
+
 def test_a_lost_lock_is_its_owners_until_they_have_heard_of_it(crowd: Crowd, eventually: Eventually) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")

@@ -754,6 +754,31 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     assert witness() is None
 
 
+def test_a_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_being_undone(
+    eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.05)
+    undone: list[bool] = []
+
+    def fail() -> None:
+        raise TypeError("unhashable")
+
+    sections: list[Any] = [SimpleNamespace(undo=fail), SimpleNamespace(undo=lambda: undone.append(True))]
+    watchdog = Watchdog(Notifier(), lambda backend: None)
+    for section in sections:
+        block = Frame()
+        witness = watchdog.undo_after(block, section)
+        del block
+        eventually(lambda: not watchdog.interruptions)
+        assert witness() is None
+    eventually(lambda: undone)
+    thread = watchdog._thread
+    assert thread is not None
+    assert thread.is_alive()
+    eventually(lambda: "event=watchdog-failed" in caplog.text)
+    assert caplog.text.count("event=watchdog-failed") == 1
+
+
 def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_confirmed_at_once(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
