@@ -42,8 +42,8 @@ def root_of(task: Task | None, hint: Task | None) -> Task | threading.Thread | N
         task = launching_task(hint)
         if task is None:
             return threading.current_thread()
-    while _is_bridge(task):
-        caller = _caller_of(task)
+    while (frame := _bridge_frame(task)) is not None:
+        caller = _caller_of(task, frame)
         if not asyncio.isfuture(caller):
             return caller
         task = caller
@@ -145,12 +145,9 @@ def _shows(frame: FrameType, mark: object) -> bool:
     return any(isinstance(value, Context) and value.get(_mark) is mark for value in values)
 
 
-def _caller_of(bridge: Task) -> Task | threading.Thread | None:
+def _caller_of(bridge: Task, frame: FrameType) -> Task | threading.Thread | None:
     """Who has called ``async_to_sync``, which made this task; None where that cannot be told."""
-    frame, loop = _bridge_frame(bridge), bridge.get_loop()
-    if frame is None:
-        return None
-    context = frame.f_locals.get("task_context")
+    loop, context = bridge.get_loop(), frame.f_locals.get("task_context")
     thread: threading.Thread | None = None
     if context is None:  # no sync_to_async above it
         thread = getattr(AsyncToSync.loop_thread_executors.get(loop), "_work_thread", None)
@@ -162,7 +159,7 @@ def _caller_of(bridge: Task) -> Task | threading.Thread | None:
     stacks = sys._current_frames()
     for stack in stacks.values() if thread is None else [stacks.get(thread.ident or 0)]:
         for call in _stack(stack):
-            if call.f_code is _CALL and call.f_locals.get("call_result") is frame.f_locals["call_result"]:
+            if call.f_code is _CALL and call.f_locals.get("call_result") is frame.f_locals.get("call_result"):
                 task_behind = _task_behind(call)
                 if task_behind is None and any(_has_begun(above, context) for above in _stack(call)):
                     return None  # that task does not wait any more
@@ -187,12 +184,8 @@ def _task_behind(frame: FrameType) -> Task | None:
     return None
 
 
-def _is_bridge(task: Task) -> bool:
-    """Whether the task was made by ``async_to_sync``: it ends with the call, and the sync caller goes on."""
-    return _bridge_frame(task) is not None
-
-
 def _bridge_frame(task: Task) -> FrameType | None:
+    """That of ``async_to_sync``, if it made the task, which ends with the call, and the sync caller goes on."""
     coroutine: Any = task.get_coro()
     frame = getattr(coroutine, "cr_frame", None)
     if frame is not None and frame.f_code.co_filename == _ASYNC_TO_SYNC.co_filename:

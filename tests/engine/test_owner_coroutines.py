@@ -234,3 +234,35 @@ async def test_a_coroutine_below_sync_code_whose_task_was_cancelled_owns_the_loc
     go_on.set()
     await aeventually(lambda: found)
     assert found == [True]
+
+
+async def test_a_task_that_a_callback_mentions_is_not_taken_for_the_one_that_waits() -> None:
+    def mention(_: object) -> None:
+        assert not holding.done()
+
+    async def hold(lock: Lock) -> None:
+        async with lock:
+            await asyncio.to_thread(over.wait, GENEROUS)
+
+    lock, over = Lock(NAME), threading.Event()
+    holding, begin = asyncio.create_task(hold(lock)), threading.Event()
+
+    def work() -> bool:
+        assert begin.wait(GENEROUS)
+        return async_to_sync(arefuses)(lock)
+
+    while not await lock.alocked():
+        await asyncio.sleep(0)
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    future.add_done_callback(mention)
+    begin.set()
+    assert await future
+    over.set()
+    await holding
+
+
+def test_a_coroutine_owns_the_lock_of_a_caller_whose_frames_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a greenlet."""
+    monkeypatch.setattr("sys._current_frames", dict)
+    with Lock(NAME) as lock:
+        assert async_to_sync(aowns)(lock)
