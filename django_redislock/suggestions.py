@@ -21,10 +21,8 @@ def did_you_mean(wrong: str, choices: Iterable[str], prefix: str = "") -> str:
 
     ``prefix``: what all ``choices`` begin with, and ``wrong`` too.
     """
-    name, known = (
-        wrong.removeprefix(prefix).lower(),
-        {choice.removeprefix(prefix).lower(): choice for choice in choices},
-    )
+    name = wrong.removeprefix(prefix).lower()
+    known = {choice.removeprefix(prefix).lower(): choice for choice in choices}
     meant = [known[ours] for ours in _ELSEWHERE.get(name, ()) if ours in known]
     meant = meant or [known[near] for near in difflib.get_close_matches(name, known, 1)]
     return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
