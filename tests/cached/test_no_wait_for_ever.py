@@ -152,9 +152,10 @@ def test_sync_code_in_all_threads_of_a_loop_does_not_wait_for_a_coroutine_that_n
 
 
 def test_sync_code_that_begins_before_its_task_waits_for_it_does_not_wait_for_ever_either(
-    waits: list[float], joined: Joined
+    waits: list[float], joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread may begin at once, and that of the event loop go on later."""
+    monkeypatch.setattr("django_redislock.engine.bridges.LAUNCHING_WITHIN", 0.05)  # it does so when this one waits
     sync = Value("of sync code", using="locmem", blocking_timeout=PATIENCE)
 
     async def compute() -> Any:
