@@ -101,7 +101,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
     __exit__: ExitMethod = ExitMethod(lambda block, *error: _leave(block, *error))
 
-    if not TYPE_CHECKING:  # type checkers say so themselves
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers say so themselves)
 
         def __aenter__(self):
             raise TypeError(

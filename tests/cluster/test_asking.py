@@ -94,6 +94,21 @@ def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
     assert len(asked) == 2  # the others share one
 
 
+def test_a_doubt_ends_when_the_node_has_answered_and_another_one_names_it_after_that(cluster: Cluster) -> None:
+    """C7: whoever asks first does so for all."""
+    place: Any = get_place()
+    node = place.node_of(0)
+    place.doubt(node)
+    place.node_of(0)
+    assert node.doubted_at, "it has not answered"
+    assert place.doubts(node, monotonic())
+    answered = node.answered_at
+    assert place.doubts(node, monotonic())
+    assert node.answered_at == answered, "the first answer is enough"
+    place.node_of(0, since=answered)
+    assert not place.doubts(node, monotonic())
+
+
 @pytest.fixture
 def silent(settings: Any) -> Iterator[None]:
     """A cluster of ten nodes, none of which answers."""

@@ -213,7 +213,9 @@ def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_to
         assert in_line(client) == []
         stuck.signal(signal.SIGCONT)
         eventually(lambda: len(in_line(client)) >= 4)
-    assert {tuple(stuck.expect("got"))[1] for _ in range(2)} == {"alice", "bob"}
+    taken: set[str] = set()
+    while taken != {"alice", "bob"}:  # one that it holds may be lost where it stood still for long, and taken again
+        taken.add(tuple(stuck.expect("got"))[1])
     assert waiting() == 0
 
 

@@ -369,6 +369,18 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
         locked_view("x", key="y")  # type: ignore[call-arg]
 
 
+def test_what_does_not_say_what_it_takes_may_respond_to_conflicts() -> None:
+    class Respond:
+        @property
+        def __signature__(self) -> None:
+            raise ValueError("as some built-in functions do")
+
+        def __call__(self, request: HttpRequest, info: object) -> HttpResponse:
+            return HttpResponse("busy")
+
+    locked_view("a", on_conflict=Respond())(lambda request: HttpResponse("ok"))
+
+
 def test_what_runs_after_its_call_has_returned_is_refused() -> None:
     def generator() -> Iterator[int]:
         yield 1

@@ -1,0 +1,51 @@
+"""What the command does with streams that take nothing, or are not there."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management.base import CommandError, OutputWrapper
+
+from django_redislock.cli.output import UNWRITTEN, Output
+
+
+def output(out: Any, err: Any = None) -> Output:
+    """That of a command which was called from a shell."""
+    command: Any = SimpleNamespace(stdout=OutputWrapper(out), stderr=OutputWrapper(err), _called_from_command_line=True)
+    return Output(command)
+
+
+def test_a_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    left: list[tuple[int, int]] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+    monkeypatch.setattr(os, "dup2", lambda *files: left.append(files))
+    with pytest.raises(CommandError, match=r"^Could not write the output: No space left on device$") as caught:
+        output(Full()).say("much")
+    assert caught.value.returncode == UNWRITTEN
+    assert left[0][1] == 1
+    os.close(left[0][0])
+
+
+def test_streams_that_are_closed_get_nothing() -> None:
+    closed = output(None)
+    closed.say("a")
+    closed.warn("b")
+    err = io.StringIO()
+    output(None, err).warn("c\n")
+    assert err.getvalue() == "c\n"
+
+
+def test_nobody_answers_where_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(EOFError):
+        output(None).ask("Really?")
