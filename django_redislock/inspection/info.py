@@ -198,14 +198,14 @@ def read_statuses(backend: Backend, names: Sequence[str], tokens: Sequence[str |
 
 def read_queue(backend: Backend, pool: str) -> Steps[Queue]:
     """Those who wait for any member of a pool; one round trip."""
-    # asked through a member's name: no real member is called "%"
-    *_, line = yield from _ask(backend, f"{pool}%", LISTED_WAITERS, known=pool)
+    # asked through the keys of a member; no real one is called "%"
+    *_, line = yield from _ask(backend, pool, LISTED_WAITERS, member="%")
     return line  # type: ignore[no-any-return]
 
 
-def _ask(backend: Backend, name: str, waiters: int, known: str | None = None) -> Steps[tuple[Any, ...]]:
+def _ask(backend: Backend, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
     """Value, seconds of lease left, server's time, planned suspension, queue; and that of the pool, of a member."""
-    answer = yield from calls.info(backend, make_keys(backend.prefix, name), name, waiters, known=known)
+    answer = yield from calls.info(backend, make_keys(backend.prefix, f"{name}{member}"), name, waiters)
     value, left_ms, us, planned, planned_ms, *found = answer
     suspension = parse_holder(planned)
     queues = []

@@ -255,21 +255,11 @@ def suspend(backend: Backend, keys: Keys, name: str, seconds: float, owner: str)
 
 
 def info(
-    backend: Backend,
-    keys: Keys,
-    name: str,
-    waiters: int,
-    *,
-    known: str | None = None,
-    until: float = math.inf,
-    by: float | None = None,
+    backend: Backend, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
 ) -> Steps[list[Any]]:
-    """What Redis knows of one lock, with at most ``waiters`` of those who queue; see info.lua, and call().
-
-    ``known``: the name for errors, where it is another.
-    """
+    """What Redis knows of one lock, with at most ``waiters`` of those who queue; see info.lua, and call()."""
     command = _INFO[keys.stored].command(keys.all[:-1], (name, backend.channel, str(waiters)))
-    reply = yield from call(backend, command, known or name, until=until, by=by)
+    reply = yield from call(backend, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
 
