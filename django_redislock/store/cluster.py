@@ -127,20 +127,19 @@ class Cluster(Place):
         # redis-py forgets those of the settings, and all others may have got new addresses
         known = {node.name: node for node in self._named()} | manager.startup_nodes
         doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
-        others = {name: node for name, node in known.items() if name not in doubted}
-        try:
-            manager.startup_nodes = others or known
-            manager.initialize()
-        except RedisClusterException:
-            manager.startup_nodes = known
-            if not others or others == known:
-                raise
-            manager.startup_nodes = {name: node for name, node in known.items() if name in doubted}
-            try:
-                manager.initialize()
-            except RedisClusterException:
-                manager.startup_nodes = known
-                raise
+        failure: RedisClusterException | None = None
+        for in_doubt in (False, True):
+            asked = {name: node for name, node in known.items() if (name in doubted) is in_doubt}
+            if asked:
+                manager.startup_nodes = asked
+                try:
+                    manager.initialize()
+                    return
+                except RedisClusterException as error:
+                    failure = error
+        manager.startup_nodes = known
+        assert failure is not None
+        raise failure
 
     def _forget_the_gone(self) -> None:
         """Nodes come and go, and each would keep a connection or two: forget those that have no slot of ours."""
