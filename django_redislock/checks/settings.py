@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..names import check_prefix
-from ..store.aliases import database, lock_aliases
+from ..store.aliases import database, has_locks, lock_aliases
 from ..store.counterpart import Maker
 from ..store.place import Place
 from ..store.places import get_place
@@ -198,7 +198,7 @@ def _shared(alias: str, known: Conf) -> list[CheckMessage]:
     hint = (
         "The locks of cache.lock() always live in its own alias: empty that cache with cache.delete_pattern('*'), "
         "which spares them, instead of clear(), and give other caches another database number"
-        if hasattr(type(caches[alias]), "lock_alias")
+        if has_locks(alias)
         else "Give the locks an alias of their own, with another database number, and name it in REDISLOCK['CACHE']"
     )
     return [

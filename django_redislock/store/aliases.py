@@ -125,10 +125,11 @@ class Origin:
 
 def lock_aliases(first: str) -> list[str]:
     """The aliases that have locks: ``first``, that of the settings, and each whose cache has a ``lock()`` of ours."""
-    return [first, *(alias for alias in caches.settings if alias != first and _has_locks(alias))]
+    return [first, *(alias for alias in caches.settings if alias != first and has_locks(alias))]
 
 
-def _has_locks(alias: str) -> bool:
+def has_locks(alias: str) -> bool:
+    """Whether its cache has a ``lock()`` of ours."""
     try:
         kind = import_string(caches.settings[alias]["BACKEND"])
     except Exception:  # a missing library, say: whatever backend that is, it is none of ours
