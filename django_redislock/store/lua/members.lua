@@ -3,8 +3,9 @@
 --            next: a set of members that is not in use yet; pools: those that have members
 -- ARGV     number name how channel known member...
 --            number: of the call in its slot
---            how: add = also those that are members already, if they have lost their turns; remove; stage = into the set that is not in use yet; switch = put that in the place of the old
---            one, at once, if it has as many members as are given; serve = only hand out what is free
+--            how: add = new ones, and members that have lost their turns; remove; stage = into the set that is not in
+--            use yet; switch = put that in the place of the old one, at once, if it has as many members as are given;
+--            serve = only hand out what is free
 -- returns  how many of them are new, or were there; and, behind a space, 1 = waiters may remain to be served: call again
 --#include once
 --#include line
