@@ -87,6 +87,8 @@ class History:
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
     counter: Callable[[str], object] = lambda name: None  # from which the fences of a lock come
     late: float = 5.5  # seconds without trouble within which a waiter has got its lock, whatever went wrong before
+    # the sections with a token, by lock and token: there are too many others to look through for one of them
+    _bearers: dict[tuple[str, str], list[Section]] = field(default_factory=lambda: defaultdict(list), repr=False)
 
     def read(self, folder: Path) -> None:
         """The logs in a folder, one file for each process, called like it."""
@@ -126,6 +128,9 @@ class History:
             else:
                 section.finished, section.outcome = now, intern(" ".join(words[1:]))
         self.sections += found.values()
+        for section in found.values():
+            if section.token != "None":
+                self._bearers[section.name, section.token].append(section)
 
     def check(self) -> list[Violation]:
         """All that must not be."""
@@ -203,9 +208,9 @@ class History:
 
     def adopted_between(self, first: Section, second: Section) -> bool:
         """Whether somebody may have gone on with what the first left, and have given it back before the second came."""
-        return first.token != "None" and any(
+        return any(
             self.adopted(first, other)
-            for other in self.sections
+            for other in self._bearers.get((first.name, first.token), ())
             if other is not first
             and other.asked < _got(second)
             and (other.finished is None or other.finished > first.asked)
