@@ -7,10 +7,12 @@ and lasts to the last moment of which the worker can say that its lock still tol
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from sys import intern
 from typing import NamedTuple
@@ -89,6 +91,8 @@ class History:
     late: float = 5.5  # seconds without trouble within which a waiter has got its lock, whatever went wrong before
     # the sections with a token, by lock and token: there are too many others to look through for one of them
     _bearers: dict[tuple[str, str], list[Section]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    # by process and number of troubles so far, see _spells()
+    _known_spells: dict[tuple[str | None, int], list[tuple[float, float]]] = field(default_factory=dict, repr=False)
 
     def read(self, folder: Path) -> None:
         """The logs in a folder, one file for each process, called like it."""
@@ -209,11 +213,9 @@ class History:
     def adopted_between(self, first: Section, second: Section) -> bool:
         """Whether somebody may have gone on with what the first left, and have given it back before the second came."""
         return any(
-            self.adopted(first, other)
+            other is not first and self.adopted(first, other)
             for other in self._bearers.get((first.name, first.token), ())
-            if other is not first
-            and other.asked < _got(second)
-            and (other.finished is None or other.finished > first.asked)
+            if other.asked < _got(second) and (other.finished is None or other.finished > first.asked)
         )
 
     def adoptions(self) -> Iterator[tuple[Section, Section]]:
@@ -240,10 +242,23 @@ class History:
 
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
-        return any(
-            trouble.meets(begin, end) and (process is None or trouble.process in (None, process))
-            for trouble in self.troubles
-        )
+        spells = self._spells(process)
+        later = bisect_right(spells, (end, inf))
+        return later > 0 and spells[later - 1][1] >= begin
+
+    def _spells(self, process: str | None) -> list[tuple[float, float]]:
+        """Begin and end of each time in which something was wrong, in order; none meets the next."""
+        key = process, len(self.troubles)
+        if key not in self._known_spells:
+            spells: list[tuple[float, float]] = []
+            for trouble in sorted(self.troubles, key=lambda one: one.begin):
+                if process is None or trouble.process in (None, process):
+                    if spells and trouble.begin <= spells[-1][1]:
+                        spells[-1] = spells[-1][0], max(spells[-1][1], trouble.end)
+                    else:
+                        spells.append((trouble.begin, trouble.end))
+            self._known_spells[key] = spells
+        return self._known_spells[key]
 
 
 def _got(section: Section) -> float:
