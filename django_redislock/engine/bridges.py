@@ -107,10 +107,10 @@ def _woken_task(work: Work | None) -> Task | None:
     """
     followed: list[Any] = [] if work is None else [work]
     for thing in islice(followed, MOST_FOLLOWED):  # it grows meanwhile
-        if isinstance(thing, asyncio.Task):
-            waits_for = thing._fut_waiter  # type: ignore[attr-defined]
+        if hasattr(thing, "_fut_waiter"):  # a task: those that are written in Python are no asyncio.Task
+            waits_for = thing._fut_waiter
             if any(waits_for is other for other in followed):  # else it is only mentioned
-                return thing
+                return thing  # type: ignore[no-any-return]
         elif isinstance(thing, ConcurrentFuture):
             followed += thing._done_callbacks  # type: ignore[attr-defined]
         elif asyncio.isfuture(thing):

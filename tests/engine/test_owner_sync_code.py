@@ -18,7 +18,7 @@ from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django_redislock import Lock, LockError, LockNotOwned, locked
 from django_redislock.engine.bridges import _woken_task, runs_below
 from tests.helpers.actors import GENEROUS
-from tests.helpers.bridges import InThread, arefuses, owns, refuses, settled, to_thread
+from tests.helpers.bridges import InThread, aowns, arefuses, owns, refuses, settled, to_thread
 from tests.helpers.cancelling import until
 from tests.helpers.state import NAME, holder, leases
 
@@ -412,3 +412,18 @@ async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monk
     assert await sync_to_async(lock.acquire)()
     assert await lock.aowned()
     await lock.arelease()
+
+
+async def test_what_sync_code_calls_is_of_a_task_that_is_written_in_python_as_well() -> None:
+    """Libraries derive their own from it: Python's own tasks are written in C."""
+    lock = Lock(NAME)
+
+    def sync_code() -> bool:
+        return owns(lock) and async_to_sync(aowns)(lock)
+
+    async def section() -> None:
+        async with lock:
+            assert await to_thread(sync_code)
+
+    task: asyncio.Task[None] = asyncio.tasks._PyTask(section())  # type: ignore[attr-defined]
+    await task
