@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -11,7 +12,6 @@ from typing import Any, Literal, TypeVar
 import redis.exceptions
 
 from .bearer_tokens import bears, encode_token, make_token
-from .conf import conf
 from .display import SecretBytes, shown
 from .engine import (
     Acquisition,
@@ -30,6 +30,7 @@ from .open_transactions import warn_of_release
 from .options import Options
 from .steps import Steps, run
 from .store.calls import find_held, read_holder
+from .store.place import Backend
 from .store.places import get_backend, get_place
 from .times import LONGEST, seconds
 
@@ -121,7 +122,7 @@ class CacheLock:
         check_name(name)
         self._options()
         _patience(blocking_timeout)
-        get_place(using)
+        _ask(lambda: get_place(using))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -156,7 +157,7 @@ class CacheLock:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
                 _run(self._give_back(held))
-            elif not _run(release_by_token(get_backend(self.using, self.name), self.name, partial(bears, token))):
+            elif not _run(release_by_token(self._backend(), self.name, partial(bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
@@ -179,7 +180,7 @@ class CacheLock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        held, _ = _run(read_holder(get_backend(self.using, self.name), self.name))
+        held, _ = _run(read_holder(self._backend(), self.name))
         return held
 
     def owned(self) -> bool:
@@ -188,7 +189,7 @@ class CacheLock:
             token = self._token("own")
         except LockError:
             return False
-        return _run(find_held(get_backend(self.using, self.name), self.name, partial(bears, token))) is not None
+        return _run(find_held(self._backend(), self.name, partial(bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
@@ -199,6 +200,9 @@ class CacheLock:
     __exit__: ExitMethod = ExitMethod(lambda block, kind, error, traceback: block.lock.release())
 
     # -- how it is done ---------------------------------------------------------------------------------------------
+
+    def _backend(self) -> Backend:
+        return _ask(lambda: get_backend(self.using, self.name))
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
@@ -214,7 +218,8 @@ class CacheLock:
         block: WithBlock | None = None,
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
-        section = Acquisition(current_owner(), lambda lease: lease, self.name, self._options(), token=ours)
+        options = self._options()
+        section = _ask(lambda: Acquisition(current_owner(), lambda lease: lease, self.name, options, token=ours))
         try:
             if block is not None:
                 block.enter(section)
@@ -239,10 +244,11 @@ class CacheLock:
             raise LockError(f"Cannot {verb} a lock with no timeout", self.name)
         left = _lease(self.timeout, "timeout") if left is None else left
         held = self._held(token)
-        if held is not None:
+        if held is not None and not held.held.lost:
             _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(get_backend(self.using, self.name), self.name, partial(bears, token), how, left)):
-            raise self._not_owned(verb)  # acquired by another process, which gave us the token
+        elif not _run(renew_by_token(self._backend(), self.name, partial(bears, token), how, left)):
+            # it was acquired by another process, which gave us the token, or none has extended it in time
+            raise self._not_owned(verb) if held is None else held.held.lost_error()
         return True
 
     def _token(self, verb: str) -> SecretBytes:
@@ -268,8 +274,12 @@ class CacheLock:
 
 
 def _run(steps: Steps[T]) -> T:
+    return _ask(lambda: run(steps))
+
+
+def _ask(call: Callable[[], T]) -> T:
     try:
-        return run(steps)
+        return call()
     except LockUnavailable as error:
         raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
@@ -279,9 +289,10 @@ def _lease(value: float, what: str) -> float:
     return seconds(LONGEST if isinstance(value, (int, float)) and LONGEST < value < math.inf else value, what)
 
 
-def _patience(blocking_timeout: float | None) -> float | None:
+def _patience(blocking_timeout: float | None) -> float:
+    """Not None, which would stand for the setting."""
     if blocking_timeout is None:
-        return None if conf().BLOCKING_TIMEOUT is None else LONGEST
+        return math.inf
     if not isinstance(blocking_timeout, (int, float)):
         raise TypeError(f"blocking_timeout must be seconds (int or float), not {shown(blocking_timeout)}.")
-    return min(max(0.0, blocking_timeout), LONGEST)
+    return math.inf if blocking_timeout == math.inf else min(max(0.0, blocking_timeout), LONGEST)

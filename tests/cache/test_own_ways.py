@@ -83,11 +83,16 @@ def test_a_thread_that_did_not_acquire_gets_a_lock_error(ours: Make, other: Call
     lock.release()
 
 
-def test_a_thread_does_not_wait_for_itself_without_end(ours: Make) -> None:
+@pytest.mark.parametrize("patience", [None, 5], ids=["by default", "whatever the settings say"])
+@pytest.mark.parametrize("blocking_timeout", [None, float("inf")])
+def test_a_thread_does_not_wait_for_itself_without_end(
+    patience: int | None, blocking_timeout: float | None, ours: Make, settings: Any
+) -> None:
+    settings.REDISLOCK = {"CACHE": "ours", "BLOCKING_TIMEOUT": patience}
     lock = ours()
     assert lock.acquire()
     with pytest.raises(LockError, match="would wait for itself"):
-        ours().acquire()
+        ours().acquire(blocking_timeout=blocking_timeout)
     assert ours().acquire(blocking_timeout=0.01) is False
     lock.release()
 
@@ -327,6 +332,19 @@ def test_a_release_that_is_interrupted_is_sent_later(
             with pytest.raises(KeyboardInterrupt):
                 each.release()
     eventually(lambda: not lock.locked())
+
+
+@pytest.mark.parametrize("how", ["extend", "reacquire"])
+def test_extending_what_has_expired_by_the_clock_here_and_was_extended_by_another_bearer(how: str, ours: Make) -> None:
+    lock = ours(timeout=10)
+    assert lock.acquire()
+    lock.local.held.held.ends = 0.0
+    assert lock.extend(50) if how == "extend" else lock.reacquire()
+    assert lock.owned()
+    force_release(lock.name, using=lock.using)
+    with pytest.raises(LockLost):
+        lock.extend(50)
+    lock.local.token = lock.local.held = None
 
 
 def test_releasing_what_has_expired_by_the_clock_here_and_was_extended_by_another_bearer(ours: Make) -> None:
