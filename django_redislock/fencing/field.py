@@ -43,7 +43,9 @@ class FenceField(BigIntegerField):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs = {"verbose_name": _("fence"), "default": 0, "db_default": 0, "editable": False, **kwargs}
+        kwargs = {"default": 0, "db_default": 0, "editable": False, **kwargs}
+        if not args:  # the first is its name, like that of all fields
+            kwargs.setdefault("verbose_name", _("fence"))
         if kwargs.get("null"):
             raise ValueError("A FenceField cannot be null: rows without a fence could not be written under a lock.")
         super().__init__(*args, **kwargs)
@@ -135,7 +137,7 @@ class FencedQuerySet(models.QuerySet[M]):
     def _write(self, lock: Fenced, write: Callable[[Self], R]) -> R:
         lock.check()
         field, fence = _field_of(self.model), lock.fence
-        self._for_write = True
+        self._for_write, self._result_cache = True, None  # what was read before is out of date
         mine = self._chain().using(self.db)  # type: ignore[attr-defined]
         mine._lock = None
         with transaction.atomic(using=mine.db):

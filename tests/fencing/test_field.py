@@ -135,6 +135,15 @@ def test_rows_are_written_with_the_fence_of_the_lock() -> None:
     assert states() == ["back", "sent", "sent", "sent"]
 
 
+@pytest.mark.parametrize("method", ["update", "delete"])
+def test_a_queryset_that_was_read_before_is_read_again_after_it_has_written(method: str) -> None:
+    with Lock(NAME) as lock:
+        rows = Parcel.objects.filter(state="new").fenced(lock)
+        assert len(rows) == 4
+        rows.update(state="sent") if method == "update" else rows.delete()
+        assert list(rows) == []
+
+
 def test_a_holder_who_was_overtaken_changes_nothing(forget: Callable[[], None]) -> None:
     late = Lock(NAME, **UNAWARE)
     assert late.acquire()
@@ -288,6 +297,11 @@ def test_the_database_for_writing_is_asked(late: Late, settings: Any, sqlite: di
             late.thread(write)
     settings.DATABASE_ROUTERS = []
     assert states() == ["sent", "new", "new", "new"]
+
+
+def test_a_fence_may_have_a_name_of_its_own() -> None:
+    assert FenceField("the last one").verbose_name == FenceField(verbose_name="the last one").verbose_name
+    assert FenceField().verbose_name == "fence"
 
 
 def test_a_fence_is_never_null() -> None:
