@@ -69,6 +69,8 @@ class PoolMember(Lock):
         section = current_owner().section(self)
         if section is None:
             return False
+        if section.held.lost:  # and may be somebody else's
+            raise section.held.lost_error()
         if section.held is self._entered:
             raise LockError(
                 f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "

@@ -93,6 +93,16 @@ def test_a_second_block_is_refused_and_leaves_the_member_to_the_first(me: Any, p
     assert me(pool, "health_check") == (0, 1)
 
 
+def test_a_block_with_a_member_that_is_lost_is_not_entered(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    member = me(pool, "acquire")
+    force_release(member.name, using=pool.using)
+    with pytest.raises(LockLost):
+        me(member, "extend", 1)
+    with pool.acquire(), pytest.raises(LockLost):
+        me(member, "enter")
+
+
 def test_a_second_with_statement_releases_nothing_of_the_first(accounts: LockPool) -> None:
     with accounts.acquire() as account:
         with pytest.raises(LockError), account:
