@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,17 @@ class _Formatter(string.Formatter):
         return kwargs[str(key)]
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if inspect.isroutine(value) or _has_no_text(type(value)):
+            raise TypeError(
+                f"{shown(value)} has no text but an address, which differs from process to process. Name a field of "
+                f"it; for the result of a call, give a function instead of the template"
+            )
         text = lock_digest(value) if format_spec == DIGEST else super().format_field(value, format_spec)
         return self._finish(text)
+
+
+def _has_no_text(kind: type) -> bool:
+    return all(getattr(kind, way) is getattr(object, way) for way in ("__str__", "__repr__", "__format__"))
 
 
 class Template:

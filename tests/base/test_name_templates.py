@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
 
 from django_redislock import lock_digest, lock_name
 from django_redislock.name_templates import NameTemplate, Template, has_fields
@@ -104,6 +105,25 @@ def test_other_texts_are_filled_as_they_are_written() -> None:
         ValueError, match=r"^Cannot fill the note '{year:d}': ValueError: Unknown format code 'd'.*: year"
     ):
         Template("{year:d}", "note").fill({"year": "2024"})
+
+
+class Thing:
+    def name(self) -> str:
+        return "thing"
+
+
+@pytest.mark.parametrize("value", [Thing().name, Thing(), len, lambda: 1])
+@pytest.mark.parametrize("field", ["value", "value:digest"])
+def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
+    """It would be another lock in each process."""
+    with pytest.raises(ValueError, match="no text but an address, which differs from process to process"):
+        NameTemplate(f"a:{{{field}}}").fill({"value": value})
+
+
+def test_classes_and_what_knows_its_text_are_filled_in() -> None:
+    values = {"kind": Thing, "some": SimpleNamespace(pk=1), "user": SimpleLazyObject(lambda: "jo")}
+    text = Template("{kind} {some} {user}", "note").fill(values)
+    assert text == f"{Thing} namespace(pk=1) jo"
 
 
 @pytest.mark.parametrize("template", [None, 42, b"order"])
