@@ -81,10 +81,10 @@ class LockAdmin(LockFields, ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         name, *others = self.list_display
-        return (name, "shown_alias", *others) if len(get_places()) > 1 else self.list_display
+        return (name, "shown_alias", *others) if _has_several_places() else self.list_display
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        return [AliasFilter] if len(get_places()) > 1 else []
+        return [AliasFilter] if _has_several_places() else []
 
     # -- permissions -------------------------------------------------------------------------------------------------
 
@@ -264,6 +264,13 @@ class LockAdmin(LockFields, ModelAdmin):
                 gone,
             )
             self.message_user(request, text % {"count": gone}, messages.WARNING)
+
+
+def _has_several_places() -> bool:
+    try:
+        return len(get_places()) > 1
+    except LockUnavailable:  # the page says so
+        return False
 
 
 def _can_exist(lock: HeldLock) -> bool:

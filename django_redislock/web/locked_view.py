@@ -164,14 +164,18 @@ class _LockedView:
         )
         options = self._options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))
-        section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
+        try:
+            section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
+        except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
+            return (yield from _unavailable(request, made, purpose, error))
         frame = Frame()
         section.undo_after(frame)
         try:
             try:
                 refusal = yield from section.obtain()
             except LockUnavailable as error:
-                return (yield from _unavailable(request, section, error))
+                section.undo()
+                return (yield from _unavailable(request, made, purpose, error))
             if refusal is not None:
                 return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
             function = view
@@ -207,12 +211,11 @@ class _LockedView:
             warn_of_release(lease.name, unclaimed=lease.unclaimed)
 
 
-def _unavailable(request: HttpRequest, section: Acquisition, error: LockUnavailable) -> Steps[Any]:
+def _unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnavailable) -> Steps[Any]:
     status = conf().VIEW_UNAVAILABLE_STATUS
     if status is None:
         raise error
-    section.undo()
-    log_event(ERROR, "unavailable", name=section.name, request=section.purpose, error=error)
+    log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
     return (yield Evaluate(lambda: unavailable(request, status)))
 
 

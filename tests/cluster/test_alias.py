@@ -6,14 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
+from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.urls import reverse
 from redis.exceptions import MovedError, RedisClusterException, ResponseError
 
-from django_redislock import Lock, LockUnavailable, get_lock, list_locks
+from django_redislock import Lock, LockUnavailable, get_lock, list_locks, locked_view
+from django_redislock.cachelock import CacheLock
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.cluster import Cluster as Place
 from django_redislock.store.places import get_backend, get_place, make_place
+from tests.admin.pages import login
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
@@ -74,6 +81,7 @@ def test_a_cluster_that_is_away_is_one_that_cannot_be_inspected(settings: Any) -
         Lock("a").acquire()
 
 
+@pytest.mark.django_db
 def test_a_client_whose_cluster_is_away_is_unavailable(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from redis.cluster import RedisCluster
 
@@ -85,8 +93,15 @@ def test_a_client_whose_cluster_is_away_is_unavailable(settings: Any, monkeypatc
     settings.REDISLOCK = {"CACHE": "locks"}
     with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
         Lock("a").acquire()
+    with pytest.raises(redis.ConnectionError, match="cannot be reached for locks"):
+        CacheLock("a")
     assert ids() == ["W004"]
     assert ids(deploy=False) == []
+    settings.REDISLOCK = {"CACHE": "locks", "VIEW_UNAVAILABLE_STATUS": 503}
+    view = locked_view("a")(lambda request: HttpResponse("ran"))
+    assert view(RequestFactory().get("/")).status_code == 503
+    page = login(User.objects.create_superuser("jo")).get(reverse("admin:django_redislock_heldlock_changelist"))
+    assert "Could not read the locks from Redis" in page.text
 
 
 @pytest.mark.parametrize("version", ["6.2.14", "7.0.0"])
