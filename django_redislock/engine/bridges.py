@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future as ConcurrentFuture
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from itertools import islice
 from time import monotonic
@@ -59,7 +60,8 @@ def launching_task(hint: Task | None) -> Task | None:
     if loop is None and hint is not None:
         loop = hint.get_loop()
     for known in _looks_at(_work_above(sys._getframe()), loop):
-        if known is not None and runs_below(known):
+        # what runs in a context of its own shows no mark
+        if known is not None and (runs_below(known) or _launches(known)):
             return known
         if loop is not None and loop.is_running():
             running = asyncio.current_task(loop)
@@ -116,7 +118,9 @@ def _woken_task(work: Work | None) -> Task | None:
         elif asyncio.isfuture(thing):
             followed += [callback for callback, _ in thing._callbacks or ()]
         elif isinstance(thing, FunctionType):
-            followed += [cell.cell_contents for cell in thing.__closure__ or ()]
+            for cell in thing.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    followed.append(cell.cell_contents)
         elif callable(thing):
             followed += gc.get_referents(thing)  # what wakes a task does not say which, either
     return None
@@ -179,9 +183,14 @@ def _task_behind(frame: FrameType) -> Task | None:
     """
     for known in _looks_at(_work_above(frame)):
         if known is not None:
-            codes = [waiting.f_code for waiting in _frames(known)]
-            return known if codes and codes[-1] in _LAUNCHERS else None
+            return known if _launches(known) else None
     return None
+
+
+def _launches(task: Task) -> bool:
+    """Whether it waits for sync code, and for nothing within."""
+    codes = [frame.f_code for frame in _frames(task)]
+    return bool(codes) and codes[-1] in _LAUNCHERS
 
 
 def _bridge_frame(task: Task) -> FrameType | None:

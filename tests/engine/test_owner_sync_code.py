@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -412,6 +413,28 @@ async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monk
     assert await sync_to_async(lock.acquire)()
     assert await lock.aowned()
     await lock.arelease()
+
+
+async def test_sync_code_in_a_context_of_its_own_owns_the_lock_of_the_task_that_calls_it(in_thread: InThread) -> None:
+    async with Lock(NAME) as lock:
+        assert await in_thread(lambda: contextvars.copy_context().run(owns, lock))
+
+
+def test_who_waits_for_a_threads_work_is_found_behind_functions_that_are_not_complete_yet() -> None:
+    """A callback may mention what is to be defined further down."""
+    complete = threading.Event()
+
+    def work() -> bool:
+        assert complete.wait(GENEROUS)
+        with Lock(NAME) as lock:
+            return owns(lock)
+
+    with ThreadPoolExecutor() as executor:
+        future = executor.submit(work)
+        future.add_done_callback(lambda done: (done and None) or defined_later)
+        complete.set()
+        assert future.result(GENEROUS)
+    defined_later = None
 
 
 async def test_what_sync_code_calls_is_of_a_task_that_is_written_in_python_as_well() -> None:
