@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine, signals
 from .conf import conf
 from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
-from .exceptions import LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotOwned, LockUnavailable
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
@@ -36,7 +37,15 @@ Kind = type[BaseException] | None
 
 
 def _leave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> None:
-    run_blocking(_end(block, error), "Use async with instead.")
+    try:
+        run_blocking(_end(block, error), "Use async with instead.")
+    except (LockError, SynchronousOnlyOperation):
+        raise
+    except BaseException:  # interrupted; an ExitStack keeps its blocks for longer than a with statement
+        section = block.section or current_owner().section(block.lock)
+        if section is not None:
+            section.undo()
+        raise
 
 
 def _aleave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> Any:
@@ -55,8 +64,9 @@ def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
     lease = lock._latest if section is None else section.lease
     if lease is not None and lease.detached:
         return  # handed over inside the block
-    if section is None or (section.lease is not None and section.lease.closed):
-        # released inside the block
+    if section is not None and section.lease is not None and section.lease.closed:
+        section = current_owner().section(lock)  # released inside the block, and perhaps acquired again
+    if section is None:
         if error is None:
             raise LockNotOwned.to("release", lock.name)
     elif (yield from section.exit(error)) and error is None:

@@ -103,7 +103,7 @@ class Acquisition:
         canceller = self._canceller()
         held = self.owner.lease_on(self.backend, self.name)
         if held is not None and self._runtime.watchdog.interruptions.undo_under(held):
-            held = None
+            held = self.owner.lease_on(self.backend, self.name)  # another section may use it as well
         if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
             return None
         attempt = self._attempt = self._make_attempt(deadline)
@@ -322,6 +322,8 @@ class Acquisition:
         else:
             self.leave()
         self._witness = None
+        if not last and lease.lost:
+            raise lease.lost_error()
         return last
 
     def end(self) -> Steps[bool]:

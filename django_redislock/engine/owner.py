@@ -61,7 +61,8 @@ class Owner:
         lease.shares[section] = None
         self._leases[lease.backend, lease.name] = lease
         held = self._held.setdefault(id(section.through), [])
-        held[:] = [other for other in held if not other.held.lost]
+        for other in [other for other in held if other.held.lost]:
+            _discard(held, other)
         held.append(section)
         if max(len(self._held), len(self._leases)) > self._sweep_at:
             self._sweep()
@@ -93,12 +94,8 @@ class Owner:
 
     def forget(self, section: Section) -> None:
         """It is not found by its object any more."""
-        through = id(section.through)
-        held = self._held.get(through)
-        if held is not None:
-            held[:] = [other for other in held if other is not section]
-            if not held:
-                self._held.pop(through, None)
+        # an empty list stays until it is swept: the owner itself may be about to append to it
+        _discard(self._held.get(id(section.through), []), section)
 
     # -- who it is --------------------------------------------------------------------------------------------------
 
@@ -127,6 +124,14 @@ class Owner:
             return not who.done() and not who.get_loop().is_closed()
         # while atexit runs its functions on the main thread, is_alive() says that this thread has ended
         return who is not None and (who is threading.main_thread() or who.is_alive())
+
+
+def _discard(sections: list[Section], section: Section) -> None:
+    """At one stroke: the watchdog does so as well, of what was interrupted."""
+    try:
+        sections.remove(section)
+    except ValueError:
+        pass
 
 
 # weakly: what has ended holds nothing

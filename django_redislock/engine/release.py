@@ -69,7 +69,9 @@ def release_later(lease: Lease) -> None:
     """Release in the background, as often as it takes."""
     watchdog = runtime().watchdog
     how = calls.BEARER if lease.detaching else calls.HOLDER
-    watchdog.release_later(lease.wanted, unknown=lease.unknown, how=how)
+    # a renewal whose answer was lost may have moved its end
+    lasts = max(lease.ttl, lease.remaining())
+    watchdog.release_later(lease.wanted, unknown=lease.unknown, how=how, lasts=lasts)
     watchdog.end(lease)
 
 

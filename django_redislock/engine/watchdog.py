@@ -122,11 +122,14 @@ class Watchdog:
         """All that this process holds."""
         return list(self._leases.values())
 
-    def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> None:
-        """Release or withdraw in the background, as often as it takes. Failures to release are logged."""
+    def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
+        """Release or withdraw in the background, as often as it takes. Failures to release are logged.
+
+        ``lasts``: seconds after which the lease has ended by itself.
+        """
         with self._mutex:
             now = monotonic()
-            pending = PendingRelease(wanted, unknown, now + REMEMBER_FOR, how)
+            pending = PendingRelease(wanted, unknown, now + max(lasts, REMEMBER_FOR), how)
             self._pending.add(pending)
             self._plan(now, pending)
 

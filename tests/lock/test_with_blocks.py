@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
+from django_redislock.engine.acquisition import Acquisition
 from django_redislock.engine.runtime import runtime
+from django_redislock.engine.watchdog import REMEMBER_FOR
+from django_redislock.lock import _leave
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
+from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import LOCK, NAME, holder, leftovers
 
@@ -87,9 +93,96 @@ def test_a_block_that_has_released_its_lock_itself_is_told_so_unless_it_raises(
     assert "event=not-released" not in caplog.text
 
 
+@pytest.mark.parametrize("how", ["well", "with an error"])
+def test_a_block_releases_what_it_has_acquired_last(how: str, client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    with contextlib.suppress(ZeroDivisionError), lock:
+        lock.release()
+        assert holder(client) == ""
+        assert lock.acquire()
+        assert holder(client)
+        if how == "with an error":
+            fail()
+    assert holder(client) == ""
+
+
+async def test_an_async_block_releases_what_it_has_acquired_last(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    async with lock:
+        await lock.arelease()
+        assert await lock.aacquire()
+    assert holder(client) == ""
+
+
+def test_an_inner_block_tells_of_the_loss_as_well(client: redis.Redis) -> None:
+    told: list[str] = []
+
+    def inner() -> None:
+        with Lock(NAME, reentrant=True) as lock:
+            client.delete(LOCK)
+            told.append(f"lost: {lock.remaining() == 0.0}")
+            with contextlib.suppress(LockLost):
+                lock.extend(1)
+            told.append(f"lost: {lock.remaining() == 0.0}")
+
+    def outer() -> None:
+        with Lock(NAME, reentrant=True):
+            with pytest.raises(LockLost):
+                inner()
+            told.append("inner block has told")
+
+    with pytest.raises(LockLost):
+        outer()
+    assert told == ["lost: False", "lost: True", "inner block has told"]
+
+
+@contextlib.contextmanager
+def interrupted_in(function: Any) -> Iterator[None]:
+    """An interruption comes as soon as this is called."""
+
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code is function.__code__:
+            raise Interrupt
+
+    before = sys.gettrace()
+    sys.settrace(strike)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def test_a_thread_enters_again_at_once_after_the_end_of_an_inner_block_was_interrupted() -> None:
+    def inner() -> None:
+        with interrupted_in(_leave), Lock(NAME, reentrant=True):
+            pass
+
+    with Lock(NAME, reentrant=True) as lock:
+        with pytest.raises(Interrupt):
+            inner()
+        with Lock(NAME, reentrant=True, blocking_timeout=0):
+            assert lock.owned()
+
+
+def test_an_exit_stack_whose_end_was_interrupted_leaves_no_lock(client: redis.Redis, eventually: Eventually) -> None:
+    def section() -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(Lock(NAME))
+
+    with pytest.raises(Interrupt) as kept, interrupted_in(Acquisition.give_back):
+        section()
+    eventually(lambda: not holder(client))
+    assert kept.value.__traceback__ is not None  # and with it the stack
+
+
+@pytest.mark.parametrize("remembered", [REMEMBER_FOR, 0.0])
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
+    remembered: float, crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
+    monkeypatch.setattr("django_redislock.engine.watchdog.REMEMBER_FOR", remembered)
+
     def section() -> None:
         network.cut()
         fail()
@@ -99,6 +192,7 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
         me(Block(Lock(NAME, ttl=600, using="far"), section), "run")
     assert holder(client)
     assert f"event=not-released name={NAME} error=" in caplog.text
+    eventually(lambda: "event=renewal-failed" in caplog.text)
     network.mend()
     eventually(lambda: not holder(client))
 
