@@ -29,6 +29,7 @@ from .aliases import Origin
 from .node import Node
 from .place import Backend, Place
 from .question import Question
+from .wire import CONNECTION_ERRORS
 
 TAGS = 64  # for ever: one name in two slots is two locks
 OLDEST = 7
@@ -125,13 +126,14 @@ class Cluster(Place):
     def _initialize(self, manager: NodesManager) -> None:
         """Nobody who is in doubt is asked, unless nobody else answers: it may hang, or know of nothing."""
         # redis-py forgets those of the settings, and all others may have got new addresses
-        known = {node.name: node for node in self._named()} | manager.startup_nodes
+        met = manager.startup_nodes
+        known = {node.name: node for node in self._named()} | met
         doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
         failure: RedisClusterException | None = None
-        for in_doubt in (False, True):
-            asked = {name: node for name, node in known.items() if (name in doubted) is in_doubt}
-            if asked:
-                manager.startup_nodes = asked
+        # those of the settings may be the same under other names, or have left the cluster
+        for names in (met.keys() - doubted, known.keys() - met.keys() - doubted, known.keys() & doubted):
+            if names:
+                manager.startup_nodes = {name: known[name] for name in names}
                 try:
                     manager.initialize()
                     return
@@ -169,15 +171,19 @@ class Cluster(Place):
         )
 
     def _check_version(self, manager: NodesManager) -> None:
-        try:
-            text = str(_clients(manager)[0].info("server")["redis_version"])
-        except ResponseError:
-            return  # a user that may not ask: without sharded pub/sub, waiters poll
-        if int(text.split(".")[0]) < OLDEST:
-            raise ImproperlyConfigured(
-                f"The Redis Cluster used for locks (cache alias {self.alias!r}) is version {text}; locks on a cluster "
-                f"need Redis {OLDEST} or later, for sharded pub/sub."
-            )
+        for client in _clients(manager):
+            try:
+                text = str(client.info("server")["redis_version"])
+            except ResponseError:
+                return  # a user that may not ask: without sharded pub/sub, waiters poll
+            except CONNECTION_ERRORS:
+                continue  # it is down: the next one tells
+            if int(text.split(".")[0]) < OLDEST:
+                raise ImproperlyConfigured(
+                    f"The Redis Cluster used for locks (cache alias {self.alias!r}) is version {text}; locks on a "
+                    f"cluster need Redis {OLDEST} or later, for sharded pub/sub."
+                )
+            return
 
     def _node_at(self, host: str, port: int) -> Node:
         address = f"{host}:{port}"
@@ -201,7 +207,7 @@ class Cluster(Place):
             return False
         with self._known:
             node.doubted_at = node.doubted_at or (sent if late else 0.0)
-            if node.answered_at < node.doubted_at:
+            if late or node.answered_at < node.doubted_at:
                 node.answered_at = now
         return bool(node.doubted_at)
 

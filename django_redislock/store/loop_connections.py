@@ -137,8 +137,8 @@ class LoopConnections:
     async def _exchange(
         self, reserve: _Reserve, packed: list[bytes], answers: int, seconds: float
     ) -> tuple[list[Any], float]:
-        connection = await self._connected(reserve, seconds)
         sent = monotonic()
+        connection = await self._connected(reserve, seconds)
         try:
             await connection.send_packed_command(packed, check_health=False)
             read: list[Any] = []

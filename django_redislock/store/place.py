@@ -18,7 +18,7 @@ from .node import Node
 from .thread_connections import ThreadConnections
 from .wire import Command, Replaced
 
-CONFIRMED_WITHIN = 1.0  # seconds that whoever has the answer of a silent node waits for the word of another one
+CONFIRMED_WITHIN = 3.0  # seconds that whoever has the answer of a silent node waits for the word of another one
 
 
 class Place:

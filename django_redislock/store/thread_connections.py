@@ -61,8 +61,8 @@ class ThreadConnections:
         loan = _Loan()
         try:
             self._enter(loan, by)
+            sent = monotonic()  # C7: a node may be silent while we connect, too
             connection = self._take(node, by)
-            sent = monotonic()
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:

@@ -106,8 +106,12 @@ def test_a_client_whose_cluster_is_away_is_unavailable(settings: Any, monkeypatc
 
 @pytest.mark.parametrize("version", ["6.2.14", "7.0.0"])
 def test_a_cluster_without_sharded_messages_is_refused_by_name(version: str, settings: Any) -> None:
-    client = SimpleNamespace(info=lambda section: {"redis_version": version})
-    manager: Any = SimpleNamespace(nodes_cache={"a": SimpleNamespace(redis_connection=client)})
+    def fail(section: str) -> None:
+        raise redis.ConnectionError("down")
+
+    client, down = SimpleNamespace(info=lambda section: {"redis_version": version}), SimpleNamespace(info=fail)
+    nodes = {"down": SimpleNamespace(redis_connection=down), "a": SimpleNamespace(redis_connection=client)}
+    manager: Any = SimpleNamespace(nodes_cache=nodes)
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
     settings.REDISLOCK = {"CLUSTER": True}
     place = make_place("default", "x")
@@ -122,6 +126,8 @@ def test_a_cluster_without_sharded_messages_is_refused_by_name(version: str, set
         raise ResponseError("NOPERM")
 
     client.info = refuse
+    place._check_version(manager)
+    client.info = fail
     place._check_version(manager)
 
 
@@ -138,7 +144,7 @@ def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> Non
         if not answering.intersection(manager.startup_nodes):
             raise RedisClusterException("nobody answers")
 
-    nodes = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+    nodes = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]  # the settings name the first
     manager: Any = SimpleNamespace(startup_nodes={}, initialize=initialize)
 
     def ask() -> list[list[str]]:
@@ -149,6 +155,12 @@ def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> Non
 
     answering.update(nodes)
     assert ask() == [nodes]
+    nodes = nodes[1:]
+    assert ask() == [nodes]
+    answering.difference_update(nodes)
+    assert ask() == [nodes, ["127.0.0.1:1"]]
+    nodes = ["127.0.0.1:1", *nodes]
+    answering.update(nodes)
     place.doubt(place._node_at("127.0.0.1", 1))
     assert ask() == [nodes[1:]]
     place.doubt(place._node_at("127.0.0.1", 2))

@@ -109,6 +109,16 @@ def test_a_doubt_ends_when_the_node_has_answered_and_another_one_names_it_after_
     assert not place.doubts(node, monotonic())
 
 
+def test_a_late_answer_is_confirmed_though_one_that_was_sent_later_was_confirmed_before(cluster: Cluster) -> None:
+    """C7: else it would be in doubt from then on, and no answer confirmed any more."""
+    place: Any = get_place()
+    node = place.node_of(0)
+    for late in (1.0, 2.0):
+        assert place.doubts(node, monotonic() - late)
+        place.node_of(0, since=node.answered_at)
+        assert not node.doubted_at
+
+
 @pytest.fixture
 def silent(settings: Any) -> Iterator[None]:
     """A cluster of ten nodes, none of which answers."""

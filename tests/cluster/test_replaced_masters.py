@@ -12,6 +12,7 @@ import pytest
 
 from django_redislock import Lock
 from django_redislock.engine.attempt import GRACE
+from django_redislock.store.place import Place
 from django_redislock.store.places import get_backend, get_place
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, redis_cluster
@@ -35,16 +36,18 @@ def torn(own_pools: None, settings: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["answers late", "has not answered before"])
+@pytest.mark.parametrize("how", ["answers late", "has not answered before", "is connected to late"])
 def test_what_it_still_had_to_read_is_asked_again_elsewhere(
-    torn: Cluster, crowd: Any, known: bool, monkeypatch: pytest.MonkeyPatch
+    torn: Cluster, crowd: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, me = torn.masters()[0], crowd()
     (name,) = names_on(torn, master)
     lock = Lock(name)
     me(lock, "acquire")
     me(lock, "release")
-    if known:
+    if how == "is connected to late":
+        Place.doubt(get_place(), get_backend(None, name).node)  # no connection is left
+    if how == "has not answered before":
         monkeypatch.setattr("django_redislock.store.cluster.NO_FAILOVER_WITHIN", math.inf)
         get_place().doubt(get_backend(None, name).node)
         get_place().node_of(0)  # nobody knows yet what will become of it
