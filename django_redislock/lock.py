@@ -37,12 +37,12 @@ Kind = type[BaseException] | None
 
 
 def _leave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> None:
+    section = _section_of(block)
     try:
-        run_blocking(_end(block, error), "Use async with instead.")
+        run_blocking(_end(block, section, error), "Use async with instead.")
     except (LockError, SynchronousOnlyOperation):
         raise
-    except BaseException:  # interrupted; an ExitStack keeps its blocks for longer than a with statement
-        section = block.section or current_owner().section(block.lock)
+    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
         if section is not None:
             section.undo()
         raise
@@ -53,14 +53,17 @@ def _aleave(block: WithBlock, kind: Kind, error: BaseException | None, traceback
 
 
 async def _aend(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(_end(block, error))
+    await arun(_end(block, _section_of(block), error))
 
 
-def _end(block: WithBlock, error: BaseException | None) -> Steps[None]:
+def _section_of(block: WithBlock) -> Section | None:
+    """An ExitStack enters the lock itself, so its block has none."""
+    return block.section or current_owner().section(block.lock)
+
+
+def _end(block: WithBlock, section: Section | None, error: BaseException | None) -> Steps[None]:
     """The block has ended: with ``error``, or (None) normally."""
     lock: Any = block.lock
-    # an ExitStack enters the lock itself, so this block has no section
-    section = block.section or current_owner().section(lock)
     lease = lock._latest if section is None else section.lease
     if lease is not None and lease.detached:
         return  # handed over inside the block
