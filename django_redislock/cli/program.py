@@ -121,6 +121,16 @@ class Program:
                 self._warn()
         return True
 
+    def _is_left(self) -> bool:
+        """Whether anything of the program is left, once it has ended itself and its exit status is known."""
+        if not self._shared:
+            try:
+                while os.waitpid(self._target, os.WNOHANG)[0]:
+                    pass  # process 1 of a container inherits orphans, which stay as zombies until it asks for them
+            except ChildProcessError:
+                pass
+        return self._send(0)
+
     def _warn(self) -> None:
         """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
         if not self._warned:
@@ -137,7 +147,7 @@ class Program:
         told = False
         while True:
             self._news.clear()
-            if self._ended and not (self._ending and self._send(0)):
+            if self._ended and not (self._ending and self._is_left()):
                 break
             if not told and lost():
                 told = self._ending = True

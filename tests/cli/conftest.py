@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import subprocess
@@ -114,6 +115,17 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the tests are run from."""
     monkeypatch.setattr(runner, "has_terminal", lambda: False)
+
+
+@pytest.fixture
+def process_1() -> Iterator[None]:
+    """Orphans become children of this process, as of the first one in a container."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux has PR_SET_CHILD_SUBREAPER")
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(36, 1, 0, 0, 0) == 0
+    yield
+    assert prctl(36, 0, 0, 0, 0) == 0
 
 
 @pytest.fixture

@@ -48,6 +48,14 @@ def test_what_does_not_end_by_sigterm_is_killed_with_all_that_it_has_started(
     assert not is_running(number_in(tmp_path / "pid"))
 
 
+def test_process_1_of_a_container_does_not_wait_for_zombies_that_are_its_own(
+    process_1: None, background: Background, eventually: Eventually, tmp_path: Path
+) -> None:
+    background(lose_when(tmp_path / "ready", eventually))
+    child = f"trap '' TERM; touch {tmp_path}/ready; {FOREVER}"
+    assert sh(f'sh -c "{child}" & {FOREVER}', "--kill-after", "0.3") == 76
+
+
 def test_a_stopped_program_is_ended_too(background: Background, eventually: Eventually, tmp_path: Path) -> None:
     background(lose_when(tmp_path / "ready", eventually))
     assert sh(f"touch {tmp_path}/ready; kill -STOP $$; {FOREVER}", "--kill-after", "60") == 76

@@ -58,6 +58,13 @@ def test_what_the_program_leaves_behind_on_purpose_is_not_waited_for(tmp_path: P
     os.kill(number_in(tmp_path / "pid"), signal.SIGKILL)
 
 
+def test_process_1_of_a_container_does_not_wait_for_zombies_that_are_its_own(process_1: None, tmp_path: Path) -> None:
+    outlive = "while kill -0 $PPID; do sleep 0.02; done; exit"
+    child = f"trap '{outlive}' TERM; touch {tmp_path}/ready; {FOREVER}".replace("$", "\\$")
+    script = f'sh -c "{child}" & until [ -e {tmp_path}/ready ]; do sleep 0.02; done; kill -TERM $PPID; {FOREVER}'
+    assert sh(script) == 128 + signal.SIGTERM
+
+
 def test_signals_that_were_ignored_stay_so_for_the_program_too() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
