@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
@@ -135,15 +135,17 @@ def bounded(connection: BaseDatabaseWrapper, within: float | None) -> Iterator[N
         cursor.execute(read)
         usual = cursor.fetchone()[0]
         cursor.execute(write.format(bound(within)))
-    done = False
     try:
         yield
-        done = True
-    finally:
+    except BaseException:
         # a transaction of PostgreSQL that has failed takes its settings with it, and can do nothing more
-        if done or connection.vendor != "postgresql":
-            with connection.cursor() as cursor:
-                cursor.execute(write.format(usual))
+        if connection.vendor != "postgresql":
+            # not by Django's own cursor, which may refuse by now; and the error to tell is the first one
+            with suppress(Exception), closing(connection.create_cursor()) as raw:
+                raw.execute(write.format(usual))
+        raise
+    with connection.cursor() as cursor:
+        cursor.execute(write.format(usual))
 
 
 def _ms(seconds: float) -> int:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from django_redislock import Lock, LockLost, locked_atomic
 from django_redislock.fencing import Pruned, prune
 from django_redislock.fencing.prune import BATCH
-from django_redislock.fencing.table import MARK, fences, raise_fence
+from django_redislock.fencing.table import _BOUNDS, MARK, bounded, fences, raise_fence
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other
@@ -134,6 +134,29 @@ def test_prune_begins_again_when_a_name_is_claimed_meanwhile(account: Account, o
         assert prune(MONTH) == (1, 1)
     assert claimed
     assert names() == {"old"}
+
+
+def test_an_error_is_told_as_it_was_and_statements_wait_as_long_as_before(account: Account) -> None:
+    """Though Django sends nothing more in a transaction that is to be rolled back."""
+    connection = connections["default"]
+    read = _BOUNDS[connection.vendor][0]
+
+    def usual() -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(read)
+            return cursor.fetchone()[0]
+
+    @transaction.atomic
+    def insert_twice() -> None:
+        with bounded(connection, 3):
+            assert usual() != before
+            row = fences().model(key="twice", name="twice", fence=1, claimed=timezone.now())
+            fences().bulk_create([row, row])
+
+    before = usual()
+    with pytest.raises(IntegrityError):
+        insert_twice()
+    assert usual() == before
 
 
 @pytest.mark.parametrize("account", ["postgres read committed"], indirect=True)
