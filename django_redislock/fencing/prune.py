@@ -55,11 +55,11 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
 def _prune_batch(old: QuerySet[Any], using: str) -> int:
     skips = connections[using].features.has_select_for_update_skip_locked  # those that are being claimed just now
     with transaction.atomic(using=using), bounded(connections[using], WITHIN):
-        mark = fences().using(using).select_for_update().get(key=MARK)
+        marked = fences().using(using).filter(key=MARK)
+        marked.update(claimed=timezone.now())  # first: SQLite lets nobody write who has read before others wrote
+        highest = marked.select_for_update().get().fence
         # locked, so that nobody claims them between the look and the deletion
         batch = dict(old.select_for_update(skip_locked=skips).order_by("key").values_list("key", "fence")[:BATCH])
-        mark.fence = max([mark.fence, *batch.values()])
-        mark.claimed = timezone.now()
-        mark.save(using=using, update_fields=["fence", "claimed"])
+        marked.update(fence=max([highest, *batch.values()]))
         deleted: int = fences().using(using).filter(key__in=batch).delete()[0]
         return deleted

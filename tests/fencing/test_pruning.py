@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 from django.utils import timezone
 
-from django_redislock import Lock, LockLost, locked_atomic
+from django_redislock import Lock, LockLost, LockUnavailable, locked_atomic
 from django_redislock.fencing import Pruned, prune
 from django_redislock.fencing.prune import BATCH
 from django_redislock.fencing.table import _BOUNDS, MARK, bounded, fences, raise_fence
@@ -134,6 +134,32 @@ def test_prune_begins_again_when_a_name_is_claimed_meanwhile(account: Account, o
         assert prune(MONTH) == (1, 1)
     assert claimed
     assert names() == {"old"}
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_nobody_else_writes_between_what_prune_reads_and_what_it_writes(
+    account: Account, other: Callable[[], Other]
+) -> None:
+    """Or SQLite would refuse what it writes, however long it would wait."""
+    claim_long_ago("old")
+    refused: list[bool] = []
+
+    def claim() -> None:
+        try:
+            with locked_atomic("new", fenced=True, fence_timeout=0.05, **UNAWARE):
+                pass
+        except LockUnavailable:
+            refused.append(True)
+        connections.close_all()
+
+    def claim_between(execute: Any, sql: str, *more: Any) -> Any:
+        if "ORDER BY" in sql:  # the rows to delete
+            other()(claim)
+        return execute(sql, *more)
+
+    with connections["default"].execute_wrapper(claim_between):
+        assert prune(MONTH) == (1, 0)
+    assert refused == [True]
 
 
 def test_an_error_is_told_as_it_was_and_statements_wait_as_long_as_before(account: Account) -> None:
