@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
@@ -34,7 +35,8 @@ class Output:
 
     def warn(self, text: str) -> None:
         if self._err._out is not None:
-            self._err.write(text)
+            with suppress(OSError):
+                self._err.write(text)
 
     def ask(self, question: str) -> str:
         """Ask where somebody sees it though the output may be redirected; return what was typed. EOFError: nothing."""

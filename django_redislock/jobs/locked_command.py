@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -94,6 +94,7 @@ class LockedCommand(BaseCommand):
         self.lock = Lock(name, **{**given, **self.lock_options})
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with ExitStack() as stack:
+            stack.enter_context(status_kept(self))
             with quiet_when_busy(self, options.get("verbosity", 1)):
                 stack.enter_context(held(self.lock, busy_status=self.lock_busy_status, at_least=at_least))
             try:
@@ -124,6 +125,25 @@ def quiet_when_busy(command: BaseCommand, verbosity: int) -> Iterator[None]:
         if getattr(command, "_called_from_command_line", False) and verbosity < 2 and not command.stderr.isatty():
             sys.exit(busy.returncode)
         raise
+
+
+@contextmanager
+def status_kept(command: BaseCommand) -> Iterator[None]:
+    """Let an error of ``command`` decide its exit status even if Django cannot print it, and would exit with 1."""
+    try:
+        yield
+    except CommandError:
+        if getattr(command, "_called_from_command_line", False):
+            command.stderr.write = _forgiving(command.stderr.write)  # type: ignore[method-assign]
+        raise
+
+
+def _forgiving(write: Callable[..., None]) -> Callable[..., None]:
+    def written_if_possible(*args: Any, **options: Any) -> None:
+        with suppress(AttributeError, OSError):  # the stream is closed; the disk is full
+            write(*args, **options)
+
+    return written_if_possible
 
 
 @contextmanager

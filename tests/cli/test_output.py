@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -13,6 +12,8 @@ import pytest
 from django.core.management.base import CommandError, OutputWrapper
 
 from django_redislock.cli.output import UNWRITTEN, Output
+from django_redislock.management.commands.redislocks import Command
+from tests.helpers.streams import Full
 
 
 def output(out: Any, err: Any = None) -> Output:
@@ -22,10 +23,6 @@ def output(out: Any, err: Any = None) -> Output:
 
 
 def test_a_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        def write(self, text: str) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     left: list[tuple[int, int]] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
     monkeypatch.setattr(os, "dup2", lambda *files: left.append(files))
@@ -43,6 +40,20 @@ def test_streams_that_are_closed_get_nothing() -> None:
     err = io.StringIO()
     output(None, err).warn("c\n")
     assert err.getvalue() == "c\n"
+
+
+def test_warnings_that_cannot_be_written_stop_nothing() -> None:
+    output(io.StringIO(), Full()).warn("a")
+
+
+@pytest.mark.parametrize("stderr", [None, Full()], ids=["closed", "full"])
+def test_the_exit_status_stays_the_same_where_errors_cannot_be_written(
+    stderr: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(SystemExit) as caught:
+        Command().run_from_argv(["manage.py", "redislocks", "show", "a", "--using=nowhere"])
+    assert caught.value.code == 2
 
 
 def test_nobody_answers_where_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
+from tests.helpers.streams import Full
 
 Settings = Any  # its type has another name in each pytest-django
 Eventually = Callable[..., Any]
@@ -202,6 +203,25 @@ def test_at_a_terminal_a_busy_lock_says_who_holds_it(
         Report().run_from_argv(["manage.py", "report"])
     assert caught.value.code == 75
     assert "Could not acquire the lock report: held by " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stderr", [None, Full()], ids=["closed", "full"])
+def test_the_exit_status_stays_the_same_where_errors_cannot_be_written(
+    stderr: io.StringIO | None, busy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(SystemExit) as caught:
+        Report().run_from_argv(["manage.py", "report", "-v2"])
+    assert caught.value.code == 75
+
+
+def test_what_the_command_itself_cannot_write_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def complain(command: Any, **options: Any) -> None:
+        command.stderr.write("It is late.")
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    with pytest.raises(OSError, match="No space left on device"):
+        type("Command", (Report,), {"work": staticmethod(complain)})().run_from_argv(["manage.py", "report"])
 
 
 def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from django_redislock.cli import clear, fences, listing, pool, run, show
 from django_redislock.cli.arguments import SubcommandParser
 from django_redislock.cli.found import other_aliases
 from django_redislock.cli.output import Output
-from django_redislock.jobs.locked_command import UNAVAILABLE, quiet_when_busy
+from django_redislock.jobs.locked_command import UNAVAILABLE, quiet_when_busy, status_kept
 
 # each has HELP, add_arguments(parser), and handle(output, **options)
 SUBCOMMANDS: dict[str, ModuleType] = {
@@ -46,6 +46,10 @@ class Command(BaseCommand):
             )
             module.add_arguments(subparser)
             _repeat(base, subparser)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        with status_kept(self):
+            return super().execute(*args, **options)
 
     def handle(self, *args: Any, subcommand: str, **options: Any) -> None:
         output = Output(self)
