@@ -114,6 +114,11 @@ class Options:
         return other
 
 
+def say_how_to_wait(options: Mapping[str, object]) -> bool:
+    """Whether they do, so that what does not wait by itself goes by them, and by the setting BLOCKING_TIMEOUT."""
+    return not options.keys().isdisjoint({"attempts", "backoff", "blocking"})
+
+
 def mark_locked(function: Callable[..., object], options: Options) -> None:
     """Remember with which options this function locks, for the checks; decorators above it copy that."""
     function._redislock_options = options  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from ..lock import Lock
 from ..name_templates import NameTemplate
 from ..names import lock_name
 from ..open_transactions import warn_of_release, warn_unclaimed
-from ..options import LockOptions
+from ..options import LockOptions, say_how_to_wait
 from ..steps import refuse_event_loop, run
 from ..suggestions import did_you_mean
 from ..times import Seconds, seconds
@@ -42,7 +42,8 @@ class LockedCommand(BaseCommand):
         A name or a template over the command's options (``"report:{year}"``). None takes the label of its app and its
         own name: ``shop:nightly``.
     ``lock_blocking_timeout``
-        Seconds to wait for a busy lock: 0 does not wait, None takes the setting BLOCKING_TIMEOUT.
+        Seconds to wait for a busy lock: 0 does not wait, None takes the setting BLOCKING_TIMEOUT, as does 0 with
+        ``blocking``, ``attempts`` or ``backoff`` in ``lock_options``.
     ``lock_ttl``, ``lock_using``
         As ``ttl`` and ``using`` of :class:`Lock`.
     ``lock_at_least``
@@ -84,9 +85,12 @@ class LockedCommand(BaseCommand):
         refuse_event_loop()
         template = self.lock_name
         name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
+        timeout = self.lock_blocking_timeout
+        if not timeout and say_how_to_wait(self.lock_options):
+            timeout = None
         given: LockOptions = {
             "ttl": self.lock_ttl,
-            "blocking_timeout": self.lock_blocking_timeout,
+            "blocking_timeout": timeout,
             "using": self.lock_using,
             "purpose": type(self).__module__.rpartition(".")[2],
             "template": template or "",

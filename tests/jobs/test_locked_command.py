@@ -244,7 +244,15 @@ def test_who_holds_a_busy_lock_may_remain_unknown(busy: None, monkeypatch: pytes
         report(never)
 
 
-def test_it_waits_when_told_to(eventually: Eventually, other: Callable[[], Other]) -> None:
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"lock_blocking_timeout": GENEROUS},
+        {"lock_options": {"blocking": True}},
+        {"lock_options": {"poll": True, "attempts": 1000}},
+    ],
+)
+def test_it_waits_when_told_to(attributes: dict[str, Any], eventually: Eventually, other: Callable[[], Other]) -> None:
     lock, thread = Lock("report"), other()
     thread(lock.acquire)
 
@@ -253,7 +261,7 @@ def test_it_waits_when_told_to(eventually: Eventually, other: Callable[[], Other
         lock.release()
 
     thread.start(let_go)
-    assert report(lock_blocking_timeout=GENEROUS) == "done\n"
+    assert report(**attributes) == "done\n"
 
 
 # -- the end --------------------------------------------------------------------------------------------------------
