@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import ceil
 from subprocess import DEVNULL, PIPE, Popen
 from time import monotonic
@@ -133,10 +134,11 @@ class Program:
 
     def _warn(self) -> None:
         """Say once that the program cannot be ended. Called from signal handlers, so it uses no file object."""
-        if not self._warned:
+        if not self._warned and sys.stderr is not None:  # else 2 may be the number of a connection to Redis
             self._warned = True
             pid = self._process.pid
-            os.write(2, f"Cannot end the program (process {pid}): it runs as another user.\n".encode())
+            with suppress(OSError):
+                os.write(2, f"Cannot end the program (process {pid}): it runs as another user.\n".encode())
 
     def wait(self, lost: Callable[[], bool], remaining: Callable[[], float]) -> int:
         """Wait until it has ended, and end it when the lock is lost; return its exit status as a shell would.

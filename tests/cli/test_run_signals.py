@@ -127,10 +127,9 @@ def test_a_signal_that_comes_while_the_program_is_being_started_reaches_it() -> 
     assert got == [signal.SIGTERM]
 
 
-@pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
-def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
-    name: str, warns: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Programs are another user's. What waits, in their scripts, until the n-th signal was refused."""
     kill = os.kill
     refused: list[int] = []
 
@@ -142,9 +141,35 @@ def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "kill", forbidden)
-    sends = f"kill -{name} $PPID; until [ -e {tmp_path}/$n ]; do sleep 0.02; done"
-    assert sh(f"for n in 1 2; do {sends}; done; exit 7") == 7
+    return f"until [ -e {tmp_path}/$n ]; do sleep 0.02; done"
+
+
+@pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
+def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
+    name: str, warns: bool, foreign: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sh(f"for n in 1 2; do kill -{name} $PPID; {foreign}; done; exit 7") == 7
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
+
+
+def test_it_is_not_said_where_stderr_is_closed_and_its_number_is_another_files(
+    foreign: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert sh(f"n=1; kill -TERM $PPID; {foreign}; exit 7") == 7
+    assert capfd.readouterr().err == ""
+
+
+def test_nor_where_stderr_takes_nothing(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def full(handle: int, data: bytes) -> int:
+        if handle == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", full)
+    assert sh(f"n=1; kill -TERM $PPID; {foreign}; exit 7") == 7
 
 
 # -- kill -9 of the command -------------------------------------------------------------------------------------------
