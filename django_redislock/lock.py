@@ -37,12 +37,14 @@ Kind = type[BaseException] | None
 
 
 def _leave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> None:
-    section = _section_of(block)
+    section = None
     try:
+        section = _section_of(block)
         run_blocking(_end(block, section, error), "Use async with instead.")
     except (LockError, SynchronousOnlyOperation):
         raise
     except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
+        section = section or _section_of(block)
         if section is not None:
             section.undo()
         raise
