@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
 
 from django_redislock import Lock
 from django_redislock.engine.attempt import GRACE
@@ -62,16 +63,24 @@ def test_what_it_still_had_to_read_is_asked_again_elsewhere(
     torn.heal()
 
 
-def test_an_answer_that_this_process_reads_late_counts(cluster: Cluster) -> None:
-    async def stand_still() -> bool:
+def test_an_answer_that_this_process_reads_late_counts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = AbstractConnection.send_packed_command
+    stalls: list[float] = []
+
+    async def send_and_stand_still(self: Any, *args: Any, **options: Any) -> None:
+        await send(self, *args, **options)
+        while stalls:
+            time.sleep(stalls.pop())
+
+    async def section() -> bool:
         async with Lock("order:1"):
             pass
-        acquiring = asyncio.create_task(Lock("order:1").aacquire(blocking_timeout=0))
-        await asyncio.sleep(0)
-        time.sleep(2 * GRACE)
-        return await acquiring
+        stalls.append(2 * GRACE)
+        return await Lock("order:1").aacquire(blocking_timeout=0)
 
-    assert asyncio.run(stand_still())
+    monkeypatch.setattr(AbstractConnection, "send_packed_command", send_and_stand_still)
+    assert asyncio.run(section())
+    assert stalls == []
 
 
 def held_at(cluster: Cluster, name: str) -> bool:

@@ -174,8 +174,8 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
     await asyncio.wait([result], timeout=GENEROUS)
     if hasattr(asyncio.Task, "uncancel"):
         assert result.cancelled()
-    else:  # Python 3.10 does not count who wants the end of a task
-        assert isinstance(result.exception(), LockLost)
+    else:  # Python 3.10 does not count who wants the end of a task: either may have come first
+        assert result.cancelled() or isinstance(result.exception(), LockLost)
 
 
 async def test_a_release_takes_back_its_own_cancellation_and_nobody_elses(actor: Callable[[], Actor]) -> None:
