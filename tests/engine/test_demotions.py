@@ -80,15 +80,24 @@ def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
     generation = ears.generation
     switch()
     held = Lock(NAME, using="near")
-    held.acquire()
+    holder = other()
+    holder(held.acquire)
     waiting = other().start(Lock(NAME, using="far").acquire)
-    eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
+
+    def wait(number: int) -> None:
+        eventually(lambda: (info := held.info()) is not None and info.waiters == number)
+
+    wait(1)
     for _ in range(2 - answered):
-        held.release()
-        held.acquire(blocking_timeout=GENEROUS)
+        next_one = other()
+        taken = next_one.start(held.acquire)
+        wait(2)
+        holder(held.release)  # drops the first one, and is never free
+        assert taken.result(GENEROUS)
+        holder = next_one
         eventually(lambda: not failures)
-        eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
+        wait(1)
     eventually(lambda: ears.ready and ears.generation > generation)
-    eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
-    held.release()
+    wait(1)
+    holder(held.release)
     assert waiting.result(GENEROUS)

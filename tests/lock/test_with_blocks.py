@@ -16,7 +16,7 @@ from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, Lock
 from django_redislock.engine.acquisition import Acquisition
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import REMEMBER_FOR
-from django_redislock.lock import _leave
+from django_redislock.lock import _end, _leave
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
@@ -173,6 +173,16 @@ def test_an_exit_stack_whose_end_was_interrupted_leaves_no_lock(client: redis.Re
         section()
     eventually(lambda: not holder(client))
     assert kept.value.__traceback__ is not None  # and with it the stack
+
+
+def test_an_exit_stack_that_has_released_its_lock_has_nothing_to_give_back(client: redis.Redis) -> None:
+    def section() -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(Lock(NAME)).release()
+
+    with pytest.raises(Interrupt), interrupted_in(_end):
+        section()
+    assert holder(client) == ""
 
 
 @pytest.mark.parametrize("remembered", [REMEMBER_FOR, 0.0])
