@@ -56,6 +56,10 @@ class Desk:
         self.eventually(lambda: not self.trips())
 
 
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "redislock-sender"]
+
+
 @pytest.fixture
 def desk(far: Proxy, eventually: Eventually) -> Iterator[Desk]:
     made = Desk(make_place("far", "redislock"), eventually)
@@ -128,7 +132,9 @@ def test_what_could_not_be_delivered_is_told(desk: Desk, far: Proxy) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_has_died_is_given_nothing_more(desk: Desk, far: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_has_died_is_given_nothing_more(
+    desk: Desk, far: Proxy, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
     def fail(*facts: object) -> None:
         raise ZeroDivisionError
 
@@ -137,6 +143,7 @@ def test_a_thread_that_has_died_is_given_nothing_more(desk: Desk, far: Proxy, mo
         far.cut()
         desk.send("lost")
         desk.idle()
+    eventually(lambda: not threads())  # with its error
     far.mend()
     desk.send("after")
     desk.answered("after")
@@ -163,12 +170,9 @@ def test_no_connection_is_kept_when_the_settings_change(desk: Desk, far: Proxy, 
 
 
 def test_a_thread_ends_when_it_has_nothing_to_carry(desk: Desk, eventually: Eventually) -> None:
-    def names() -> list[str]:
-        return [thread.name for thread in threading.enumerate()]
-
     desk.send("first")
     desk.answered("first")
-    eventually(lambda: "redislock-sender" not in names())
+    eventually(lambda: not threads())
 
 
 def test_where_no_thread_can_be_started_that_is_told_and_the_next_one_is_tried(desk: Desk) -> None:
