@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -16,6 +17,22 @@ from typing import Any
 
 class Interrupt(BaseException):
     """What a signal handler raises."""
+
+
+@contextmanager
+def interrupted_in(function: Any) -> Iterator[None]:
+    """Interrupt is raised as soon as this function is called."""
+
+    def strike(frame: FrameType, event: str, arg: object) -> None:
+        if frame.f_code is function.__code__:
+            raise Interrupt
+
+    before = sys.gettrace()
+    sys.settrace(strike)
+    try:
+        yield
+    finally:
+        sys.settrace(before)  # Python ends a trace function that raises
 
 
 class Interrupter:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from django_redislock.lock import _leave
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
-from tests.helpers.interrupts import Interrupt
+from tests.helpers.interrupts import Interrupt, interrupted_in
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import LOCK, NAME, holder, leftovers
 
@@ -134,22 +132,6 @@ def test_an_inner_block_tells_of_the_loss_as_well(client: redis.Redis) -> None:
     with pytest.raises(LockLost):
         outer()
     assert told == ["lost: False", "lost: True", "inner block has told"]
-
-
-@contextlib.contextmanager
-def interrupted_in(function: Any) -> Iterator[None]:
-    """An interruption comes as soon as this is called."""
-
-    def strike(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code is function.__code__:
-            raise Interrupt
-
-    before = sys.gettrace()
-    sys.settrace(strike)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def test_a_thread_enters_again_at_once_after_the_end_of_an_inner_block_was_interrupted() -> None:

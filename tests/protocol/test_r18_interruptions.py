@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 
 import pytest
 import redis
@@ -26,7 +25,7 @@ from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_v
 from django_redislock.cachelock import CacheLock
 from django_redislock.lock import _leave
 from tests.helpers.actors import GENEROUS
-from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
 from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
 from tests.protocol.scene import LONG, Eventually, Start
 
@@ -242,13 +241,5 @@ def test_who_was_interrupted_on_the_way_out_may_wait_for_the_same_lock_at_once()
 
 
 def leave_interrupted(lock: Lock) -> None:
-    def strike(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code is _leave.__code__:
-            raise Interrupt
-
-    before = sys.gettrace()
-    try:
-        with lock:
-            sys.settrace(strike)
-    finally:
-        sys.settrace(before)  # Python ends a trace function that raises
+    with interrupted_in(_leave), lock:
+        pass
