@@ -232,13 +232,8 @@ class History:
 
     def quiet(self, begin: float, end: float) -> float:
         """Seconds of that time in which nothing was wrong anywhere."""
-        quiet, so_far = 0.0, begin
-        for trouble in sorted(self.troubles):
-            if trouble.begin >= end:
-                break
-            quiet += max(0.0, trouble.begin - so_far)
-            so_far = max(so_far, trouble.end)
-        return quiet + max(0.0, end - so_far)
+        wrong = (min(end, over) - max(begin, since) for since, over in self._spells(None))
+        return end - begin - sum(seconds for seconds in wrong if seconds > 0)
 
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
         """Whether something was wrong then: with this process, with all, or (None) with anything."""
