@@ -247,7 +247,7 @@ class CacheLock:
         if held is not None and not held.held.lost:
             _run(renew(held.held, how, left))
         elif not _run(renew_by_token(self._backend(), self.name, partial(bears, token), how, left)):
-            # it was acquired by another process, which gave us the token, or none has extended it in time
+            # None: another process has acquired it, and gave us the token
             raise self._not_owned(verb) if held is None else held.held.lost_error()
         return True
 

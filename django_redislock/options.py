@@ -114,8 +114,8 @@ class Options:
         return other
 
 
-def say_how_to_wait(options: Mapping[str, object]) -> bool:
-    """Whether they do, so that what does not wait by itself goes by them, and by the setting BLOCKING_TIMEOUT."""
+def choose_waiting(options: Mapping[str, object]) -> bool:
+    """Whether these options are about waiting. Then a caller that tries once by default waits: BLOCKING_TIMEOUT."""
     return not options.keys().isdisjoint({"attempts", "backoff", "blocking"})
 
 

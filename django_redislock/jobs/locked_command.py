@@ -19,7 +19,7 @@ from ..lock import Lock
 from ..name_templates import NameTemplate
 from ..names import lock_name
 from ..open_transactions import warn_of_release, warn_unclaimed
-from ..options import LockOptions, say_how_to_wait
+from ..options import LockOptions, choose_waiting
 from ..steps import refuse_event_loop, run
 from ..suggestions import did_you_mean
 from ..times import Seconds, seconds
@@ -86,7 +86,7 @@ class LockedCommand(BaseCommand):
         template = self.lock_name
         name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
         timeout = self.lock_blocking_timeout
-        if not timeout and say_how_to_wait(self.lock_options):
+        if not timeout and choose_waiting(self.lock_options):
             timeout = None
         given: LockOptions = {
             "ttl": self.lock_ttl,

@@ -19,7 +19,7 @@ from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..log import log_event
 from ..open_transactions import in_atomic_block, open_aliases, warn_of_release, warn_unclaimed
-from ..options import LockOptions, Options, mark_locked, read_options, say_how_to_wait
+from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .late_release import LateRelease
 from .login_order import warn_above_login
@@ -71,7 +71,7 @@ def locked_view(
     when it stands above ``login_required`` or the like: then anybody can lock.
     """
     given = given_name(first, name, "locked_view")
-    if not say_how_to_wait(options):
+    if not choose_waiting(options):
         options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
     checked = read_options(options, "locked_view()", beside=["methods", "name", "on_conflict", "token"])
