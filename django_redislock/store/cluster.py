@@ -101,7 +101,7 @@ class Cluster(Place):
     def _read_slots(self, now: float) -> None:
         try:
             self._ask_manager(now)
-        except (RedisClusterException, SlotNotCoveredError) as error:
+        except RedisClusterException as error:
             raise ConnectionError(str(error)) from error
         self._read_at = now
         self._forget_the_gone()
@@ -116,12 +116,27 @@ class Cluster(Place):
         for client in _clients(self._manager):
             client.connection_pool.disconnect()  # until it is asked again
         with self._known:
-            for tag, slot in enumerate(self._slots):
-                node = self._manager.get_node_from_slot(slot)
-                self._owners[tag] = self._node_at(node.host, int(node.port))
+            self._owners |= self._read_owners(self._manager)
             for owner in self._owners.values():
                 if owner.doubted_at < owner.answered_at < now:
                     owner.doubted_at = 0.0  # C7: it has not been replaced before it answered
+
+    def _read_owners(self, manager: NodesManager) -> dict[int, Node]:
+        """Who serves each tag. Of a slot that nobody serves, any node says so (CLUSTERDOWN); the other locks go on."""
+        found: dict[int, Node] = {}
+        missing: SlotNotCoveredError | None = None
+        for tag, slot in enumerate(self._slots):
+            try:
+                node = manager.get_node_from_slot(slot)
+            except SlotNotCoveredError as error:
+                missing = error
+            else:
+                found[tag] = self._node_at(node.host, int(node.port))
+        if missing is None:
+            return found
+        if not found:
+            raise missing
+        return dict.fromkeys(range(TAGS), next(iter(found.values()))) | found
 
     def _initialize(self, manager: NodesManager) -> None:
         """Nobody who is in doubt is asked, unless nobody else answers: it may hang, or know of nothing."""

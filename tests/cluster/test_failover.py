@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.places import get_backend
+from django_redislock.names import slot_text
+from django_redislock.store.cluster import tag_of
+from django_redislock.store.places import get_backend, make_place
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
@@ -161,6 +165,53 @@ def test_locks_are_listed_through_a_failover_and_not_without_a_cluster(own_clust
             own_cluster.kill(node)
     with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
         list_locks()
+
+
+@pytest.fixture
+def partial_cluster(own_pools: None) -> Iterator[Cluster]:
+    """One that goes on without some of its slots."""
+    executable = require(find_cluster_server)
+    options = {"masters": 2, "replicas": 0, "cluster_require_full_coverage": "no"}
+    with redis_cluster(executable=executable, **options) as cluster, use(cluster, TTL=60, RETRY_FOR=0.2):
+        yield cluster
+
+
+def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
+    partial_cluster: Cluster, other: Any, eventually: Eventually
+) -> None:
+    first, second = partial_cluster.masters()
+    (name, neighbour), (elsewhere,) = names_on(partial_cluster, first, 2), names_on(partial_cluster, second)
+
+    def wait_for(held: Lock) -> Any:
+        held.acquire()
+        waiting = other().start(Lock(held.name).acquire)
+        eventually(lambda: (info := get_lock(held.name)) is not None and info.waiters == 1)
+        return waiting
+
+    held = Lock(name)
+    waiting = wait_for(held)
+    for node in (first, second):
+        node.ask("CLUSTER", "DELSLOTS", slot_of(name))
+    refused = pytest.raises(LockUnavailable, match=r"^Redis cannot be reached for .*: CLUSTERDOWN Hash slot not served")
+    with refused:
+        Lock(name).acquire(blocking_timeout=5)
+    with refused:
+        asyncio.run(Lock(name).aacquire(blocking_timeout=5))
+    with refused:
+        list_locks()
+    for lock in (Lock(neighbour), Lock(elsewhere)):
+        waiting_there = wait_for(lock)
+        eventually(lambda lock=lock: runtime().listener(get_backend(None, lock.name)).hears)
+        lock.release()
+        assert waiting_there.result(30)
+    fresh = make_place("locks", "redislock")  # as a process that starts now
+    ports = [fresh.node_of(tag_of(slot_text(each))).origin.keywords["port"] for each in (neighbour, elsewhere)]
+    assert ports == [first.port, second.port]
+    assert fresh.node_of(tag_of(slot_text(name)))
+    first.ask("CLUSTER", "ADDSLOTS", slot_of(name))
+    eventually(lambda: Lock(name).locked())
+    held.release()
+    assert waiting.result(30)
 
 
 def test_waiters_whose_master_hangs_are_subscribed_to_the_new_one(
