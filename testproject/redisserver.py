@@ -105,7 +105,9 @@ class RedisServer:
         with log:
             self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
         deadline = time.monotonic() + 60  # a fault makes it load slowly, on a busy machine
-        with self.client(socket_timeout=1, retry=None) as client:
+        # not by the port, where somebody else's server may answer while this one is about to fail
+        own: dict[str, Any] = {"unix_socket_path": str(self.socket), "retry": None}
+        with redis.Redis(**own, password=self.options.get("requirepass"), socket_timeout=1) as client:
             while True:
                 try:
                     client.ping()

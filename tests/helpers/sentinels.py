@@ -34,7 +34,7 @@ class SentinelServer(RedisServer):
 
     def __init__(self, executable: str | None, *lines: str) -> None:
         super().__init__(executable)
-        conf = [f"bind {HOST}", f"dir {self.folder}", *lines]
+        conf = [f"bind {HOST}", f"dir {self.folder}", f"unixsocket {self.socket}", *lines]
         (self.folder / "sentinel.conf").write_text("\n".join(conf) + "\n")
 
     def command(self) -> list[str]:
