@@ -142,7 +142,7 @@ def fails_once(
     return clumsy, troubles
 
 
-@pytest.mark.parametrize("where", ["connecting", "subscribed"])
+@pytest.mark.parametrize("where", ["asking for the node", "connecting", "subscribed"])
 def test_whatever_goes_wrong_the_listener_goes_on(
     where: str,
     ears: Listener,
@@ -150,7 +150,10 @@ def test_whatever_goes_wrong_the_listener_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if where == "connecting":
+    if where == "asking for the node":
+        clumsy, troubles = fails_once(ears.backend.place.node_of, lambda tag: True)
+        monkeypatch.setattr(ears.backend.place, "node_of", clumsy)
+    elif where == "connecting":
         clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.backend.node.origin)
         monkeypatch.setattr(Origin, "listening", clumsy)
     else:
