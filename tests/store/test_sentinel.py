@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from time import monotonic
@@ -15,6 +16,7 @@ import redis
 from django_redislock import Lock, LockUnavailable
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import Crowd
+from tests.helpers.state import LOCK, NAME
 from tests.helpers.ways import Sentinels, caches, connections, kill, stopped
 
 from .conftest import Eventually
@@ -67,6 +69,24 @@ def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, even
             assert you.read(lambda following=following: following.fence) > fence
         # not at once: whoever meets the end of the old master closes what idles, and a replica passes wakes on
         eventually(lambda: connections(new))
+
+
+@pytest.mark.complete
+def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
+    sentinels: Sentinels, eventually: Eventually
+) -> None:
+    old = sentinels.servers[0].process
+    assert old is not None
+    sentinels.replicate()
+    with caches(sentinels.alias()):
+        with Lock(NAME, replicas=1):
+            pass
+        old.send_signal(signal.SIGSTOP)
+        sentinels.promote()
+        old.send_signal(signal.SIGCONT)
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
+            Lock(NAME, replicas=1).acquire()
+        eventually(lambda: not sentinels.clients[0].exists(LOCK))
 
 
 def test_locks_work_again_after_the_master_died(
