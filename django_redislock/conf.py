@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
-from typing import Any
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +17,8 @@ from .display import shown
 from .names import check_prefix
 from .suggestions import did_you_mean
 from .times import seconds
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,19 +48,13 @@ class Conf:
     FENCED: tuple[str, ...] = ()
     FENCE_TIMEOUT: float | None = 10.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_ttls", _compiled(self.TTLS))
-        object.__setattr__(self, "_max_waiters", _compiled(self.MAX_WAITERS))
-        object.__setattr__(self, "_fenced", _compiled(dict.fromkeys(self.FENCED, True)))
-
     def ttl_of(self, name: str) -> float:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
-        ttl: float = _first_match(self._ttls, name, self.TTL)  # type: ignore[attr-defined]
-        return ttl
+        return _first_match(self.TTLS, name, self.TTL)
 
     def is_fenced(self, name: str) -> bool:
         """Whether whoever holds a lock of this name has to claim it in the database: a pattern of FENCED matches."""
-        return bool(self.FENCED) and bool(_first_match(self._fenced, name, False))  # type: ignore[attr-defined]
+        return any(fnmatchcase(name, pattern) for pattern in self.FENCED)
 
     def is_cluster(self, alias: str) -> bool:
         """Whether the cache alias names nodes of a Redis Cluster."""
@@ -67,22 +62,11 @@ class Conf:
 
     def max_waiters_of(self, name: str) -> int | None:
         """How many may wait for a lock of this name: the first matching pattern of MAX_WAITERS, else any number."""
-        most: int | None = _first_match(self._max_waiters, name, None)  # type: ignore[attr-defined]
-        return most
+        return _first_match(self.MAX_WAITERS, name, None)
 
 
-_Patterns = list[tuple[re.Pattern[str], Any]]
-
-
-def _compiled(patterns: Mapping[str, Any]) -> _Patterns:
-    return [(re.compile(translate(pattern)), value) for pattern, value in patterns.items()]
-
-
-def _first_match(patterns: _Patterns, name: str, otherwise: Any) -> Any:
-    for pattern, value in patterns:
-        if pattern.match(name):
-            return value
-    return otherwise
+def _first_match(patterns: Mapping[str, T], name: str, otherwise: T) -> T:
+    return next((value for pattern, value in patterns.items() if fnmatchcase(name, pattern)), otherwise)
 
 
 def _text(value: object, what: str) -> str:
