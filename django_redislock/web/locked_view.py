@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from logging import ERROR
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -97,33 +98,26 @@ def locked_view(
     return decorate
 
 
+@dataclass(frozen=True)
 class _LockedView:
     """A view, and how it is locked."""
 
-    def __init__(
-        self,
-        view: Callable[..., Any],
-        texts: CallTexts,
-        options: Options,
-        locking: frozenset[str] | None,
-        on_conflict: OnConflict | None,
-    ) -> None:
-        self._view = view
-        self._texts = texts
-        self._options = options
-        self._locking = locking  # HTTP methods; None: all but OPTIONS
-        self._on_conflict = on_conflict
+    view: Callable[..., Any]
+    texts: CallTexts
+    options: Options
+    locking: frozenset[str] | None  # HTTP methods; None: all but OPTIONS
+    on_conflict: OnConflict | None
 
     def wrap(self) -> Callable[..., Any]:
         """The function that takes the place of the view."""
-        view = self._view
+        view = self.view
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             locked = self._locks(request)
             aliases = _to_open(request, wrapper, view)
             if _is_async(view, request):
-                _refuse_fenced(view, self._options)
+                _refuse_fenced(view, self.options)
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
@@ -138,8 +132,8 @@ class _LockedView:
                 return await view(request, *args, **kwargs)
             return await arun(self._guarded(request, args, kwargs, None, []))
 
-        mark_locked(wrapper, self._options)
-        mark_locked(awrapper, self._options)
+        mark_locked(wrapper, self.options)
+        mark_locked(awrapper, self.options)
         if iscoroutinefunction(view):
             return awrapper
         wrapper._non_atomic_requests = OpenedHere(_excluded(view))  # type: ignore[attr-defined]
@@ -151,18 +145,18 @@ class _LockedView:
                 f"locked_view got {request!r} where a request was expected. To decorate a method of a class, use "
                 f"@method_decorator(locked_view(...))."
             )
-        return request.method != "OPTIONS" if self._locking is None else request.method in self._locking
+        return request.method != "OPTIONS" if self.locking is None else request.method in self.locking
 
     def _guarded(
         self, request: HttpRequest, args: Any, kwargs: Any, aliases: list[str] | None, begun: list[str]
     ) -> Steps[Any]:
         """``aliases``: on which to open transactions; None for an async view."""
-        view = self._view
+        view = self.view
         signature = _signature(view, request, *args, **kwargs)
         made, note, token = yield Evaluate(
-            lambda: self._texts.fill(view, signature, (request, *args), {**kwargs}, request=request)
+            lambda: self.texts.fill(view, signature, (request, *args), kwargs, request=request)
         )
-        options = self._options.with_note(note)
+        options = self.options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))
         try:
             section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
@@ -177,7 +171,7 @@ class _LockedView:
                 section.undo()
                 return (yield from _unavailable(request, made, purpose, error))
             if refusal is not None:
-                return (yield from conflict(request, section.backend, made, refusal, self._on_conflict))
+                return (yield from conflict(request, section.backend, made, refusal, self.on_conflict))
             function = view
             if aliases is not None:
                 required = bool(options.fenced)
