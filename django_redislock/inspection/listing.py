@@ -52,10 +52,6 @@ ORDERS: dict[str, Callable[[_Row], Any]] = {
 INDEXED = {"name", "lease_left"}  # what the index of held locks knows by itself
 
 
-def everything(count: int) -> slice:
-    return slice(count)
-
-
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
 
@@ -84,7 +80,7 @@ def read_locks(pattern: str, *, using: str | None = None) -> list[LockInfo]:
 
 def read_page(
     *,
-    cut: Callable[[int], slice] = everything,
+    cut: Callable[[int], slice] = slice,
     words: Sequence[str] = (),
     names: Collection[str] | None = None,
     order: Sequence[str] = ("name",),
