@@ -75,7 +75,17 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def handle(
-    output: Output, *, name: str, program: Sequence[str], conflict_exit_code: int, using: str | None, **options: Any
+    output: Output,
+    *,
+    name: str,
+    program: Sequence[str],
+    ttl: float | None,
+    blocking_timeout: float,
+    at_least: float,
+    kill_after: float,
+    conflict_exit_code: int,
+    using: str | None,
+    **options: Any,
 ) -> None:
     place = get_place(using)
     if place.memory and not settings.DEBUG:
@@ -85,28 +95,6 @@ def handle(
             returncode=2,
         )
     warn_of_memory(output, place)
-    known = {option: options[option] for option in ("ttl", "blocking_timeout", "at_least", "kill_after")}
-    status = run(name, program, busy_status=conflict_exit_code, using=using, **known)
-    if status:
-        sys.exit(status)
-
-
-def run(
-    name: str,
-    arguments: Sequence[str],
-    *,
-    ttl: float | None,
-    blocking_timeout: float,
-    at_least: float,
-    kill_after: float,
-    busy_status: int,
-    using: str | None,
-) -> int:
-    """Run a program under the lock ``name``; return its exit status, 128 + n if signal n ended it.
-
-    Raises CommandError, with a ``returncode`` of its own each, when the lock is busy (LockBusy) or was lost, when Redis
-    cannot be reached, and when the program cannot be started.
-    """
     relay = Relay()
     lock = Lock(
         name,
@@ -116,16 +104,18 @@ def run(
         on_lost=lambda error: relay.look(),
         using=using,
         # without its arguments, which may hold secrets
-        purpose=f"redislocks run {os.path.basename(arguments[0])}",
+        purpose=f"redislocks run {os.path.basename(program[0])}",
     )
-    with relay, held(lock, busy_status=busy_status, at_least=at_least):
+    with relay, held(lock, busy_status=conflict_exit_code, at_least=at_least):
         environment = {**os.environ, "REDISLOCK_NAME": name, "REDISLOCK_FENCE": str(lock.fence)}
         shared = has_terminal()
         try:
-            program = relay.start(lambda: Program(arguments, environment, shared=shared, kill_after=kill_after))
+            running = relay.start(lambda: Program(program, environment, shared=shared, kill_after=kill_after))
         except OSError as error:
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
             raise CommandError(
-                f"Cannot run {printable(arguments[0])}: {error.strerror or error}.", returncode=status
+                f"Cannot run {printable(program[0])}: {error.strerror or error}.", returncode=status
             ) from error
-        return program.wait(lambda: lock.lost, lock.remaining)
+        status = running.wait(lambda: lock.lost, lock.remaining)
+    if status:
+        sys.exit(status)
