@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _leave(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    atomic: Any = block.lock
+    # an ExitStack enters without a block: then it is the latest one of this thread
+    context = block.context or atomic._entered.contexts.pop()
+    context.__exit__(kind, error, traceback)
 
 
 class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
@@ -96,10 +105,10 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             block.context = context
             return context.__enter__()
         lock = context.__enter__()
-        self._entered.contexts = [*self._entered.__dict__.get("contexts", ()), context]
+        vars(self._entered).setdefault("contexts", []).append(context)
         return lock
 
-    __exit__: ExitMethod = ExitMethod(lambda block, *error: _leave(block, *error))
+    __exit__: ExitMethod = ExitMethod(_leave)
 
     if not TYPE_CHECKING:  # pragma: no branch (type checkers say so themselves)
 
@@ -110,10 +119,6 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
             )
 
         __aexit__ = __aenter__  # async with looks for both
-
-    def entered(self) -> AbstractContextManager[Lock]:
-        """The latest block that ExitStack has entered in this thread."""
-        return self._entered.contexts.pop()  # type: ignore[no-any-return]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         refuse_generators(function, "locked_atomic")
@@ -158,14 +163,6 @@ def _lease_of(lock: Lock) -> Lease:
     section = current_owner().section(lock)
     assert section is not None
     return section.held
-
-
-def _leave(
-    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-) -> None:
-    atomic: Any = block.lock
-    context = block.context or atomic.entered()
-    context.__exit__(kind, error, traceback)
 
 
 def _refuse_open(name: str, alias: str) -> None:
