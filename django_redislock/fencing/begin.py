@@ -17,7 +17,7 @@ TRIES = 10  # a stale transaction makes one try more necessary; more come from f
 
 def begin(
     aliases: Sequence[str],
-    lease: Lease | None,
+    lease: Lease,
     *,
     beside: Sequence[str] = (),
     durable: bool = False,
@@ -31,8 +31,6 @@ def begin(
     Where it is ahead of Redis (after a restore, say), the lock takes a new fence, once. Raises LockLost otherwise;
     LockUnavailable where a stale transaction stands still. Closing the result commits, or rolls back.
     """
-    if lease is None:
-        return _open(aliases, durable, lambda alias: None)
     claiming = claims_on(lease, [*beside, *aliases], required=required)
     for alias in beside:
         if alias in claiming:

@@ -6,18 +6,19 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from logging import ERROR
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.db import connections
+from django.db import connections, transaction
 from django.http import HttpRequest, StreamingHttpResponse
 
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
-from ..engine import Acquisition, Frame, current_owner, release_surely
+from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
+from ..fencing import begin
 from ..log import log_event
 from ..open_transactions import in_atomic_block, open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options
@@ -27,7 +28,6 @@ from .login_order import warn_above_login
 from .methods import check_methods
 from .owners import describe_request
 from .responses import OnConflict, check_on_conflict, conflict, unavailable
-from .transactions import open_transactions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -122,7 +122,10 @@ class _LockedView:
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
             if not locked:
-                return open_transactions(view, aliases)(request, *args, **kwargs)
+                function = view
+                for alias in aliases:  # the last one outermost, as Django's handler nests them
+                    function = transaction.atomic(using=alias)(function)
+                return function(request, *args, **kwargs)
             steps = self._guarded(request, args, kwargs, aliases, open_aliases())
             return run_blocking(steps, "Decorate an async view")
 
@@ -172,10 +175,7 @@ class _LockedView:
                 return (yield from _unavailable(request, made, purpose, error))
             if refusal is not None:
                 return (yield from conflict(request, section.backend, made, refusal, self.on_conflict))
-            function = view
-            if aliases is not None:
-                required = bool(options.fenced)
-                function = open_transactions(view, aliases, section.held, begun=begun, required=required)
+            function = view if aliases is None else partial(self._in_transactions, section.held, aliases, begun)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
                 if aliases is None and section.held.lost:
@@ -192,6 +192,18 @@ class _LockedView:
             else:
                 yield from section.fail(error)
             raise
+
+    def _in_transactions(self, lease: Lease, aliases: list[str], begun: list[str], /, *args: Any, **kwargs: Any) -> Any:
+        """Call the view in a transaction on each alias, the last one outermost.
+
+        They claim the lock where it is fenced, and are rolled back when it is known to be lost at the end. ``begun``:
+        where Django has begun one already.
+        """
+        with begin(aliases[::-1], lease, beside=begun, required=bool(self.options.fenced)):
+            response = self.view(*args, **kwargs)
+            if lease.lost:
+                raise lease.lost_error()
+            return response
 
     @staticmethod
     def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:

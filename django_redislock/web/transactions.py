@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -178,27 +178,3 @@ def _refuse_open(name: str, alias: str) -> None:
         f"commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock "
         f"until COMMIT, or mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
     )
-
-
-def open_transactions(
-    function: Callable[..., R],
-    aliases: list[str],
-    lease: Lease | None = None,
-    *,
-    begun: Sequence[str] = (),
-    required: bool = False,
-) -> Callable[..., R]:
-    """``function`` inside a transaction on each alias, the last one outermost, as Django's handler nests them.
-
-    They claim the ``lease`` under which it runs, where it is fenced, and are rolled back when it is known to be lost at
-    the end. ``begun``, ``required``: see begin().
-    """
-
-    def inside(*args: Any, **kwargs: Any) -> R:
-        with begin(aliases[::-1], lease, beside=begun, required=required):
-            result = function(*args, **kwargs)
-            if lease is not None and lease.lost:
-                raise lease.lost_error()
-            return result
-
-    return inside
