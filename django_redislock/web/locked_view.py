@@ -263,7 +263,7 @@ def _instance_of(view: object) -> Any:
     return getattr(getattr(view, "func", view), "__self__", None)
 
 
-def _signature(view: Callable[..., Any], *args: Any, **kwargs: Any) -> inspect.Signature | None:
+def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.Signature | None:
     """The signature for the names of positional arguments, and the defaults of those that the URL leaves out.
 
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this

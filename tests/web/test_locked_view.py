@@ -181,6 +181,12 @@ def test_positional_arguments_of_any_view_have_their_names(crowd: Crowd, client:
     assert me(view, "call", plain(), pk="7").content == b"account:7"
 
 
+@pytest.mark.parametrize("argument", ["view", "self", "args", "lease", "name"])
+def test_the_arguments_of_a_url_may_have_any_name(argument: str) -> None:
+    view = locked_view(f"page:{{{argument}}}")(lambda request, **kwargs: respond(request))
+    assert view(plain(), **{argument: "a"}).content == b"page:a"
+
+
 def test_a_decorator_below_may_change_the_arguments() -> None:
     def with_order(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
         @wraps(view)
