@@ -81,15 +81,15 @@ def locked(
             lock, note, its_token = texts.fill(function, signature, args, kwargs)
             its_options = checked.with_note(note)
             section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
-            call = Call(function, args, kwargs) if is_async else Call(claiming, (section, function, args, kwargs), {})
-            result = yield from section.around(call)
+
+            def claiming() -> Any:
+                """Call the function; where transactions are open, claim the lock before, if it is fenced."""
+                with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
+                    return function(*args, **kwargs)
+
+            result = yield from section.around(Call(function, args, kwargs) if is_async else Call(claiming))
             warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
             return result
-
-        def claiming(section: Acquisition, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            """Call the function; where transactions are open, claim the lock before, if it is fenced."""
-            with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
-                return function(*args, **kwargs)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
