@@ -70,21 +70,17 @@ def unavailable(request: HttpRequest, status: int) -> HttpResponse:
 
 def refuse(request: HttpRequest, status: int, text: str, retry_after: int) -> HttpResponse:
     """A short response in the form that the client prefers; the site's own template where it has one."""
-    response: HttpResponse
-    kind = _preferred_type(request)
+    kind, facts = _preferred_type(request), {"detail": text, "retry_after": retry_after}
+    response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
     if kind == "application/json":
-        response = JsonResponse({"detail": text, "retry_after": retry_after}, status=status)
-    else:
+        response = JsonResponse(facts, status=status)
+    elif kind == "text/html":
         try:
-            template = get_template(f"{status}.html") if kind == "text/html" else None
+            template = get_template(f"{status}.html")
         except TemplateDoesNotExist:
-            template = None
-        if template is None:
-            response = HttpResponse(text, status=status, content_type="text/plain; charset=utf-8")
+            pass
         else:
-            response = HttpResponse(
-                template.render({"detail": text, "retry_after": retry_after}, request), status=status
-            )
+            response = HttpResponse(template.render(facts, request), status=status)
     response.headers["Retry-After"] = str(retry_after)
     patch_vary_headers(response, ["Accept"])
     return response
