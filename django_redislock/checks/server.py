@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
@@ -45,19 +46,21 @@ def _check(place: Place) -> list[CheckMessage]:
     return list({str(message): message for message in found}.values())
 
 
-def _check_node(backend: Backend) -> list[CheckMessage]:
+def _check_node(backend: Backend) -> Iterator[CheckMessage]:
     try:
         info, cluster, *rights = _ask(backend, listening=not conf().POLL)
     except (RedisError, OSError) as error:
-        return [_unseen(backend.alias, str(error))]
-    found: list[CheckMessage] = []
+        yield _unseen(backend.alias, str(error))
+        return
     if isinstance(info, ResponseError):
-        found.append(_unseen(backend.alias, str(info)))
+        yield _unseen(backend.alias, str(info))
     else:
         facts = dict(_FACT.findall(info))
-        found = _version(backend, facts) + _eviction(backend, facts) + _replicas(backend, facts)
-    found += _cluster(backend, dict(_FACT.findall(str(cluster))))
-    return found + _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
+        yield from _version(backend, facts)
+        yield from _eviction(backend, facts)
+        yield from _replicas(backend, facts)
+    yield from _cluster(backend, dict(_FACT.findall(str(cluster))))
+    yield from _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
 
 
 def _ask(backend: Backend, *, listening: bool) -> list[Any]:
@@ -104,73 +107,60 @@ def _unseen(alias: str, trouble: str) -> CheckMessage:
     )
 
 
-def _version(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
+def _version(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
     text = facts.get("redis_version", "")
     numbers = tuple(map(int, re.findall(r"\d+", text)))
     least = OLDEST_CLUSTER if backend.place.clustered else OLDEST
     if not numbers or numbers >= least:
-        return []
+        return
     oldest = ".".join(map(str, least))
-    return [
-        Error(
-            f"{_server(backend.alias)} is version {text}; locks "
-            f"{'on a cluster ' if backend.place.clustered else ''}need {oldest} or later.",
-            hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
-            id="django_redislock.E006",
-        )
-    ]
+    yield Error(
+        f"{_server(backend.alias)} is version {text}; locks "
+        f"{'on a cluster ' if backend.place.clustered else ''}need {oldest} or later.",
+        hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
+        id="django_redislock.E006",
+    )
 
 
-def _eviction(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
+def _eviction(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
-        return []
+        return
     when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
-    return [
-        Warning(
-            f"{_server(backend.alias)} evicts keys {when} (maxmemory-policy "
-            f"{policy}): locks have a TTL and may be among them.",
-            hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
-            "this brings back those that an eviction took.",
-            id="django_redislock.W005",
-        )
-    ]
+    yield Warning(
+        f"{_server(backend.alias)} evicts keys {when} (maxmemory-policy "
+        f"{policy}): locks have a TTL and may be among them.",
+        hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
+        "this brings back those that an eviction took.",
+        id="django_redislock.W005",
+    )
 
 
-def _replicas(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
+def _replicas(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
     wanted, there = conf().REPLICAS, int(facts.get("connected_slaves", 0))
-    if there >= wanted:
-        return []
-    return [
-        Warning(
+    if there < wanted:
+        yield Warning(
             f"REDISLOCK['REPLICAS'] asks for {wanted} replicas to acknowledge each grant, and "
             f"{_server(backend.alias, 'the')} has {there}: no lock could be acquired.",
             hint="Add replicas, or ask for fewer.",
             id="django_redislock.W009",
         )
-    ]
 
 
-def _cluster(backend: Backend, facts: dict[str, str]) -> list[CheckMessage]:
-    if backend.place.clustered or int(facts.get("cluster_known_nodes", 1)) == 1:
-        return []
-    return [
-        Error(
+def _cluster(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
+    if not backend.place.clustered and int(facts.get("cluster_known_nodes", 1)) != 1:
+        yield Error(
             f"{_server(backend.alias)} is a node of a Redis Cluster, which may move the locks to another node.",
             hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
             id="django_redislock.E007",
         )
-    ]
 
 
-def _rights(backend: Backend, errors: list[str]) -> list[CheckMessage]:
-    if not errors:
-        return []
-    return [
-        Warning(
+def _rights(backend: Backend, errors: list[str]) -> Iterator[CheckMessage]:
+    if errors:
+        yield Warning(
             f"{_server(backend.alias)} denies the user the channel that wakes "
             f"waiters, so they have to poll: {'; '.join(errors)}",
             hint=f"Grant the user channels and scripts: ACL SETUSER ... +@pubsub +@scripting +time &{backend.prefix}*",
             id="django_redislock.W006",
         )
-    ]

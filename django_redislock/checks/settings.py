@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -27,26 +27,23 @@ FUNCTIONS = {
 
 def check_settings(**kwargs: Any) -> list[CheckMessage]:
     """``settings.REDISLOCK`` can be read and makes sense, and its alias can hold locks."""
-    found = _wrong(getattr(settings, "REDISLOCK", {}))
-    if found:
+    if found := list(_wrong(getattr(settings, "REDISLOCK", {}))):
         return found
     known = conf()
-    return _functions(known) + _times(known) + _aliases(known)
+    return [*_functions(known), *_times(known), *_aliases(known)]
 
 
-def _wrong(raw: object) -> list[CheckMessage]:
+def _wrong(raw: object) -> Iterator[CheckMessage]:
     """One error for each wrong or unknown setting."""
-    found: list[CheckMessage] = []
     for key, part in [(key, {key: raw[key]}) for key in raw] if isinstance(raw, Mapping) else [("", raw)]:
         try:
             read(part)
         except ImproperlyConfigured as error:
             if key == "KEY_PREFIX":
-                found.append(_wrong_prefix(error))
+                yield _wrong_prefix(error)
             else:
                 hint = 'See the page "Settings" of the documentation.'
-                found.append(Error(str(error), hint=hint, id="django_redislock.E001"))
-    return found
+                yield Error(str(error), hint=hint, id="django_redislock.E001")
 
 
 def _wrong_prefix(error: Exception) -> CheckMessage:
@@ -54,79 +51,73 @@ def _wrong_prefix(error: Exception) -> CheckMessage:
     return Error(str(error), hint=hint, id="django_redislock.E004")
 
 
-def _functions(known: Conf) -> list[CheckMessage]:
+def _functions(known: Conf) -> Iterator[CheckMessage]:
     """The functions that settings name by their dotted paths can be imported and called."""
-    found: list[CheckMessage] = []
     for setting, takes in FUNCTIONS.items():
         if getattr(known, setting) is not None:
             try:
                 import_function(setting)
             except ImproperlyConfigured as error:
                 hint = f"Give the dotted path of a function that {takes}."
-                found.append(Error(str(error), hint=hint, id="django_redislock.E005"))
-    return found
+                yield Error(str(error), hint=hint, id="django_redislock.E005")
 
 
-def _times(known: Conf) -> list[CheckMessage]:
+def _times(known: Conf) -> Iterator[CheckMessage]:
     """Settings that are valid each, but not together."""
     ttls = {"REDISLOCK['TTL']": known.TTL}
     ttls |= {f"REDISLOCK['TTLS'][{pattern!r}]": ttl for pattern, ttl in known.TTLS.items()}
-    found: list[CheckMessage] = []
     for what, ttl in ttls.items():
         if known.MAX_HOLD is not None and ttl > known.MAX_HOLD:
-            found.append(
-                Warning(
-                    f"REDISLOCK['MAX_HOLD'] ({known.MAX_HOLD:g} s) is shorter than {what} ({ttl:g} s): nobody renews "
-                    f"beyond it, but a lock whose process died or hangs is held for the TTL all the same.",
-                    hint="Make MAX_HOLD longer than every TTL, or the TTL shorter.",
-                    id="django_redislock.W002",
-                )
+            yield Warning(
+                f"REDISLOCK['MAX_HOLD'] ({known.MAX_HOLD:g} s) is shorter than {what} ({ttl:g} s): nobody renews "
+                f"beyond it, but a lock whose process died or hangs is held for the TTL all the same.",
+                hint="Make MAX_HOLD longer than every TTL, or the TTL shorter.",
+                id="django_redislock.W002",
             )
         if known.AUTO_RENEW and ttl < SHORT:
-            found.append(
-                Warning(
-                    f"{what} is {ttl:g} s, so a lock is renewed every {ttl / 3:.3g} s: one slow reply or pause of the "
-                    f"process outlasts the lease, and the lock is lost.",
-                    hint=f"Give at least {SHORT:g} s, or set AUTO_RENEW to False.",
-                    id="django_redislock.W003",
-                )
+            yield Warning(
+                f"{what} is {ttl:g} s, so a lock is renewed every {ttl / 3:.3g} s: one slow reply or pause of the "
+                f"process outlasts the lease, and the lock is lost.",
+                hint=f"Give at least {SHORT:g} s, or set AUTO_RENEW to False.",
+                id="django_redislock.W003",
             )
-    return found
 
 
-def _aliases(known: Conf) -> list[CheckMessage]:
+def _aliases(known: Conf) -> Iterator[CheckMessage]:
     clusters = known.CLUSTER if isinstance(known.CLUSTER, tuple) else ()
     named = [("CACHE", known.CACHE), *(("CLUSTER", alias) for alias in clusters)]
     unknown = [(setting, alias) for setting, alias in named if alias not in caches.settings]
+    for setting, alias in unknown:
+        yield Error(
+            f"REDISLOCK[{setting!r}] names the cache alias {alias!r}, which is not in CACHES. The aliases are: "
+            f"{', '.join(caches.settings)}.",
+            hint=f"Name a Redis alias of CACHES in REDISLOCK[{setting!r}].",
+            id="django_redislock.E002",
+        )
     if unknown:
-        return [
-            Error(
-                f"REDISLOCK[{setting!r}] names the cache alias {alias!r}, which is not in CACHES. The aliases are: "
-                f"{', '.join(caches.settings)}.",
-                hint=f"Name a Redis alias of CACHES in REDISLOCK[{setting!r}].",
-                id="django_redislock.E002",
-            )
-            for setting, alias in unknown
-        ]
-    found: list[CheckMessage] = []
+        return
     places: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
-        place, messages = _place(alias, known)
-        found += messages
+        place = yield from _place(alias, known)
         if place is not None:
-            found += _memory(alias) if place.memory else _coroutines(place) + _shared(alias, known)
             places.setdefault(place.identity, []).append(alias)
-    return found + _apart(list(places.values()))
+            if place.memory:
+                yield from _memory(alias)
+            else:
+                yield from _coroutines(place)
+                yield from _shared(alias, known)
+    yield from _apart(list(places.values()))
 
 
-def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
-    """The Redis of an alias that has locks, or what is wrong with it."""
+def _place(alias: str, known: Conf) -> Generator[CheckMessage, None, Place | None]:
+    """Return the Redis of an alias that has locks, or tell what is wrong with it."""
     entry = caches.settings[alias]
     try:
         prefix = entry.get("KEY_PREFIX", "") if isinstance(entry, Mapping) else ""
         check_prefix(str(prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
     except ValueError as error:
-        return None, [_wrong_prefix(error)]
+        yield _wrong_prefix(error)
+        return None
     hint = (
         "Fix this alias, or name another one of CACHES with a Redis (one server, Sentinels, or a cluster) in "
         "REDISLOCK['CACHE']."
@@ -135,65 +126,58 @@ def _place(alias: str, known: Conf) -> tuple[Place | None, list[CheckMessage]]:
         "redis-py's locks)."
     )
     try:
-        return get_place(alias), []
+        return get_place(alias)
     except LockUnavailable:
-        return None, []  # it is there, and away; the check of the server says so
+        pass  # it is there, and away; the check of the server says so
     except ImproperlyConfigured as error:
-        return None, [Error(str(error), hint=hint, id="django_redislock.E003")]
+        yield Error(str(error), hint=hint, id="django_redislock.E003")
+    return None
 
 
-def _coroutines(place: Place) -> list[CheckMessage]:
+def _coroutines(place: Place) -> Iterator[CheckMessage]:
     try:
         Maker(place.origin)
     except ImproperlyConfigured as error:
-        return [
-            Warning(
-                str(error),
-                hint="Give this alias what redis.asyncio knows, or silence this if no coroutine uses its locks.",
-                id="django_redislock.W007",
-            )
-        ]
-    return []
+        yield Warning(
+            str(error),
+            hint="Give this alias what redis.asyncio knows, or silence this if no coroutine uses its locks.",
+            id="django_redislock.W007",
+        )
 
 
-def _memory(alias: str) -> list[CheckMessage]:
-    if settings.DEBUG:
-        return []
-    return [
-        Warning(
+def _memory(alias: str) -> Iterator[CheckMessage]:
+    if not settings.DEBUG:
+        yield Warning(
             f"The cache alias {alias!r} is not Redis: its locks live in the memory of one process and guard that "
             f"process only.",
             hint="Name a Redis alias of CACHES in REDISLOCK['CACHE'], or silence this if there is only one process.",
             id="django_redislock.W001",
         )
-    ]
 
 
-def _apart(places: list[list[str]]) -> list[CheckMessage]:
+def _apart(places: list[list[str]]) -> Iterator[CheckMessage]:
     """Which locks exclude each other, where they are in several places; first that of REDISLOCK['CACHE']."""
     if len(places) < 2:
-        return []
+        return
     first = places[0][0]
     groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in places)
-    return [
-        Info(
-            f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
-            f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
-            hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
-            "REDISLOCK['CACHE'].",
-            id="django_redislock.I002",
-        )
-    ]
+    yield Info(
+        f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
+        f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",
+        hint="Use Lock('x', using=alias) where it must exclude cache.lock('x'), or name the alias of that cache in "
+        "REDISLOCK['CACHE'].",
+        id="django_redislock.I002",
+    )
 
 
-def _shared(alias: str, known: Conf) -> list[CheckMessage]:
+def _shared(alias: str, known: Conf) -> Iterator[CheckMessage]:
     """The caches whose clear() would flush the locks. (``cache`` itself is the alias ``default``.)"""
     mine = database(alias)
     caching = [other for other in caches.settings if other != alias and database(other) == mine]
     if alias == "default" or alias != known.CACHE:
         caching.append(alias)
     if not caching:
-        return []
+        return
     names = ", ".join(map(repr, sorted(caching)))
     hint = (
         "The locks of cache.lock() always live in its own alias: empty that cache with cache.delete_pattern('*'), "
@@ -201,11 +185,9 @@ def _shared(alias: str, known: Conf) -> list[CheckMessage]:
         if has_locks(alias)
         else "Give the locks an alias of their own, with another database number, and name it in REDISLOCK['CACHE']"
     )
-    return [
-        Info(
-            f"The locks of the cache alias {alias!r} share a Redis database with the cache {names}: its clear() "
-            f"flushes the database, and all locks with it.",
-            hint=f"{hint}; or silence this if nobody calls clear().",
-            id="django_redislock.I001",
-        )
-    ]
+    yield Info(
+        f"The locks of the cache alias {alias!r} share a Redis database with the cache {names}: its clear() "
+        f"flushes the database, and all locks with it.",
+        hint=f"{hint}; or silence this if nobody calls clear().",
+        id="django_redislock.I001",
+    )
