@@ -168,17 +168,15 @@ class _Wanted:
             value = yield self._get(MISSING)
             if value is not MISSING:
                 return value
-            if not ended:
-                if computation.goes_on:
-                    return (yield from self._compute())
-                continue  # whoever computed is gone
-            if (trouble := computation.trouble) is not None:
-                raise LockUnavailable(str(trouble), name) from trouble
+            if not ended and computation.goes_on:
+                return (yield from self._compute())
+            if ended and computation.trouble is not None:
+                raise LockUnavailable(str(computation.trouble), name) from computation.trouble
         section = Acquisition(owner, lambda lease: self, name, options)
         section.undo_after(frame)
         if computation is not None:
             computation.section = section
-        trouble = None
+        trouble: LockUnavailable | None = None
         try:
             try:
                 refusal = yield from section.obtain(blocking_timeout=None if deadline.endless else deadline.left())
@@ -205,11 +203,11 @@ class _Wanted:
 
     def _wait_for(self, computation: Computation, deadline: Deadline) -> Steps[bool]:
         """Whether the computation has ended in time. Also False if it never will, or may be waiting for us."""
-        waiter, needed = lone_waiter((yield DrivingLoop())), False
+        waiter = lone_waiter((yield DrivingLoop()))
         computation.waiters[waiter] = None
         try:
             while True:
-                needed = needed or _may_be_needed_by(computation.leader)
+                needed = _may_be_needed_by(computation.leader)
                 # who ends it says so first, and wakes those who wait then
                 if not computation.ended:
                     yield Park(waiter, min(deadline.left(), LOOK_EVERY))
