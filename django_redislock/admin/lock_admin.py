@@ -114,30 +114,27 @@ class LockAdmin(LockFields, ModelAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {"title": gettext("Lock"), **(extra_context or {})}
-        view = super().change_view
-        return self._guard(request, self.has_view_permission, lambda: view(request, object_id, form_url, context))
+        return self._guard(request, self.has_view_permission, super().change_view, object_id, form_url, context)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        view = super().history_view
-        return self._guard(request, self.has_view_permission, lambda: view(request, object_id, extra_context))
+        return self._guard(request, self.has_view_permission, super().history_view, object_id, extra_context)
 
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {"title": gettext("Force-release the lock"), **(extra_context or {})}
-        view = super().delete_view
-        return self._guard(request, self.has_delete_permission, lambda: view(request, object_id, context))
+        return self._guard(request, self.has_delete_permission, super().delete_view, object_id, context)
 
     def _guard(
-        self, request: HttpRequest, allowed: Callable[[HttpRequest], bool], view: Callable[[], HttpResponse]
+        self, request: HttpRequest, allowed: Callable[..., bool], view: Callable[..., HttpResponse], *args: Any
     ) -> HttpResponse:
         """Ask Redis only for users with the permission; if it cannot be reached, the list says so."""
         if not allowed(request):
             raise PermissionDenied
         try:
-            return view()
+            return view(request, *args)
         except LockUnavailable as error:
             if not self.has_view_permission(request):
                 self.tell_unavailable(request, error)
