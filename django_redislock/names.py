@@ -159,14 +159,12 @@ def member_name(pool: str, key: str, noun: str = "member") -> str:
 
 def split_member(name: str) -> tuple[str, str] | None:
     """The pool (as :func:`pool_name` has it) and the member (quoted) of a lock's name; None for other locks."""
-    found = _MEMBER.fullmatch(name) if name.startswith(_POOL) else None
+    found = _MEMBER.fullmatch(name)
     return None if found is None else (found[1], found[2])
 
 
 def slot_text(name: str) -> str:
     """What of ``name`` tells where it is kept on a cluster: a pool and its members are kept together."""
-    if not name.startswith(_POOL):
-        return name
     found = _ANY_MEMBER.match(name)
     return name if found is None else found[0]
 
