@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +17,6 @@ from ..inspection.listing import read_lock
 from ..log import unprinted
 from .arguments import add_using, name_of_lock
 from .found import find_foreign, find_held, find_places, label, matching, none_matches, not_held
-from .operator import operator, system_user
 from .output import Output
 from .text import table
 
@@ -33,7 +35,7 @@ def add_arguments(parser: CommandParser) -> None:
         "--user",
         metavar="USERNAME",
         help="The site's user in whose name this stands in the admin's history (default: the one called as the "
-        f"system's user, {system_user()}).".replace("%", "%%"),
+        f"system's user, {_system_user()}).".replace("%", "%%"),
     )
     add_using(parser)
 
@@ -68,7 +70,7 @@ def handle(
     elif locks:
         if interactive:
             _confirm(output, locks, several)
-        left = _release(output, locks, several, user or system_user())
+        left = _release(output, locks, several, user or _system_user())
         stay = [lock for lock in left if read_lock(lock.name, using=lock.alias)]
         missing += [lock.name for lock in left if lock not in stay]
         if stay:
@@ -82,6 +84,14 @@ def handle(
         lines += not_held(missing, find_foreign(missing, places))
     if lines:
         raise CommandError("\n".join(lines))
+
+
+def _system_user() -> str:
+    """The name of the user as whom this process runs, by the system and not by the environment; else the number."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in many containers
+        return str(os.getuid())
 
 
 def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
@@ -103,7 +113,7 @@ def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
 
 def _release(output: Output, locks: Sequence[LockInfo], several: bool, user: str) -> list[LockInfo]:
     """Force-release the locks, but those that were acquired anew since they were seen: return these."""
-    by = f"{operator()} by manage.py redislocks clear"
+    by = f"{_system_user()}@{socket.gethostname()} by manage.py redislocks clear"
     released: list[LockInfo] = []
     left: list[LockInfo] = []
     lines: list[str] = []
