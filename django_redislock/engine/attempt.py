@@ -315,7 +315,10 @@ class Attempt:
         None: it is lost already.
         """
         wanted = self.wanted
-        answer = yield from calls.confirm(wanted, fence, until=self.deadline.at, by=give_up_at(self.deadline))
+        until, by = self.deadline.at, give_up_at(self.deadline)
+        answer = yield from calls.renew(
+            wanted, "confirm", wanted.ttl, fence, until=until, by=by, replicas=wanted.replicas
+        )
         if answer.state != calls.HELD or monotonic() >= answer.ends:
             return None
         self._check_acknowledged(answer.acknowledged)

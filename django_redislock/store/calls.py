@@ -208,17 +208,11 @@ def renew(
     *,
     until: float = math.inf,
     by: float | None = None,
+    replicas: int = 0,
 ) -> Steps[Renewed]:
-    """Move the end of the lease that this attempt holds; see renew_command(). ``until``, ``by``: see call()."""
+    """Move the end of the lease that this attempt holds; see renew_command(). ``until`` and more: see call()."""
     command = renew_command(wanted, how, left, fence)
-    answer, sent, _, node, _ = yield from call(wanted.backend, command, wanted.name, until=until, by=by)
-    return renewed(node, answer, sent)
-
-
-def confirm(wanted: Wanted, fence: int, *, until: float, by: float | None) -> Steps[Renewed]:
-    """C6: write what was handed over once more, so that replicas can acknowledge it to this connection."""
-    command = renew_command(wanted, "confirm", wanted.ttl, fence)
-    calling = call(wanted.backend, command, wanted.name, until=until, by=by, replicas=wanted.replicas)
+    calling = call(wanted.backend, command, wanted.name, until=until, by=by, replicas=replicas)
     answer, sent, _, node, acknowledged = yield from calling
     return renewed(node, answer, sent)._replace(acknowledged=acknowledged)
 

@@ -346,14 +346,14 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
     with held:
         pass  # the node knows the script
     backend = get_backend(None, name)
-    confirm, exchange, asked, confirmed = calls.confirm, backend.place.exchange, 0, 0
+    renew, exchange, asked, confirmed = calls.renew, backend.place.exchange, 0, 0
 
     def too_late(wanted: Any, *rest: Any, **more: Any) -> Any:
         nonlocal confirmed
         confirmed += 1
         if confirmed == 1:
             backend.execute(("DEL", wanted.keys.lock))
-        return confirm(wanted, *rest, **more)
+        return renew(wanted, *rest, **more)
 
     def once_in_vain(node: Node, commands: Any, *rest: Any) -> Any:
         nonlocal asked
@@ -364,7 +364,7 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
             raise redis.ConnectionError("the answer is lost")
         return answers
 
-    monkeypatch.setattr(calls, "confirm", too_late)
+    monkeypatch.setattr(calls, "renew", too_late)
     if lost == "the wake":
         held.acquire()
     else:
