@@ -74,7 +74,8 @@ def _ask(backend: Backend, *, listening: bool) -> list[Any]:
         # subscribing comes last: after it, the connection is for messages
         verb = "SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE"
         commands = [probe_command(backend), (verb, backend.channel)]
-    connection = backend.connect(min(PATIENCE, backend.timeout))
+    origin = backend.node.origin
+    connection = origin.connection(min(PATIENCE, origin.timeout))
     try:
         connection.connect()
         info, cluster = _text(exchange(connection, [("INFO",)])[0]), ""

@@ -375,7 +375,7 @@ class Watchdog:
                 if isinstance(task, Lease):
                     if task.watched and task.due == due:
                         self._plan(min(now + delay, task.ends), task)
-                elif now < task.until and not task.backend.closed:
+                elif now < task.until and not task.backend.place.closed:
                     self._plan(now + delay, task)
                 else:
                     self._pending.discard(task)

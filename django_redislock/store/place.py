@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Any
 
-from redis.connection import Connection
 from redis.exceptions import ResponseError
 
 from ..conf import conf
@@ -176,7 +175,6 @@ class Backend:
         self.place: Place = place
         self.tag: int = tag
         self.alias: str = place.alias
-        self.memory: bool = place.memory
         self.prefix: str = f"{place.prefix}{{{tag}}}:"
         # "!": messages go by sharded pub/sub, see channel.lua
         self.channel: str = f"{self.prefix}wake{'!' if place.clustered else ':'}{secrets.token_urlsafe(12)}"
@@ -184,14 +182,6 @@ class Backend:
         # told the node of each answer that is not the one where this process is subscribed
         self.subscribed_at: Node | None = None
         self.on_other_node: Callable[[], object] = lambda: None
-
-    @property
-    def closed(self) -> bool:
-        return self.place.closed
-
-    @property
-    def timeout(self) -> float:
-        return self.place.timeout
 
     @property
     def node_if_known(self) -> Node | None:
@@ -234,10 +224,6 @@ class Backend:
         if isinstance(answer, ResponseError):
             raise answer
         return answer
-
-    def connect(self, timeout: float) -> Connection:
-        """A connection of one's own, outside the pool, with a timeout of its own."""
-        return self.node.origin.connection(timeout)
 
 
 def _confirmed_by(by: float | None) -> float | None:

@@ -95,7 +95,7 @@ class Scene:
     def listen(self) -> None:
         """Else the scripts take those who wait for dead."""
         for channel, backend in {waiter.channel: waiter.backend for queue in self.queues for waiter in queue}.items():
-            ear = backend.connect(LIMIT)
+            ear = backend.node.origin.connection(LIMIT)
             ear.connect()
             ear.send_command("SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE", channel)
             ear.read_response()

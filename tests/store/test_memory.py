@@ -46,7 +46,7 @@ def waiters(name: str = NAME) -> int:
 
 @KINDS
 def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
-    assert get_backend().memory
+    assert get_backend().place.memory
     exercise()
     all_of_them(crowd, eventually)
 

@@ -219,9 +219,9 @@ def test_it_is_as_before_afterwards(other: Callable[[], Other], eventually: Even
         eventually(lambda: reader_of(ears) is not None and get_lock(NAME).waiters)  # type: ignore[union-attr]
         generation = ears.generation
         with redis_away():
-            if not get_backend().memory:
+            if not get_backend().place.memory:
                 eventually(lambda: not ears.ready)
-        eventually(lambda: ears.ready and (get_backend().memory or ears.generation > generation))
+        eventually(lambda: ears.ready and (get_backend().place.memory or ears.generation > generation))
     assert got.result(GENEROUS)
 
 
