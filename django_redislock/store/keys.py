@@ -50,17 +50,8 @@ def make_keys(prefix: str, name: str) -> Keys:
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
     """What ``@pool`` stands for in the headers of scripts; ``pool`` as names have it."""
-    return (
-        f"{prefix}members:{pool}",
-        f"{prefix}fresh:{pool}",
-        f"{prefix}free:{pool}",
-        f"{prefix}held:{pool}",
-        f"{prefix}busy:{pool}",
-        f"{prefix}took:{pool}",
-        f"{prefix}wanted:{pool}",
-        f"{prefix}queue:{pool}",
-        f"{prefix}waiters:{pool}",
-    )
+    words = ("members", "fresh", "free", "held", "busy", "took", "wanted", "queue", "waiters")
+    return tuple(f"{prefix}{word}:{pool}" for word in words)
 
 
 def pools_key(prefix: str) -> str:
