@@ -14,7 +14,7 @@ from redis._parsers.helpers import parse_sentinel_masters
 from redis.exceptions import ConnectionError, ResponseError
 from redis.sentinel import MasterNotFoundError
 
-from ..steps import Steps, arun, run
+from ..steps import Call, Steps, arun, run
 from .wire import CONNECTION_ERRORS, exchange
 
 
@@ -35,7 +35,8 @@ class Sentinels:
         troubles: list[str] = []
         for way in self.ways:
             try:
-                state = parse_sentinel_masters((yield _Ask(way, share))).get(self.name)
+                answer = yield Call(_ask, (way, share), twin=_aask)
+                state = parse_sentinel_masters(answer).get(self.name)
             except CONNECTION_ERRORS as error:
                 troubles.append(str(error))
                 continue
@@ -45,34 +46,27 @@ class Sentinels:
         raise MasterNotFoundError(f"No sentinel knows the master {self.name!r}. {' '.join(troubles)}".rstrip())
 
 
-class _Ask:
+def _ask(way: Any, seconds: float) -> Any:
     """What a sentinel knows of all its masters."""
+    connection = way.connection(seconds)
+    try:
+        (answer,) = exchange(connection, [("SENTINEL", "MASTERS")])
+    finally:
+        connection.disconnect()
+    if isinstance(answer, ResponseError):
+        raise ConnectionError(str(answer))
+    return answer
 
-    __slots__ = ("seconds", "way")
 
-    def __init__(self, way: Any, seconds: float) -> None:
-        self.way: Any = way
-        self.seconds: float = seconds
-
-    def run(self) -> Any:
-        connection = self.way.connection(self.seconds)
-        try:
-            (answer,) = exchange(connection, [("SENTINEL", "MASTERS")])
-        finally:
-            connection.disconnect()
-        if isinstance(answer, ResponseError):
-            raise ConnectionError(str(answer))
-        return answer
-
-    async def arun(self) -> Any:
-        connection = self.way.connection(self.seconds)
-        try:
-            await connection.send_command("SENTINEL", "MASTERS")
-            return await connection.read_response()
-        except ResponseError as error:
-            raise ConnectionError(str(error)) from error
-        finally:
-            connection.hang_up()
+async def _aask(way: Any, seconds: float) -> Any:
+    connection = way.connection(seconds)
+    try:
+        await connection.send_command("SENTINEL", "MASTERS")
+        return await connection.read_response()
+    except ResponseError as error:
+        raise ConnectionError(str(error)) from error
+    finally:
+        connection.hang_up()
 
 
 class Asking:
