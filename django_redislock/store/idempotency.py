@@ -9,8 +9,7 @@ at the same time, not one per call. Source: the sessions of NFS 4.1, RFC 8881, s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from redis.exceptions import ResponseError
@@ -21,36 +20,8 @@ from .place import Backend
 from .retry import call
 from .scripts import Script
 
-
-class _Slot:
-    __slots__ = ("key", "number")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.number = 0
-
-
-_free: WeakKeyDictionary[Backend, list[_Slot]] = WeakKeyDictionary()
-
-
-@contextmanager
-def _slot(backend: Backend) -> Iterator[_Slot]:
-    """A slot for one call. The last one given back comes first, so that few are in use."""
-    free = _free.setdefault(backend, [])
-    try:
-        slot = free.pop()
-    except IndexError:
-        slot = _Slot(f"{backend.prefix}slot:{secrets.token_urlsafe(12)}")
-    slot.number += 1
-    refused = False
-    try:
-        yield slot
-    except LockUnavailable as error:
-        refused = isinstance(error.__cause__, ResponseError)  # for what somebody else has written there, maybe
-        raise
-    finally:
-        if not refused:
-            free.append(slot)
+# the slots that carry no call: key, and number of the last one
+_free: WeakKeyDictionary[Backend, list[tuple[str, int]]] = WeakKeyDictionary()
 
 
 def call_once(
@@ -60,7 +31,20 @@ def call_once(
 
     For 60 s after its last run, a repetition is recognised.
     """
-    with _slot(backend) as slot:
-        command = script.command((slot.key, *keys), (str(slot.number), *args))
+    free = _free.setdefault(backend, [])
+    try:
+        slot, last = free.pop()  # the last one given back comes first, so that few are in use
+    except IndexError:
+        slot, last = f"{backend.prefix}slot:{secrets.token_urlsafe(12)}", 0
+    number = last + 1
+    command = script.command((slot, *keys), (str(number), *args))
+    refused = False
+    try:
         reply = yield from call(backend, command, name, noun=noun)
         return reply.answer  # type: ignore[no-any-return]
+    except LockUnavailable as error:
+        refused = isinstance(error.__cause__, ResponseError)  # for what somebody else has written there, maybe
+        raise
+    finally:
+        if not refused:
+            free.append((slot, number))
