@@ -170,10 +170,9 @@ def refusal(
     backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
 ) -> Steps[LockUnavailable]:
     """The error for ``commands`` that Redis has refused with ``error``; it names what somebody else has written."""
-    text = _WHERE.sub("", str(error)).rstrip(".")
+    text = _WHERE.sub("", wording(error)).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
     if isinstance(error, PASSING):
-        text = f"{type(error).__name__.removesuffix('Error').upper()} {text}"
         hint = " This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True."
     return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)
 

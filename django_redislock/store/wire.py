@@ -30,7 +30,6 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
 }
 PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
-_WORDS: dict[type, str] = {kind: word for word, kind in CLUSTER_ERRORS.items()}
 
 
 class NotAsked(TimeoutError):
@@ -91,5 +90,5 @@ def wording(error: object) -> str:
 
     Without it, ``4069 10.0.0.1:6379`` is all that is left.
     """
-    word = _WORDS.get(type(error))
-    return str(error) if word is None else f"{word} {error}"
+    word = f"{type(error).__name__.removesuffix('Error').upper()} " if isinstance(error, PASSING) else ""
+    return f"{word}{error}"
