@@ -73,25 +73,18 @@ def call(
     answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait for ACKNOWLEDGED_WITHIN seconds
     until so many have acknowledged what it has written. Raises LockUnavailable.
     """
-    if replicas:
-        return _acknowledged(
-            Execute(backend, [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)], by, urgency), name, until
-        )
-    return _persist(Execute(backend, [command], by, urgency), name, noun, until)
+    commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
+    reply = yield from _persist(Execute(backend, commands, by, urgency), name, noun, until)
+    if isinstance(reply.acknowledged, ResponseError):
+        trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
+        raise _unavailable("refuses to serve", backend, name, trouble) from reply.acknowledged
+    return reply
 
 
 def call_many(backend: Backend, commands: Sequence[Command]) -> Steps[list[Any]]:
     """The same for several commands in one write; errors of single ones stand among the answers."""
     reply = yield from _persist(Execute(backend, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
-
-
-def _acknowledged(request: Execute, name: str | None, until: float) -> Steps[Reply]:
-    reply = yield from _persist(request, name, "lock", until)
-    if isinstance(reply.acknowledged, ResponseError):
-        trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
-        raise _unavailable("refuses to serve", request.backend, name, trouble) from reply.acknowledged
-    return reply
 
 
 def _persist(
