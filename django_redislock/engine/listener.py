@@ -15,7 +15,7 @@ from ..names import TOKEN, can_be_asked_for
 from ..store.calls import ENDLESS, FREE, lease_end
 from ..store.node import Node
 from ..store.place import Backend
-from .reader import HOT_FOR, Reader
+from .reader import Reader
 from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
@@ -53,7 +53,7 @@ class Listener:
         self.polled: bool = False
         self.generation: int = 0
         self.heard: int = 0  # messages
-        self.waiters: Waiters = Waiters(HOT_FOR)
+        self.waiters: Waiters = Waiters()
         self.receiver: Receiver[Listener] | None = None  # at which it is subscribed
         self._want = want
         self._on_stray = on_stray

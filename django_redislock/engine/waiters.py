@@ -8,14 +8,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..names import split_member
 from ..store.holder import Holder
 from ..store.node import Node
-
-if TYPE_CHECKING:
-    from .reader import Reader
+from .reader import HOT_FOR, Reader
 
 Loop = asyncio.AbstractEventLoop
 
@@ -183,12 +181,11 @@ class Waiters:
     What is interrupted in here can be done again: each method leaves things as a second call needs them.
     """
 
-    def __init__(self, hot_for: float) -> None:
+    def __init__(self) -> None:
         self._by_id: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, Loop | None], Group] = {}
         # a finalizer may run on this thread and close a coroutine that waits, so the lock is reentrant
         self._mutex = threading.RLock()
-        self._hot_for = hot_for
         self._tasks: dict[str, None] = {}  # the coroutines among them
         self._tasks_until = 0.0  # when no more of them are expected
 
@@ -223,7 +220,7 @@ class Waiters:
             again = self._by_id.pop(waiter.id, None) is None
             group.waiters.pop(waiter.id, None)
             if self._tasks.pop(waiter.id, waiter) is None:
-                self._tasks_until = monotonic() + self._hot_for
+                self._tasks_until = monotonic() + HOT_FOR
             before, group.oldest = group.oldest, next(iter(group.waiters.values()), None)
             heir = group.oldest
             if heir is None and self._groups.get((group.name, group.loop)) is group:
