@@ -6,7 +6,7 @@ import asyncio
 import math
 import sys
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from time import monotonic
 from typing import Any, cast
@@ -61,23 +61,13 @@ class _Loan:
         self.granted: asyncio.Future[None] | None = None  # while it waits
 
 
-class _Reserve:
-    """The connections of one event loop to one node that nobody uses, and what makes new ones."""
-
-    __slots__ = ("idle", "maker", "node")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.maker = node.maker
-        self.idle: deque[tuple[HangsUp, float]] = deque()  # and since when (monotonic)
-
-
 class LoopConnections:
     """A bounded stack of connections for one event loop; a coroutine that finds none free waits for one."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        self._reserves: dict[Node, _Reserve] = {}
+        # those that nobody uses, and since when (monotonic)
+        self._idle: defaultdict[Node, deque[tuple[HangsUp, float]]] = defaultdict(deque)
         self._loans: set[weakref.ref[_Loan]] = set()
         # those who wait for a connection, by urgency
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
@@ -108,41 +98,36 @@ class LoopConnections:
 
         ``by``: the monotonic time at which to give up, if that is sooner than the timeout.
         """
-        reserve = self._reserves.get(node)
-        if reserve is None:
+        if node not in self._idle:
             self._forget_the_gone()
-            reserve = self._reserves[node] = _Reserve(node)
         loan = _Loan()
         try:
             await self._enter(loan, _left(PATIENCE, by), urgency)
-            limit = _left(reserve.maker.timeout, by)
-            return await self._exchange_within(limit, reserve, [pack(commands)], len(commands))
+            return await self._exchange_within(_left(node.maker.timeout, by), node, commands)
         finally:
             self._leave(loan)
 
     async def _exchange_within(
-        self, seconds: float, reserve: _Reserve, packed: list[bytes], answers: int
+        self, seconds: float, node: Node, commands: Sequence[Command]
     ) -> tuple[list[Any], float]:
         try:
             async with time_limit(None) as limit:
                 # it strikes one turn of the loop later: what came while the loop was blocked is read before
                 alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
                 try:
-                    return await self._exchange(reserve, packed, answers, seconds)
+                    return await self._exchange(node, commands, seconds)
                 finally:
                     alarm.cancel()
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer within {seconds:.3g} s") from None
 
-    async def _exchange(
-        self, reserve: _Reserve, packed: list[bytes], answers: int, seconds: float
-    ) -> tuple[list[Any], float]:
+    async def _exchange(self, node: Node, commands: Sequence[Command], seconds: float) -> tuple[list[Any], float]:
         sent = monotonic()
-        connection = await self._connected(reserve, seconds)
+        connection = await self._connected(node, seconds)
         try:
-            await connection.send_packed_command(packed, check_health=False)
+            await connection.send_packed_command([pack(commands)], check_health=False)
             read: list[Any] = []
-            for _ in range(answers):
+            for _ in commands:
                 try:
                     read.append(await connection.read_response())
                 except ResponseError as error:
@@ -151,10 +136,10 @@ class LoopConnections:
             # of a cancellation, say: an answer may still come, which nobody else must read
             connection.hang_up()
             raise
-        if self.closed or reserve.node.closed:
+        if self.closed or node.closed:
             connection.hang_up()
         else:
-            reserve.idle.append((connection, monotonic()))
+            self._idle[node].append((connection, monotonic()))
         return read, sent
 
     async def _enter(self, loan: _Loan, patience: float, urgency: int) -> None:
@@ -195,9 +180,10 @@ class LoopConnections:
         loan.entry = weakref.ref(loan, self._loans.discard)
         self._loans.add(loan.entry)
 
-    async def _connected(self, reserve: _Reserve, seconds: float) -> HangsUp:
-        while reserve.idle:
-            connection, used = reserve.idle.pop()
+    async def _connected(self, node: Node, seconds: float) -> HangsUp:
+        idle = self._idle[node]
+        while idle:
+            connection, used = idle.pop()
             reset = _was_reset(connection)
             if monotonic() - used <= IDLE and not reset:
                 return connection
@@ -209,9 +195,9 @@ class LoopConnections:
                     connection.hang_up()
             if not stale:
                 return connection
-        if len(self._reserves) > 1:
+        if len(self._idle) > 1:
             self._make_room()
-        connection = reserve.maker.make(seconds)
+        connection = node.maker.make(seconds)
         try:
             # not left to the sending: only here does a Sentinel's connection ask for its master
             await connection.connect()  # type: ignore[no-untyped-call]
@@ -222,9 +208,9 @@ class LoopConnections:
 
     def _forget_the_gone(self) -> None:
         """Nodes of a cluster come and go."""
-        for node in [known for known in self._reserves if known.closed]:
+        for node in [known for known in self._idle if known.closed]:
             self.drop_idle(node)
-            del self._reserves[node]
+            del self._idle[node]
 
     def _make_room(self) -> None:
         """Close what has idled longest at any node, where one connection more would be too many."""
@@ -232,11 +218,11 @@ class LoopConnections:
             pass
 
     def _count_idle(self) -> int:
-        return sum(len(reserve.idle) for reserve in self._reserves.values())
+        return sum(map(len, self._idle.values()))
 
     def _close_oldest(self, before: float = math.inf) -> bool:
         """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
-        oldest = pop_oldest((reserve.idle for reserve in self._reserves.values()), before)
+        oldest = pop_oldest(self._idle.values(), before)
         if oldest is not None:
             oldest.hang_up()
         return oldest is not None
@@ -244,13 +230,13 @@ class LoopConnections:
     @property
     def idle(self) -> bool:
         """Whether there is something to close."""
-        return any(reserve.idle for reserve in list(self._reserves.values()))
+        return any(list(self._idle.values()))
 
     def drop_idle(self, node: Node | None = None) -> None:
         """In the event loop of these connections: close what idles, of ``node`` or (None) of all."""
-        for reserve in [reserve for known, reserve in self._reserves.items() if node in (None, known)]:
-            while reserve.idle:
-                reserve.idle.pop()[0].hang_up()
+        for idle in [idle for known, idle in self._idle.items() if node in (None, known)]:
+            while idle:
+                idle.pop()[0].hang_up()
 
     def trim(self) -> None:
         """In the event loop of these connections: close what nobody has needed for a while, but for one."""

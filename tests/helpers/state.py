@@ -136,7 +136,7 @@ def what_listens() -> str:
 
 def idle(connections: LoopConnections) -> list[Any]:
     """Those of an event loop that nobody uses."""
-    return [connection for reserve in connections._reserves.values() for connection, _ in reserve.idle]
+    return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
 def drop_idle(loop: asyncio.AbstractEventLoop) -> None:

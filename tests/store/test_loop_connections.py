@@ -364,7 +364,7 @@ async def test_nothing_is_kept_of_a_node_that_has_left(
         await visit(there)
         client.rpush("gate", "open")
         await slow
-        assert set(of_loop._reserves) == {*place.nodes, there}
+        assert set(of_loop._idle) == {*place.nodes, there}
         await aeventually(lambda: len(connections(client)) == 2)
 
 
