@@ -91,20 +91,16 @@ class Cluster(Place):
 
     def _answer(self, question: Question) -> None:
         with self._reading:
-            question.begun = monotonic()
+            question.begun = now = monotonic()
             try:
-                self._read_slots(question.begun)
+                self._ask_manager(now)
+                self._read_at = now
+                self._forget_the_gone()
+            except RedisClusterException as error:
+                raise ConnectionError(str(error)) from error
             finally:
                 if self._question is question:
                     self._question = None
-
-    def _read_slots(self, now: float) -> None:
-        try:
-            self._ask_manager(now)
-        except RedisClusterException as error:
-            raise ConnectionError(str(error)) from error
-        self._read_at = now
-        self._forget_the_gone()
 
     def _ask_manager(self, now: float) -> None:
         if self._manager is None:
