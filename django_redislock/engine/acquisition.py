@@ -51,21 +51,6 @@ class Acquisition:
     returns the object by which the owner finds this. ``purpose`` is shown behind the owner: a request path, say.
     """
 
-    __slots__ = (
-        "_attempt",
-        "_runtime",
-        "_through",
-        "_witness",
-        "backend",
-        "lease",
-        "name",
-        "options",
-        "owner",
-        "purpose",
-        "through",
-        "token",
-    )
-
     def __init__(
         self,
         owner: Owner,

@@ -48,27 +48,6 @@ def give_up_at(deadline: Deadline) -> float | None:
 class Attempt:
     """One try to get a lock. Its id was drawn for it alone and is never used again."""
 
-    __slots__ = (
-        "__weakref__",
-        "asked",
-        "asking",
-        "at_work",
-        "attempts",
-        "backoff",
-        "begun",
-        "blocker",
-        "deadline",
-        "listener",
-        "over",
-        "polls",
-        "seized",
-        "ticket",
-        "tries",
-        "unknown",
-        "waiter",
-        "wanted",
-    )
-
     def __init__(
         self,
         wanted: Wanted,

@@ -38,38 +38,6 @@ class Lease:
     of a jump of the server's clock).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "asked_fence",
-        "canceller",
-        "claimed",
-        "closed",
-        "detaching",
-        "due",
-        "ends",
-        "fence",
-        "fence_timeout",
-        "fenced",
-        "handed",
-        "leaving",
-        "lost_reason",
-        "max_hold",
-        "on_lost",
-        "owner",
-        "pid",
-        "raising",
-        "renewing",
-        "seen",
-        "shares",
-        "since",
-        "template",
-        "tried_release",
-        "unknown",
-        "urgent",
-        "wanted",
-        "watched",
-    )
-
     def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
         self.wanted: Wanted = wanted
         self.fence: int = fence

@@ -22,19 +22,6 @@ class Node:
     ``answered_at``: when it answered first after that (C7; monotonic); 0: never, or not any more.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_maker",
-        "anchor",
-        "answered_at",
-        "closed",
-        "doubted_at",
-        "id",
-        "idle",
-        "on_close",
-        "origin",
-    )
-
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin = origin
         self.anchor: tuple[int, float] | None = None

@@ -163,8 +163,6 @@ def test_a_release_by_token_in_the_same_process_is_a_loss_for_the_holder(crowd: 
 class Slow(Lease):
     """One that is marked as lost slowly."""
 
-    __slots__ = ()
-
     pause: Callable[[], object]
 
     def __setattr__(self, name: str, value: object) -> None:

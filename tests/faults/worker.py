@@ -68,8 +68,6 @@ class Interrupted(BaseException):
 class NotedAttempt(Attempt):
     """Leaves its ticket to the thread or task that made it."""
 
-    __slots__ = ()
-
     def leave(self) -> None:
         _ticket.set(0 if self.ticket is None and self.unknown else self.ticket)
         super().leave()
