@@ -12,7 +12,7 @@ from typing import Any
 from ..conf import conf
 from ..display import Secret
 from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from ..log import log_event, logger
+from ..log import log_event
 from ..names import known_as, named
 from ..options import Options
 from ..signals import lock_acquired, lock_force_released, lock_not_acquired, sending
@@ -224,15 +224,13 @@ class Acquisition:
 
     def _announce_refusal(self, refusal: LockNotAcquired) -> Steps[None]:
         facts = {"template": self._template, "outcome": refusal.outcome, "waited": refusal.waited}
-        if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "not-acquired", **named(self.name), **facts)
+        log_event(DEBUG, "not-acquired", **named(self.name), **facts)
         if lock_not_acquired.receivers:
             yield sending(lock_not_acquired, name=self.name, **facts)
 
     def _announce(self, attempt: Attempt) -> Steps[None]:
         lease, waited = self.held, monotonic() - attempt.begun
-        if logger.isEnabledFor(DEBUG):
-            log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
+        log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
         if attempt.seized is not None:
             by = lease.wanted.owner.partition("\n")[0]
             old = parse_holder(attempt.seized)

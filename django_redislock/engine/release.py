@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from ..exceptions import LockUnavailable
-from ..log import log_event, logger
+from ..log import log_event
 from ..signals import lock_released, sending
 from ..steps import Steps
 from ..store import calls
@@ -46,8 +46,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
     if lease.lost_reason:
         raise lease.lost_error()
     held_for = monotonic() - lease.since
-    if logger.isEnabledFor(DEBUG):
-        log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+    log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
     if lock_released.receivers:
         yield sending(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
 
