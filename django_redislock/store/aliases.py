@@ -105,15 +105,13 @@ class Origin:
         """
         if timeout is None:
             return self.kind(**self.keywords, **self._asking(self.timeout))
-        longest = self.keywords.get("socket_connect_timeout") or self.timeout
+        longest = self.keywords["socket_connect_timeout"]
         limits = {"socket_timeout": timeout, "socket_connect_timeout": min(longest, timeout)}
         return self.kind(**{**self.keywords, **limits}, **self._asking(timeout))
 
     def listening(self, timeout: float) -> Connection:
         """A connection to listen on, which notices a dead peer; each read takes at most ``timeout`` seconds."""
         keywords: dict[str, Any] = {**self.keywords, "socket_timeout": timeout, "health_check_interval": 0}
-        if not keywords.get("socket_connect_timeout"):
-            keywords["socket_connect_timeout"] = self.timeout
         if issubclass(self.kind, Connection) and not self.memory:
             options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
             keywords |= {"socket_keepalive": True, "socket_keepalive_options": options}
@@ -191,6 +189,8 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
     keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
+    if not keywords.get("socket_connect_timeout"):
+        keywords["socket_connect_timeout"] = keywords["socket_timeout"]
     return {**keywords, "protocol": 2}
 
 

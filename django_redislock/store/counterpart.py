@@ -40,8 +40,6 @@ class Maker:
         # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
         self.timeout: float = origin.timeout
         self._keywords["socket_timeout"] = None
-        if not self._keywords.get("socket_connect_timeout"):
-            self._keywords["socket_connect_timeout"] = self.timeout
         known_by = origin.sentinels
         self._sentinels = known_by and Sentinels(known_by.name, known_by.manager, [*map(Maker, known_by.ways)])
 
