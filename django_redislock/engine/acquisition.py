@@ -330,14 +330,15 @@ class Acquisition:
             return False
         try:
             return (yield from self.end())
-        except (LockNotOwned, LockUnavailable) as trouble:
-            if isinstance(trouble, LockUnavailable):
-                self.undo()  # hardly anybody would try again
+        except LockNotOwned:  # a loss was reported already
             if error is None:
                 raise
-            if isinstance(trouble, LockUnavailable):  # a loss was reported already
-                log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
-            return False
+        except LockUnavailable as trouble:
+            self.undo()  # hardly anybody would try again
+            if error is None:
+                raise
+            log_event(WARNING, "not-released", name=lease.name, error=trouble, lease_left=trouble.lease_left)
+        return False
 
     def leave(self) -> None:
         """This section no longer uses the lease, and its owner no longer finds it."""
