@@ -189,9 +189,6 @@ class Waiters:
         self._tasks: dict[str, None] = {}  # the coroutines among them
         self._tasks_until = 0.0  # when no more of them are expected
 
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
-
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id)
 

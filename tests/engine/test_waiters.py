@@ -182,7 +182,7 @@ def test_what_was_interrupted_can_be_done_again(ears: Ears) -> None:
         ears.waiters.discard(one)
     assert looks(ears, two) == [True]
     ears.waiters.discard(two)
-    assert not ears.waiters
+    assert not ears.waiters.of()
     assert not ears.waiters._groups
 
 
