@@ -132,7 +132,7 @@ class Lease:
 
         Whatever has become of its owner, who may have gone on, or ended.
         """
-        self.shares[section] = _nobody if keeper is None else weakref.ref(keeper)
+        self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
         if keeper is None and len(self.shares) == 1:
             self.renewing = False
 
@@ -182,10 +182,6 @@ class Lease:
             reason=reason,
             fence=self.fence,
         )
-
-
-def _nobody() -> None:
-    pass
 
 
 class Section(Protocol):

@@ -25,7 +25,7 @@ class WithBlock:
         self.lock: object = lock
         self.section: Section | None = None  # once it is entered
         self.context: Any = None  # or whatever else has to be left at its end
-        self._exit: Callable[[], object] = _nothing
+        self._exit: Callable[[], object] = lambda: None
 
     def looked_up(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What the statement holds on to: it lives as long as the block runs."""
@@ -45,10 +45,6 @@ class WithBlock:
         exit = self.exit
         if exit is not None:  # one that was called by hand before is dead, though an error may keep its block
             section.undo_after(exit)
-
-
-def _nothing() -> None:
-    pass
 
 
 class ExitMethod:
