@@ -93,11 +93,7 @@ class LoopConnections:
     async def exchange(
         self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int
     ) -> tuple[list[Any], float]:
-        """The answers of ``node`` to ``commands``, and when these were sent (monotonic). They are sent in one write; an
-        error of a single one stands among the answers.
-
-        ``by``: the monotonic time at which to give up, if that is sooner than the timeout.
-        """
+        """See ThreadConnections.exchange(). ``urgency``: before which others that wait for a connection."""
         if node not in self._idle:
             self._forget_the_gone()
         loan = _Loan()
