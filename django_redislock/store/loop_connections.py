@@ -7,7 +7,7 @@ import math
 import sys
 import weakref
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from time import monotonic
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError, TimeoutError
 
 from .counterpart import HangsUp
 from .node import Node
-from .thread_connections import IDLE, IDLE_FOR, PATIENCE, pop_oldest
+from .thread_connections import IDLE, IDLE_FOR, PATIENCE, surplus
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 
 # Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
@@ -192,7 +192,7 @@ class LoopConnections:
             if not stale:
                 return connection
         if len(self._idle) > 1:
-            self._make_room()
+            self._close_surplus(self._bound, self._loans)  # where one connection more would be too many
         connection = node.maker.make(seconds)
         try:
             # not left to the sending: only here does a Sentinel's connection ask for its master
@@ -208,20 +208,9 @@ class LoopConnections:
             self.drop_idle(node)
             del self._idle[node]
 
-    def _make_room(self) -> None:
-        """Close what has idled longest at any node, where one connection more would be too many."""
-        while len(self._loans) + self._count_idle() > self._bound and self._close_oldest():
-            pass
-
-    def _count_idle(self) -> int:
-        return sum(map(len, self._idle.values()))
-
-    def _close_oldest(self, before: float = math.inf) -> bool:
-        """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
-        oldest = pop_oldest(self._idle.values(), before)
-        if oldest is not None:
-            oldest.hang_up()
-        return oldest is not None
+    def _close_surplus(self, bound: int, loans: Collection[object] = (), before: float = math.inf) -> None:
+        for connection in surplus(list(self._idle.values()), bound, loans, before):
+            connection.hang_up()
 
     @property
     def idle(self) -> bool:
@@ -236,8 +225,7 @@ class LoopConnections:
 
     def trim(self) -> None:
         """In the event loop of these connections: close what nobody has needed for a while, but for one."""
-        while self._count_idle() > 1 and self._close_oldest(monotonic() - IDLE_FOR):
-            pass
+        self._close_surplus(1, before=monotonic() - IDLE_FOR)
 
 
 def _left(seconds: float, by: float | None) -> float:

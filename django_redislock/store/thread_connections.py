@@ -6,7 +6,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -113,16 +113,13 @@ class ThreadConnections:
                 return connection
             connection.disconnect()
         if len(self._nodes) > 1:
-            self._make_room()
+            self._close_surplus(self._bound, self._loans)  # where one connection more would be too many
         return node.connect(by)
 
-    def _make_room(self) -> None:
-        """Close what has idled longest at any node, where one connection more would be too many."""
-        while len(self._loans) + self._count_idle() > self._bound:
-            _close_oldest(self._nodes)
-
-    def _count_idle(self) -> int:
-        return sum(len(node.idle) for node in list(self._nodes))  # to which another thread may just add one
+    def _close_surplus(self, bound: int, loans: Collection[object] = (), before: float = math.inf) -> None:
+        nodes = list(self._nodes)  # to which another thread may just add one
+        for connection in surplus([node.idle for node in nodes], bound, loans, before):
+            connection.disconnect()
 
     def close(self) -> None:
         """Keep no connection from now on; commands still work, each with its own."""
@@ -132,27 +129,25 @@ class ThreadConnections:
 
     def trim(self) -> None:
         """Close what nobody has needed for IDLE_FOR seconds, but for one connection."""
-        while self._count_idle() > 1 and _close_oldest(self._nodes, monotonic() - IDLE_FOR):
-            pass
+        self._close_surplus(1, before=monotonic() - IDLE_FOR)
 
 
-def _close_oldest(nodes: Collection[Node], before: float = math.inf) -> bool:
-    """Close the connection that has idled longest, if it was used last ``before`` (monotonic). Returns whether."""
-    try:
-        oldest = pop_oldest((node.idle for node in list(nodes)), before)
-    except IndexError:
-        return True  # somebody has just taken it
-    if oldest is not None:
-        oldest.disconnect()
-    return oldest is not None
+def surplus(
+    stocks: Sequence[deque[tuple[C, float]]], bound: int, loans: Collection[object], before: float
+) -> Iterator[C]:
+    """Take out what has idled longest, while there are more than ``bound`` connections, those on loan included.
 
-
-def pop_oldest(stocks: Iterable[deque[tuple[C, float]]], before: float) -> C | None:
-    """Take out the connection that has idled longest, if it was used last ``before`` (monotonic)."""
-    stock = min((stock for stock in stocks if stock), key=lambda stock: stock[0][1], default=None)
-    if stock is None or stock[0][1] > before:
-        return None
-    return stock.popleft()[0]  # the end that was used last is used next
+    Only what was used last ``before`` (monotonic).
+    """
+    while len(loans) + sum(map(len, stocks)) > bound:
+        try:
+            stock = min((stock for stock in stocks if stock), key=lambda stock: stock[0][1])
+            if stock[0][1] > before:
+                return
+            oldest, _ = stock.popleft()  # the end that was used last is used next
+        except (IndexError, ValueError):
+            continue  # somebody has just taken it
+        yield oldest
 
 
 def _is_stale(connection: Connection) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from django_redislock import Lock
 from django_redislock.engine import watchdog
 from django_redislock.store import loop_connections, thread_connections
 from django_redislock.store.places import get_place
+from tests.helpers import state
 from tests.helpers.actors import Other
 
 Eventually = Callable[..., Any]
@@ -52,30 +54,33 @@ def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch
         locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
         await asyncio.gather(*(lock.aacquire() for lock in locks))
         (connections,) = get_place()._loops.values()
-        assert connections._count_idle() > 1
+        assert len(state.idle(connections)) > 1
         monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
         for _ in range(1000):
-            if connections._count_idle() == 1:
+            if len(state.idle(connections)) == 1:
                 break
             await asyncio.sleep(0.03)
-        assert connections._count_idle() == 1
+        assert len(state.idle(connections)) == 1
         get_place().trim()  # the last one stays
         await asyncio.sleep(0)
-        assert connections._count_idle() == 1
+        assert len(state.idle(connections)) == 1
 
     asyncio.run(main())
 
 
 def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     class Taken(deque[Any]):
+        """It seemed to have a connection."""
+
+        lengths = [1, 0]
+
         def __bool__(self) -> bool:
             return True
 
-    with Lock("a"):
-        pass
-    (node,) = get_place().nodes
-    node.idle = Taken()
-    assert thread_connections._close_oldest([node])
+        def __len__(self) -> int:
+            return self.lengths.pop(0)
+
+    assert not list(thread_connections.surplus([Taken()], 0, (), math.inf))
 
 
 def test_the_setting_bounds_the_connections(settings: Any) -> None:
