@@ -54,8 +54,7 @@ def get_place(using: str | None = None) -> Place:
 def get_backend(using: str | None = None, name: str = "") -> Backend:
     """Where everything is that belongs to ``name``: of a lock, of what is asked for as a pool, of a value."""
     place = get_place(using)
-    tag = tag_of(slot_text(name)) if place.clustered else 0
-    return place.backends.get(tag) or place.backend(tag)
+    return place.backend(tag_of(slot_text(name)) if place.clustered else 0)
 
 
 def made_places() -> list[Place]:
