@@ -34,9 +34,6 @@ class Script:
 
     def __init__(self, name: str, stored: str = "key") -> None:
         self.name = name
-        self.keys: tuple[str, ...]
-        self.args: tuple[str, ...]
-        self.source: str
         self.keys, self.args, self.source = assemble(name, stored)
         self.register()
 
