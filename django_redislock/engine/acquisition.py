@@ -123,7 +123,7 @@ class Acquisition:
         if self.options.on_lost != "cancel":
             return None
         task = self.owner.task
-        if task is None:
+        if task is None or running_task() is None:
             noun, name = known_as(self.name)
             raise TypeError(
                 f"on_lost='cancel' cancels the task that holds the {noun} {name!r}, and sync code is no task: give a "
@@ -145,6 +145,7 @@ class Acquisition:
             self._runtime.watchdog.lose(held, reason_of(answer))
             return False
         if reentrant:
+            held.fence_as_well(self.options.fenced)
             self._enter(held)
             return True
         if seizes:
@@ -248,9 +249,9 @@ class Acquisition:
         assert self.lease is not None
         return self.lease
 
-    def disown(self) -> None:
-        """Whoever has acquired it does not find it any more; it is for somebody else to release."""
-        self.owner.disown(self, self.held)
+    def disown(self, *, known: bool = False) -> None:
+        """It is for somebody else to release. ``known``: until then, whoever has acquired it goes on under the lock."""
+        self.owner.disown(self, self.held, known=known)
         self._witness = None
 
     def undo_after(self, block: object) -> None:

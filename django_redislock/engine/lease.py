@@ -125,6 +125,13 @@ class Lease:
         self.unwatch()
         self.closed = True
 
+    def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
+        """Whoever enters again may ask for more claims than were asked for before, not for fewer."""
+        if fenced is True or self.fenced is True:
+            self.fenced = True
+        elif fenced:
+            self.fenced = tuple(dict.fromkeys([*(self.fenced or ()), *fenced]))
+
     # -- who may release it -----------------------------------------------------------------------------------------
 
     def follow(self, section: Section, keeper: object | None) -> None:

@@ -11,6 +11,8 @@ import asyncio
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -85,12 +87,25 @@ class Owner:
         if not lease.shares and self._leases.get(key) is lease:
             self._leases.pop(key, None)
 
-    def disown(self, section: Section, lease: Lease) -> None:
-        """It is for somebody else to leave."""
+    def disown(self, section: Section, lease: Lease, *, known: bool = False) -> None:
+        """It is for somebody else to leave. ``known``: until then, this one goes on under the lease."""
         self.forget(section)
         key = lease.backend, lease.name
-        if len(lease.shares) <= 1 and self._leases.get(key) is lease:
+        if not known and len(lease.shares) <= 1 and self._leases.get(key) is lease:
             self._leases.pop(key, None)
+
+    @contextmanager
+    def under(self, lease: Lease) -> Iterator[None]:
+        """For the time of a block, this one knows that it runs under a lease that is for somebody else to leave."""
+        key = lease.backend, lease.name
+        unknown = key not in self._leases
+        try:
+            if unknown:
+                self._leases[key] = lease
+            yield
+        finally:
+            if unknown and self._leases.get(key) is lease:
+                self._leases.pop(key, None)
 
     def forget(self, section: Section) -> None:
         """It is not found by its object any more."""

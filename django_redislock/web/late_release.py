@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
-from ..engine import Acquisition, release_surely
+from ..engine import Acquisition, current_owner, release_surely
 from ..exceptions import LockNotOwned
 from ..steps import Steps, arun, run
 
@@ -33,7 +33,7 @@ class LateRelease:
         # DRF gives views a wrapper around the request that the handler closes
         request = getattr(request, "_request", request)
         section.held.follow(section, response if streams or response is None else request)
-        section.disown()
+        section.disown(known=not streams)
         _after_close(request, self.release)
         if hasattr(response, "_resource_closers"):
             response._resource_closers.append(self)
@@ -88,14 +88,28 @@ class LateRelease:
 
     def _iterate(self, content: Iterator[Any]) -> Iterator[Any]:
         try:
-            yield from content
+            try:
+                while True:
+                    with current_owner().under(self._section.held):
+                        part = next(content, self)
+                    if part is self:
+                        return
+                    yield part
+            finally:
+                if hasattr(content, "close"):
+                    content.close()  # its cleanup still runs under the lock
         finally:
             self.release()
 
     async def _aiterate(self, content: AsyncIterator[Any]) -> AsyncIterator[Any]:
         try:
             try:
-                async for part in content:
+                while True:
+                    with current_owner().under(self._section.held):
+                        try:
+                            part = await content.__anext__()
+                        except StopAsyncIteration:
+                            break
                     yield part
             finally:
                 if hasattr(content, "aclose"):

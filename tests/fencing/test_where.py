@@ -150,6 +150,17 @@ def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(accou
     assert claimed() == [NAME]
 
 
+@pytest.mark.parametrize("outer", [False, ["ledger"], True])
+def test_who_enters_again_claims_if_it_says_so(outer: Any, account: Account, ledger: Account) -> None:
+    with Lock(NAME, reentrant=True, fenced=outer) as lock:
+        with locked_atomic(NAME, reentrant=True, fenced=True):
+            assert claimed() == [NAME]
+        with transaction.atomic("ledger"), transaction.atomic():
+            ours = locked(NAME, reentrant=True, fenced="ledger")(claimed)
+            assert ours("ledger") == [NAME]
+        lock.check()
+
+
 def test_locks_in_memory_are_claimed_too(account: Account) -> None:
     """As in the tests of a site, which may have no Redis."""
     with locked_atomic(NAME, fenced=True, using="memory") as lock:

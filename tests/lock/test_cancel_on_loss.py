@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
 from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired, lock_lost
 from tests.helpers.actors import GENEROUS, Actor
@@ -323,3 +324,9 @@ def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() 
         cancelling().acquire()
     with pytest.raises(TypeError, match="sync code is no task"), cancelling():
         raise AssertionError("not reached")
+
+
+@pytest.mark.usefixtures("nowhere")
+async def test_nor_can_that_of_a_task() -> None:
+    with pytest.raises(TypeError, match="sync code is no task"):
+        await sync_to_async(cancelling().acquire)()

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
-from django_redislock import Lock, list_locks, locked_view
+from django_redislock import Lock, LockError, list_locks, locked_view
 from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS
@@ -68,6 +68,30 @@ def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -
     request.close()
     assert held() == []
     transaction.set_autocommit(True)
+
+
+def test_what_a_method_leaves_to_its_commit_is_under_its_lock(account: Account) -> None:
+    told: list[object] = []
+
+    def again() -> None:
+        with Lock("account", reentrant=True) as lock:
+            told.append(lock.owned())
+        with pytest.raises(LockError, match="would wait for itself"):
+            Lock("account").acquire()
+
+    @locked_view("account", reentrant=True)
+    def view(request: HttpRequest) -> HttpResponse:
+        transaction.on_commit(again)
+        return HttpResponse()
+
+    with transaction.atomic():
+        for _ in range(2):  # as one request may call it several times
+            view(RequestFactory().get("/"))
+        again()
+        assert held() == ["account"]
+    assert (told, held()) == ([True] * 3, [])
+    with Lock("account"):
+        pass
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

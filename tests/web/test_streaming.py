@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_redislock import Lock, LockLost, force_release, list_locks, locked_view, steps
+from django_redislock import Lock, LockError, LockLost, alist_locks, force_release, list_locks, locked_view, steps
 from django_redislock.engine.runtime import runtime
 from django_redislock.web import late_release
 from tests.helpers import site
@@ -78,6 +78,48 @@ def test_files_and_lists_release(eventually: Eventually, web: Web) -> None:
 
 
 # -- the response itself --------------------------------------------------------------------------------------------
+
+
+def again() -> bytes:
+    """What the content does under the lock of its view."""
+    with Lock("again", reentrant=True) as lock:
+        assert lock.owned()
+    with pytest.raises(LockError, match="would wait for itself"):
+        Lock("again").acquire()
+    return b"x"
+
+
+@pytest.mark.django_db
+def test_its_content_is_under_its_lock(other: Callable[[], Other]) -> None:
+    @locked_view("again")
+    def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(again() for _ in range(2))
+
+    response: Any = view(RequestFactory().get("/"))
+    content = iter(response)
+    assert other()(lambda: next(content)) == b"x"  # a server may read it in any thread
+    assert not Lock("again", reentrant=True).acquire(blocking=False)  # and does something else meanwhile
+    assert list(content) == [b"x"]
+    assert list_locks() == []
+
+
+@pytest.mark.django_db
+async def test_its_async_content_is_under_its_lock() -> None:
+    async def content() -> AsyncIterator[bytes]:
+        for _ in range(2):
+            async with Lock("again", reentrant=True) as lock:
+                assert await lock.aowned()
+            yield await sync_to_async(again)()
+
+    @locked_view("again")
+    async def view(request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(content())
+
+    response: Any = await view(AsyncRequestFactory().get("/"))
+    async for part in response:
+        assert part == b"x"
+        assert not await Lock("again", reentrant=True).aacquire(blocking=False)
+    assert await alist_locks() == []
 
 
 @pytest.mark.django_db  # closing a response looks after the connections
