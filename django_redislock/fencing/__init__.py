@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .begin import begin
-from .claim import claim
+from .claim import claim, is_missing
 from .field import FencedManager, FencedQuerySet, FenceField
 from .prune import Pruned, prune
 from .table import MARK, TABLE
@@ -17,5 +17,6 @@ __all__ = [
     "Pruned",
     "begin",
     "claim",
+    "is_missing",
     "prune",
 ]

@@ -79,6 +79,11 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
     lease.claimed |= {alias}
 
 
+def is_missing(error: DatabaseError) -> bool:
+    """Whether the database has no table for the fences."""
+    return bool(_codes(error) & MISSING) or "no such table" in str(error)
+
+
 def is_conflict(error: Exception) -> bool:
     """Whether the database asks to begin the transaction again."""
     return bool(_codes(error) & CONFLICTS)
@@ -87,7 +92,7 @@ def is_conflict(error: Exception) -> bool:
 def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | None:
     """An error that says what to do, if we know."""
     codes, text = _codes(error), str(error)
-    if codes & MISSING or "no such table" in text:
+    if is_missing(error):
         return ImproperlyConfigured(
             f"The database {alias!r} has no table {TABLE!r}, which fenced locks need: run manage.py migrate "
             f"--database {alias}."

@@ -149,7 +149,7 @@ def bounded(connection: BaseDatabaseWrapper, within: float | None) -> Iterator[N
 
 
 def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+    return min(max(1, round(seconds * 1000)), 2**31 - 1)  # the most that PostgreSQL and SQLite take
 
 
 # by vendor: what reads the usual bound, what sets one, and how seconds are written there

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -120,6 +121,11 @@ def test_the_same_without_fences_loses_an_update(
     with pytest.raises(LockLost):
         first.result(GENEROUS)
     assert account.balance == 1
+
+
+def test_it_may_be_longer_than_databases_wait(account: Account) -> None:
+    with locked_atomic(NAME, fenced=True, fence_timeout=timedelta(days=3000)):
+        assert account.balance == 0
 
 
 def test_nobody_waits_longer_for_it_than_fence_timeout(
