@@ -69,6 +69,10 @@ class Lease:
         self.raising: bool = False  # a new fence was asked for
         self.asked_fence: int = fence  # with which it was renewed last
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A lease belongs to this process: a copy of what refers to it, there or here, has none."""
+        return type(None), ()
+
     matters = True  # whether a failure to renew it is worth a warning
 
     # -- what was asked for -----------------------------------------------------------------------------------------
