@@ -110,6 +110,8 @@ def _persist(
             return Reply(answer, sent, repeated, node, *answers[1:])
         except NoScriptError:
             request.commands = [with_source(request.commands[0]), *request.commands[1:]]
+            if request.by is not None and len(request.commands) > 1:
+                request.by += ACKNOWLEDGED_WITHIN  # WAIT has waited for nothing
             continue
         except CONNECTION_ERRORS as error:
             if not isinstance(error, (NotAsked, Replaced) if backend.place.clustered else TimeoutError):

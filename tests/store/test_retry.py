@@ -117,6 +117,12 @@ def replica(server: RedisServer, settings: Any, eventually: Eventually) -> Itera
         yield client
 
 
+def test_replicas_are_missed_by_name_also_where_the_script_was_unknown(me: Any, client: redis.Redis) -> None:
+    client.script_flush()
+    with pytest.raises(LockUnavailable, match=r"0 of 1 replicas acknowledged it within 0.5 s"):
+        me(Lock(NAME, replicas=1), "acquire", blocking=False)
+
+
 def test_a_server_that_stays_read_only_is_lock_unavailable(
     me: Any, replica: redis.Redis, retry_for: Callable[[float], None]
 ) -> None:
