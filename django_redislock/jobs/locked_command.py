@@ -85,6 +85,7 @@ class LockedCommand(BaseCommand):
         refuse_event_loop()
         template = self.lock_name
         name = _default_name(type(self)) if template is None else NameTemplate(template).fill(options)
+        self._check_options()
         timeout = self.lock_blocking_timeout
         if not timeout and choose_waiting(self.lock_options):
             timeout = None
@@ -95,17 +96,29 @@ class LockedCommand(BaseCommand):
             "purpose": type(self).__module__.rpartition(".")[2],
             "template": template or "",
         }
-        self.lock = Lock(name, **{**given, **self.lock_options})
+        lock = Lock(name, **{**given, **self.lock_options})
         at_least = seconds(self.lock_at_least, "lock_at_least", positive=False)
         with ExitStack() as stack:
             stack.enter_context(status_kept(self))
             with quiet_when_busy(self, options.get("verbosity", 1)):
-                stack.enter_context(held(self.lock, busy_status=self.lock_busy_status, at_least=at_least))
+                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least))
+            if (outer := vars(self).get("lock")) is not None:  # the command has executed itself, with other options
+                stack.callback(setattr, self, "lock", outer)
+            self.lock = lock
             try:
                 return super().execute(*args, **options)
             except SystemExit as end:  # a normal end, not an error
                 ended = end
         raise ended
+
+    def _check_options(self) -> None:
+        what, options, status = type(self).__qualname__, self.lock_options, self.lock_busy_status
+        if not isinstance(options, Mapping):
+            raise TypeError(f"{what}.lock_options must be a dict of options of Lock, not {shown(options)}.")
+        if "name" in options:
+            raise TypeError(f"{what}.lock_options names the lock: give lock_name = {shown(options['name'])}.")
+        if not isinstance(status, int) or isinstance(status, bool) or not 0 <= status <= 255:
+            raise ValueError(f"{what}.lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
 
 
 _ATTRIBUTES = [name for name in LockedCommand.__annotations__ if name.startswith("lock_")]

@@ -92,6 +92,22 @@ def test_a_locked_command_holds_its_lock_while_it_runs() -> None:
     assert [info is not None and info.owner.rpartition(" ")[2] for info in held] == ["test_locked_command"] * 2
 
 
+def test_a_command_that_executes_itself_keeps_its_lock_in_between() -> None:
+    locks: list[str] = []
+
+    def work(command: Any, year: int, **options: Any) -> None:
+        if year == 2026:
+            for other in (2024, 2025, 2025):
+                command.execute(**{**options, "year": other})
+            with pytest.raises(CommandError, match="held by "), Lock("year:2024"):
+                Other()(lambda: command.execute(**{**options, "year": 2024}))
+        command.lock.check()
+        locks.append(command.lock.name)
+
+    report(work, lock_name="year:{year}")
+    assert locks == ["year:2024", "year:2025", "year:2025", "year:2026"]
+
+
 async def test_in_an_event_loop_it_is_refused() -> None:
     with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
         report(never)
@@ -138,6 +154,13 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Settings) -> N
 def test_an_option_that_no_lock_takes_is_an_error_that_names_the_choices() -> None:
     with pytest.raises(TypeError, match=r"takes no option 'fair'\. The options are: adopt, attempts, "):
         report(never, lock_options={"fair": True})
+
+
+@pytest.mark.parametrize("wrong", [{"lock_options": [1]}, {"lock_options": {"name": "x"}}, {"lock_busy_status": 999}])
+def test_attributes_are_checked_before_anything_is_locked(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises((TypeError, ValueError), match=rf"^Command\.{name} "):
+        report(never, **wrong)
 
 
 @pytest.mark.parametrize(
