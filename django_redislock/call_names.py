@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from .display import shown
@@ -116,10 +117,42 @@ def given_name(first: Name | None, name: Name | None, decorator: str) -> Name | 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
     """Raise TypeError for a generator function: a lock around the call that makes a generator guards nothing."""
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-        raise TypeError(
-            f"{decorator} cannot decorate {function!r}: generators run after the call has returned, when the lock "
-            f"is free again."
-        )
+        raise _runs_late(function, decorator)
+
+
+_BODIES: dict[type, str] = {GeneratorType: "gi_code", CoroutineType: "cr_code", AsyncGeneratorType: "ag_code"}
+
+
+def refuse_body(function: Callable[..., Any], result: object, decorator: str) -> None:
+    """Raise TypeError where the body of the function has not run: it is a generator or a coroutine after all.
+
+    A decorator in between, or an object that is called, hides that until it is called.
+    """
+    attribute = _BODIES.get(type(result))
+    if attribute is not None and getattr(result, attribute) is _code_of(function):
+        if isinstance(result, CoroutineType):
+            result.close()  # else Python warns that nobody has awaited it
+        raise _runs_late(function, decorator)
+
+
+def _code_of(function: Any) -> object:
+    inner = inspect.unwrap(function)
+    return getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
+
+
+def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:
+    return TypeError(
+        f"{decorator} cannot decorate {function!r}: generators and coroutines run after the call has returned, when "
+        f"the lock is free again."
+    )
+
+
+def signature_of(function: Callable[..., Any], decorator: str) -> inspect.Signature:
+    """The signature of a function that is to be decorated; TypeError if it has none, as some builtins."""
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
 
 
 def refuse_classes(function: Callable[..., Any], decorator: str) -> None:

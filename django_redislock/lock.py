@@ -183,9 +183,9 @@ class Lock:
     ) -> bool:
         """Acquire the lock; return False when it could not be acquired in time.
 
-        Arguments override those of the constructor. A lock that somebody else holds never raises. Raises
-        LockUnavailable when Redis cannot be reached, LockLost with ``adopt`` (see there), and LockError when this
-        thread or task would wait without end for a lock that it holds itself.
+        Arguments override those of the constructor; a ``blocking_timeout`` means to wait. A lock that somebody else
+        holds never raises. Raises LockUnavailable when Redis cannot be reached, LockLost with ``adopt`` (see there),
+        and LockError when this thread or task would wait without end for a lock that it holds itself.
         """
         section = self._section(current_owner(), token)
         del token  # error reports show local variables

@@ -159,13 +159,19 @@ def check_fenced(value: Any) -> bool | tuple[str, ...]:
     """``value`` if it is True or False; one alias in ``DATABASES`` or several as a tuple."""
     if isinstance(value, bool):
         return value
-    aliases = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    if not aliases or not all(isinstance(alias, str) for alias in aliases):
-        raise TypeError(f"fenced must be True, False, an alias in DATABASES or a list of aliases, not {shown(value)}.")
+    aliases = check_databases(value, "fenced", "True, False, ")
     if unknown := [alias for alias in aliases if alias not in connections]:
         raise ValueError(
             f"fenced names {unknown[0]!r}, which is not in DATABASES. The aliases are: {', '.join(connections)}."
         )
+    return aliases
+
+
+def check_databases(value: Any, what: str, others: str = "") -> tuple[str, ...]:
+    """One alias or several, as a tuple. They may be unknown yet."""
+    aliases = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
+    if not aliases or not all(isinstance(alias, str) for alias in aliases):
+        raise TypeError(f"{what} must be {others}an alias in DATABASES or a list of aliases, not {shown(value)}.")
     return aliases
 
 

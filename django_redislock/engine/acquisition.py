@@ -9,7 +9,7 @@ from logging import DEBUG, WARNING
 from time import monotonic
 from typing import Any
 
-from ..conf import conf
+from ..conf import check_flag, conf
 from ..display import Secret
 from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..log import log_event
@@ -111,7 +111,9 @@ class Acquisition:
         return None
 
     def _deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
-        if not (self.options.blocking if blocking is None else blocking):
+        if blocking is None:
+            blocking = self.options.blocking or blocking_timeout is not None
+        if not check_flag(blocking, "blocking", None):
             return Deadline.after(0.0)
         if blocking_timeout is None:
             blocking_timeout = self.options.blocking_timeout

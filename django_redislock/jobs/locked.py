@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -14,11 +13,14 @@ from ..call_names import (
     Name,
     given_name,
     is_decorated,
+    refuse_body,
     refuse_classes,
     refuse_generators,
     refuse_tasks,
+    signature_of,
     template_of,
 )
+from ..display import shown
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
@@ -73,7 +75,7 @@ def locked(
                 f"locked(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
                 f"where one is open."
             )
-        signature = inspect.signature(function)
+        signature = signature_of(function, "locked")
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
 
@@ -85,7 +87,9 @@ def locked(
             def claiming() -> Any:
                 """Call the function; where transactions are open, claim the lock before, if it is fenced."""
                 with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
-                    return function(*args, **kwargs)
+                    result = function(*args, **kwargs)
+                    refuse_body(function, result, "locked")
+                    return result
 
             result = yield from section.around(Call(function, args, kwargs) if is_async else Call(claiming))
             warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
@@ -108,4 +112,6 @@ def locked(
 
 def _name_of(function: Any) -> str:
     """A template without fields."""
+    if not hasattr(function, "__qualname__"):
+        raise TypeError(f'locked cannot make a name of {shown(function)}, which has none: write locked("...").')
     return f"{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")

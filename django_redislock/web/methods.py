@@ -13,7 +13,7 @@ def check_methods(methods: Iterable[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list of HTTP methods, such as [{methods!r}], not a str.")
-    chosen = frozenset(method.upper() for method in methods)
+    chosen = frozenset(str(method).upper() for method in methods)
     unknown = chosen.difference(METHODS)
     if unknown or not chosen:
         raise ValueError(f"methods must name some of {', '.join(METHODS)}; not {', '.join(sorted(unknown)) or 'none'}.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
@@ -13,7 +12,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..call_names import CallTexts, Name, given_name, refuse_classes, refuse_generators, template_of
+from ..call_names import (
+    CallTexts,
+    Name,
+    given_name,
+    refuse_body,
+    refuse_classes,
+    refuse_generators,
+    signature_of,
+    template_of,
+)
 from ..display import Secret
 from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
 from ..exceptions import LockLost
@@ -22,7 +30,7 @@ from ..lock import Lock
 from ..name_templates import has_fields
 from ..names import check_name
 from ..open_transactions import in_atomic_block
-from ..options import LockOptions, cut_note, mark_locked, read_options
+from ..options import LockOptions, check_databases, cut_note, mark_locked, read_options
 from ..steps import refuse_event_loop
 
 if TYPE_CHECKING:
@@ -72,15 +80,13 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         /,
         *,
         name: Name | None = None,
-        db: str | Iterable[str] = DEFAULT_DB_ALIAS,
+        db: str | Sequence[str] = DEFAULT_DB_ALIAS,
         token: str | None = None,
         **options: Unpack[LockOptions],
     ) -> None:
         self._name = given_name(first, name, "locked_atomic")
         self._token = None if token is None else Secret(token)
-        self._aliases = [db] if isinstance(db, str) else list(db)
-        if not self._aliases or not all(isinstance(alias, str) for alias in self._aliases):
-            raise TypeError(f"db must be an alias in DATABASES or a list of aliases, not {db!r}.")
+        self._aliases = check_databases(db, "db")
         if len({*self._aliases}) < len(self._aliases):
             raise ValueError(f"db names an alias twice: {db!r}.")
         options.setdefault("template", template_of(self._name))
@@ -129,14 +135,16 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
                 f"function and call it through sync_to_async."
             )
         texts = CallTexts(self._name, self._options.get("note", ""), self._token)
-        signature = inspect.signature(function)
+        signature = signature_of(function, "locked_atomic")
         texts.check(function, signature)
 
         @wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             name, note, token = texts.fill(function, signature, args, kwargs)
             with self._block(name, token, {**self._options, "note": cut_note(note)}):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                refuse_body(function, result, "locked_atomic")
+                return result
 
         mark_locked(wrapper, self._checked)
         return wrapper

@@ -25,6 +25,7 @@ from django_redislock import (
     aforce_release,
     lock_digest,
     locked,
+    locked_atomic,
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd
@@ -220,6 +221,44 @@ def test_what_runs_after_its_call_has_returned_is_refused() -> None:
     for function in (generator, agenerator):
         with pytest.raises(TypeError, match=r"locked cannot decorate .* is free again"):
             locked("x")(function)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_also_where_that_is_hidden_until_it_is_called(client: redis.Redis) -> None:
+    def plain(function: Callable[[], Any]) -> Callable[[], Any]:
+        @functools.wraps(function)
+        def wrapper() -> Any:
+            return function()
+
+        return wrapper
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def agenerator() -> AsyncIterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    class Called:
+        def __call__(self) -> Iterator[int]:
+            yield 1
+
+    for function in (plain(generator), plain(agenerator), plain(coroutine), Called()):
+        for hidden in (locked("x")(function), locked_atomic("x")(function)):
+            with pytest.raises(TypeError, match=r"cannot decorate .* is free again"):
+                hidden()
+        assert lock_names(client) == []
+    others = generator()  # which are not the function's own body
+    assert locked("x")(lambda: others)() is others
+
+
+def test_what_has_no_name_or_no_signature_is_told_so() -> None:
+    with pytest.raises(TypeError, match=r'make a name of functools.partial.*, which has none: write locked\("..."\)'):
+        locked()(functools.partial(print, 1))
+    for decorator in (locked("x"), locked_atomic("x")):
+        with pytest.raises(TypeError, match="cannot decorate <built-in function max>: no signature found"):
+            decorator(max)
 
 
 QUEUEING = ["delay", "apply_async", "send_with_options", "enqueue", "call_local", "defer", "kiq"]

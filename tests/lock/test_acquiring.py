@@ -60,8 +60,17 @@ def test_the_arguments_of_acquire_override_those_of_the_constructor(crowd: Crowd
     begin = monotonic()
     assert not you(Lock(NAME, blocking=False), "acquire", blocking=True, blocking_timeout=0.2)
     assert monotonic() - begin >= 0.2
+    begin = monotonic()
+    assert not you(Lock(NAME, blocking=False), "acquire", blocking_timeout=0.2)
+    assert monotonic() - begin >= 0.2
     assert not you(Lock(NAME, blocking_timeout=GENEROUS * 2), "acquire", blocking_timeout=0.01)
     assert not you(Lock(NAME, blocking_timeout=GENEROUS * 2), "acquire", blocking=False)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_whether_to_wait_is_true_or_false(crowd: Crowd) -> None:
+    with pytest.raises(TypeError, match=r"^blocking must be True, False or None, not 5"):
+        crowd()(Lock(NAME), "acquire", blocking=5)
 
 
 def test_without_a_timeout_the_setting_bounds_the_wait(crowd: Crowd, settings: Settings) -> None:

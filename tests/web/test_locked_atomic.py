@@ -308,7 +308,7 @@ def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
         TypeError, match=r"^locked_atomic\(\) takes no option 'fair'\. The options are: adopt, attempts, "
     ):
         locked_atomic("x", fair=True)  # type: ignore[call-arg]
-    for wrong in ([], [7]):
+    for wrong in ([], [7], 5, None):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
             locked_atomic("x", db=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="db names an alias twice"):

@@ -360,6 +360,8 @@ def test_a_view_that_is_interrupted_releases(client: redis.Redis) -> None:
 def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
     with pytest.raises(ValueError, match=r"methods must name some of GET, .*; not PSOT"):
         locked_view("x", methods=["GET", "PSOT"])
+    with pytest.raises(ValueError, match=r"methods must name some of GET, .*; not 5"):
+        locked_view("x", methods=[5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"not none"):
         locked_view("x", methods=[])
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
