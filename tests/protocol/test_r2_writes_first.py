@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -140,6 +141,25 @@ def test_a_holder_can_release_and_hand_over_when_redis_is_out_of_memory(
     assert second.hear()[:2] == ["g", WAITER]
     root.config_set("maxmemory", 0)
     assert take(second, WAITER, name) == calls.ALREADY
+
+
+@NAMES
+@pytest.mark.parametrize("handed", [False, True])
+@pytest.mark.parametrize("how", ["keep", "confirm", "set", "detach"])
+def test_a_holder_keeps_its_lock_when_redis_is_out_of_memory(
+    how: str, handed: bool, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+) -> None:
+    first, second = ghosts
+    assert take(first, HOLDER, name) == calls.GRANTED
+    id, ghost = (WAITER, second) if handed else (HOLDER, first)
+    if handed:
+        second.queue(WAITER, name=name)
+        release(first, HOLDER, name)
+    root.config_set("maxmemory", 1)
+    renewed = run(calls.renew(ghost.wanted(id, name=name, ttl=LONG), how, 2 * LONG))
+    root.config_set("maxmemory", 0)
+    assert renewed.state == calls.HELD
+    assert renewed.ends - monotonic() > LONG / 2
 
 
 @NAMES

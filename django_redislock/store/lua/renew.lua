@@ -39,6 +39,8 @@ elseif ARGV.how == 'set' or ARGV.how == 'detach' then
 elseif ARGV.how == 'keep' or ARGV.how == 'raise' then
   left = math.max(left, ms)
 end
+-- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
+redis.call('HDEL', KEYS.waiters, '-')
 local drawn
 if ARGV.how == 'raise' then
 --#include fence
