@@ -82,7 +82,7 @@ class Buyer(threading.Thread):
                 tab.open()
             self.start_together.wait(TIMEOUT)
             for turn in range(self.times):
-                self.buy(tabs, look=self.looks and turn == self.times // 2)
+                self.buy(tabs, look=self.looks and turn >= self.times // 2 and not self.listing)
                 time.sleep(dice.uniform(0, 2 * self.pause))
         except (OSError, HTTPException, ValueError, KeyError, threading.BrokenBarrierError) as error:
             self.start_together.abort()
