@@ -167,6 +167,8 @@ def refusal(
     """The error for ``commands`` that Redis has refused with ``error``; it names what somebody else has written."""
     text = _WHERE.sub("", wording(error)).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
+    if "unauthenticated" in text:  # such a client may send few words at once, so it is not told NOAUTH
+        hint = " The server wants a password, and the cache alias has none."
     if isinstance(error, PASSING):
         hint = " This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True."
     return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)

@@ -117,6 +117,14 @@ def replica(server: RedisServer, settings: Any, eventually: Eventually) -> Itera
         yield client
 
 
+def test_a_server_that_wants_a_password_is_told_as_such(me: Any, own: RedisServer) -> None:
+    with caches(alias(DJANGO_REDIS, own.url)), own.client() as inside:
+        inside.config_set("requirepass", "secret")
+        with pytest.raises(LockUnavailable, match="The server wants a password, and the cache alias has none"):
+            me(Lock(NAME), "acquire", blocking=False)
+        inside.config_set("requirepass", "")
+
+
 def test_replicas_are_missed_by_name_also_where_the_script_was_unknown(me: Any, client: redis.Redis) -> None:
     client.script_flush()
     with pytest.raises(LockUnavailable, match=r"0 of 1 replicas acknowledged it within 0.5 s"):
