@@ -37,8 +37,8 @@ Stray = Callable[[Backend, str, str, str], None]
 class Listener:
     """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive.
 
-    ``want`` subscribes it, ``on_stray`` is told what is for nobody who waits, ``on_subscribed`` that the subscription
-    stands (again).
+    ``want`` subscribes it, ``on_stray`` is told what is for nobody who waits, ``on_left`` who waits no more (id, name),
+    ``on_subscribed`` that the subscription stands (again).
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Listener:
         backend: Backend,
         want: Callable[[Listener], object],
         on_stray: Stray,
+        on_left: Callable[[Backend, str, str], None],
         on_subscribed: Callable[[Backend], None],
     ) -> None:
         self.backend: Backend = backend
@@ -57,6 +58,7 @@ class Listener:
         self.receiver: Receiver[Listener] | None = None  # at which it is subscribed
         self._want = want
         self._on_stray = on_stray
+        self._on_left = on_left
         self._on_subscribed = on_subscribed
         backend.on_other_node = self.on_other_node
         backend.place.on_close.append(self.close)
@@ -83,7 +85,7 @@ class Listener:
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and whoever still waits in it cannot be told any more: pass on what may be theirs."""
         for waiter in self.waiters.discard_loop(loop):
-            self._on_stray(self.backend, "g", waiter.id, waiter.group.name)
+            self._on_left(self.backend, waiter.id, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` seconds more, or free and meant for somebody else.

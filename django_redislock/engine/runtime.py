@@ -35,8 +35,8 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(backend)
                 if found is None:
-                    want = self._subscriber(backend.place).want
-                    made = Listener(backend, want, self.watchdog.on_stray, self.watchdog.renew_all)
+                    want, watchdog = self._subscriber(backend.place).want, self.watchdog
+                    made = Listener(backend, want, watchdog.on_stray, watchdog.pass_on, watchdog.renew_all)
                     found = self._listeners.setdefault(backend, made)
                     backend.place.on_close.append(lambda: self._listeners.pop(backend, None))
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ def start(thread: threading.Thread) -> bool:
 
     RuntimeError where the system gives no more threads.
     """
+    if sys.is_finalizing():
+        return False  # Python 3.10 and 3.11 would wait without end for its first step
     try:
         thread.start()
     except RuntimeError as error:

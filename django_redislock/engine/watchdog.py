@@ -8,6 +8,7 @@ ended.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -53,8 +54,9 @@ class Watchdog:
     def __init__(self, notifier: Notifier, listen: Callable[[Backend], None]) -> None:
         self._notifier = notifier
         self._listen = listen
-        self._mutex = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
-        self._alarm = threading.Condition(self._mutex)
+        self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
+        self._alarm = threading.Condition(self._lock)
+        self._alone = False
         self._leases: dict[str, Lease] = {}  # by id
         self._agenda = Agenda()
         # those with a token of their own, which others may have as well, until their leases are watched
@@ -68,6 +70,15 @@ class Watchdog:
         self._trim_at = 0.0
         self._strays = 0  # up to this time (monotonic):
         self._strays_until = 0.0
+
+    @property
+    def _mutex(self) -> threading.RLock:
+        if not self._alone and sys.is_finalizing():
+            # a finalizer of the site's, after all other threads were stopped: our own may have been stopped inside
+            self._lock = threading.RLock()
+            self._alarm = threading.Condition(self._lock)
+            self._alone = True
+        return self._lock
 
     # -- for holders -------------------------------------------------------------------------------------------------
 
@@ -174,11 +185,15 @@ class Watchdog:
         """A message for an id that nobody here waits with."""
         lease = self._leases.get(id)
         if lease is None:
-            if kind in "gw" and self._may_answer():  # it has left in the meantime: pass it on at once
-                left = Wanted(backend, make_keys(backend.prefix, name), name, id)
-                self.release_later(left, unknown=False, how=WITHDRAWAL)
+            if kind in "gw" and self._may_answer():  # it has left in the meantime
+                self.pass_on(backend, id, name)
         elif kind in TOLD:
             self.lose(lease, TOLD[kind])
+
+    def pass_on(self, backend: Backend, id: str, name: str) -> None:
+        """Nobody waits with this id any more: what has been given to it, or may yet be, is for the next one."""
+        left = Wanted(backend, make_keys(backend.prefix, name), name, id)
+        self.release_later(left, unknown=False, how=WITHDRAWAL)
 
     def _may_answer(self) -> bool:
         now = monotonic()

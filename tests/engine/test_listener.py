@@ -267,7 +267,8 @@ class Heard:
         self.strays: list[tuple[str, str, str]] = []
         self.connected: list[Backend] = []
         subscriber = Subscriber(self.backend.place, Notifier())
-        self.listener = Listener(self.backend, subscriber.want, self._stray, self.connected.append)
+        told = self._stray, lambda *left: None, self.connected.append
+        self.listener = Listener(self.backend, subscriber.want, *told)
         self.listener.start()
 
     def _stray(self, backend: Backend, kind: str, id: str, name: str) -> None:

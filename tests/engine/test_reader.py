@@ -49,7 +49,7 @@ class Desk:
         self.connection.send_command("SUBSCRIBE", self.backend.channel)
         self.connection.read_response()
         self.heard: list[tuple[str, threading.Thread]] = []
-        self.listener = Ears(self.backend, lambda ears: None, lambda *stray: None, lambda backend: None)
+        self.listener = Ears(self.backend, *[lambda *facts: None] * 4)
         self.reader = self.listener.reads = Reader(self.connection, self._handle, lambda: True)
         self.closed = threading.Event()
         self.trouble: list[Exception] = []

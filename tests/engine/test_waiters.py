@@ -27,7 +27,11 @@ class Ears(Listener):
     def __init__(self, backend: Backend) -> None:
         self.passed_on: list[str] = []
         super().__init__(
-            backend, lambda ears: None, lambda *stray: self.passed_on.append(stray[2]), lambda backend: None
+            backend,
+            lambda ears: None,
+            lambda *stray: None,
+            lambda *left: self.passed_on.append(left[1]),
+            lambda backend: None,
         )
 
     def add(self, id: str, name: str = NAME, loop: asyncio.AbstractEventLoop | None = None) -> Any:

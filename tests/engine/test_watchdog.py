@@ -664,6 +664,44 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     assert not holder(client)
 
 
+# A finalizer uses a lock when all other threads have been stopped. That of a generator can send nothing any more.
+AT_TEARDOWN = """
+class Device:
+    def __init__(self):
+        self.lock = Lock(name, ttl=60)
+        self.lock.acquire()
+    def __del__(self):
+        self.lock.release()
+
+def only_one():
+    with Lock(name, ttl=60):
+        yield
+
+if kind == "object":
+    device = Device()
+else:
+    generator = only_one()
+    next(generator)
+if settled:
+    from tests.helpers.state import lease_of
+    while not runtime().watchdog.leases()[0].seen:
+        time.sleep(0.01)
+say("acquired")
+"""
+
+
+@pytest.mark.parametrize("kind", ["object", "generator"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_finalizer_at_the_very_end_hangs_nowhere(
+    kind: str, settled: bool, start: Callable[..., Worker], client: redis.Redis
+) -> None:
+    code = "from django_redislock.engine.runtime import runtime\n" + AT_TEARDOWN
+    worker = start(code, name=NAME, kind=kind, settled=settled)
+    worker.expect("acquired")
+    assert worker.process.wait(GENEROUS) == 0
+    assert bool(holder(client)) == (kind == "generator")
+
+
 def test_a_cluster_that_was_never_reached_has_nothing_to_be_sent_to(stopped: Watchdog, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "never": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1"}}
     settings.REDISLOCK = {"CLUSTER": ["never"]}

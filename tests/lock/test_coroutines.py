@@ -14,7 +14,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.state import LOCK, NAME, drop_idle, holder, listener
+from tests.helpers.state import LOCK, NAME, drop_idle, holder, listener, queued
 
 AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]
@@ -115,6 +115,33 @@ async def test_the_lock_is_renewed_while_the_event_loop_stands_still(
         end = server_time(client) / 1000 + int(client.pttl(LOCK))
         eventually(lambda: server_time(client) / 1000 + int(client.pttl(LOCK)) > end + 500)  # blocks
         assert not lock.lost
+
+
+def test_any_number_of_waiters_whose_loop_was_closed_over_them_keeps_nobody_waiting(
+    client: redis.Redis, eventually: Eventually
+) -> None:
+    async def wait() -> None:
+        async with Lock(NAME, ttl=300):
+            pytest.fail("it had ended")
+
+    held, lost = Lock(NAME, ttl=300), 150
+    held.acquire()
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *args: None)
+    try:
+        tasks = [loop.create_task(wait()) for _ in range(lost)]
+
+        async def all_wait() -> None:
+            while queued(client) < lost:
+                await asyncio.sleep(0.01)
+
+        loop.run_until_complete(all_wait())
+        drop_idle(loop)
+    finally:
+        loop.close()
+    held.release()
+    assert Lock(NAME, ttl=300).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 100 s
+    assert not any(task.done() for task in tasks)
 
 
 def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
