@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -11,7 +10,7 @@ from logging import ERROR
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
 
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
@@ -20,9 +19,10 @@ from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin
 from ..log import log_event
-from ..open_transactions import in_atomic_block, open_aliases, warn_of_release, warn_unclaimed
+from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
+from .atomic_requests import OpenedHere, excluded_by, instance_of, to_open
 from .late_release import LateRelease
 from .login_order import warn_above_login
 from .methods import check_methods
@@ -89,7 +89,7 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             _refuse_fenced(view, checked)
-        if _instance_of(view) is None:  # else method_decorator decorates anew for each request
+        if instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
         warn_above_login(view)
@@ -115,7 +115,7 @@ class _LockedView:
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             locked = self._locks(request)
-            aliases = _to_open(request, wrapper, view)
+            aliases = to_open(request, wrapper, view)
             if _is_async(view, request):
                 _refuse_fenced(view, self.options)
                 if aliases:  # as Django does, which our mark keeps from noticing
@@ -139,7 +139,7 @@ class _LockedView:
         mark_locked(awrapper, self.options)
         if iscoroutinefunction(view):
             return awrapper
-        wrapper._non_atomic_requests = OpenedHere(_excluded(view))  # type: ignore[attr-defined]
+        wrapper._non_atomic_requests = OpenedHere(excluded_by(view))  # type: ignore[attr-defined]
         return wrapper
 
     def _locks(self, request: HttpRequest) -> bool:
@@ -225,52 +225,14 @@ def _unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnava
     return (yield Evaluate(lambda: unavailable(request, status)))
 
 
-class OpenedHere:
-    """Tells Django's handler to open no transaction for a view, since that is done inside the lock.
-
-    It takes the place of the aliases that ``@non_atomic_requests`` excludes, and remembers those really excluded.
-    """
-
-    def __init__(self, excluded: Iterable[str]) -> None:
-        self.excluded: frozenset[str] = frozenset(excluded)
-
-    def __contains__(self, alias: object) -> bool:
-        return True
-
-    def add(self, alias: str) -> None:
-        """Exclude ``alias``: ``non_atomic_requests`` is above ``locked_view``.
-
-        Decorators and ``as_view()`` copy the reference to this object from view to view, and what is excluded for one
-        must not be for another. So the view that is meant, which Django does not pass on, gets a mark of its own.
-        """
-        view = sys._getframe(1).f_locals.get("view")
-        instance = _instance_of(view)
-        if view is None:  # not Django's decorator
-            self.excluded |= {alias}
-        elif instance is None:
-            view._non_atomic_requests = OpenedHere({*self.excluded, alias})
-        else:  # method_decorator binds the method anew for each request
-            instance._non_atomic_requests = OpenedHere({*_excluded(instance), alias})
-
-
-def _excluded(view: object) -> frozenset[str]:
-    excluded = getattr(view, "_non_atomic_requests", ())
-    return excluded.excluded if isinstance(excluded, OpenedHere) else frozenset(excluded)
-
-
-def _instance_of(view: object) -> Any:
-    """The instance of a class-based view whose method ``method_decorator`` hands over."""
-    return getattr(getattr(view, "func", view), "__self__", None)
-
-
 def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.Signature | None:
     """The signature for the names of positional arguments, and the defaults of those that the URL leaves out.
 
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
     returns the bound method's. None where the URL's arguments do not fit, since a decorator in between changes them.
     """
-    inner = inspect.unwrap(view, stop=lambda each: _instance_of(each) is not None)
-    signature = inspect.signature(view if _instance_of(inner) is None else getattr(inner, "func", inner))
+    inner = inspect.unwrap(view, stop=lambda each: instance_of(each) is not None)
+    signature = inspect.signature(view if instance_of(inner) is None else getattr(inner, "func", inner))
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -278,21 +240,9 @@ def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspec
     return signature
 
 
-def _to_open(request: HttpRequest, *views: object) -> list[str]:
-    """The aliases on which Django's handler would have begun a transaction without our mark."""
-    match = request.resolver_match
-    places = (*views, match and match.func, *map(_instance_of, views))
-    excluded = frozenset[str]().union(*map(_excluded, places))
-    return [
-        alias
-        for alias, options in connections.settings.items()
-        if options["ATOMIC_REQUESTS"] and alias not in excluded and not in_atomic_block(connections[alias])
-    ]
-
-
 def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
     """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say."""
-    if getattr(_instance_of(view), "view_is_async", False):
+    if getattr(instance_of(view), "view_is_async", False):
         return True
     match = request.resolver_match
     return match is not None and iscoroutinefunction(match.func)
