@@ -145,7 +145,9 @@ def surplus(
             if stock[0][1] > before:
                 return
             oldest, _ = stock.popleft()  # the end that was used last is used next
-        except (IndexError, ValueError):
+        except ValueError:
+            return  # none of them idles
+        except IndexError:
             continue  # somebody has just taken it
         yield oldest
 
