@@ -42,8 +42,8 @@ def handle(output: Output, *, older_than: timedelta, dry_run: bool, database: st
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)
     except DatabaseError as error:
-        hint = f" Run manage.py migrate --database {database}." if is_missing(error) else ""
-        raise CommandError(f"Could not prune the fences of the database {database!r}: {error}.{hint}") from error
+        hint = f". Run manage.py migrate --database {database}." if is_missing(error) else ""
+        raise CommandError(f"Could not prune the fences of the database {database!r}: {error}{hint}") from error
     fences = f"{deleted} fence" if deleted == 1 else f"{deleted} fences"
     done = f"Would delete {fences}, and keep {left}" if dry_run else f"Deleted {fences}, kept {left}"
     output.say(f"{done} (database {database}).")
