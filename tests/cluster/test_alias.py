@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.urls import reverse
-from redis.exceptions import MovedError, RedisClusterException, ResponseError
+from redis.exceptions import MovedError, RedisClusterException, ResponseError, SlotNotCoveredError
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks, locked_view
 from django_redislock.cachelock import CacheLock
@@ -175,6 +175,19 @@ def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> Non
             ask()
         assert sorted(manager.startup_nodes) == nodes, "they are asked again the next time"
         place._node_at("127.0.0.1", 3).doubted_at = 0.0
+
+
+def test_a_cluster_that_serves_no_slot_of_ours_is_away(settings: Any) -> None:
+    def find(slot: int) -> None:
+        raise SlotNotCoveredError(f"Slot {slot} is not covered")
+
+    settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
+    settings.REDISLOCK = {"CLUSTER": True}
+    place = make_place("default", "x")
+    assert isinstance(place, Place)
+    manager: Any = SimpleNamespace(get_node_from_slot=find)
+    with pytest.raises(SlotNotCoveredError):
+        place._read_owners(manager)
 
 
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:

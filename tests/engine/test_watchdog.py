@@ -664,6 +664,19 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     assert not holder(client)
 
 
+def test_at_the_very_end_nobody_waits_for_a_thread_that_was_stopped(
+    other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = Watchdog(Notifier(), lambda backend: None)
+    other()(last._mutex.acquire)  # by one who will never go on
+    for module in ("watchdog", "threads"):
+        monkeypatch.setattr(f"django_redislock.engine.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
+    backend = get_backend(None, NAME)
+    last.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
+    assert last._thread is not None
+    assert not last._thread.is_alive()
+
+
 # A finalizer uses a lock when all other threads have been stopped. That of a generator can send nothing any more.
 AT_TEARDOWN = """
 class Device:

@@ -153,11 +153,11 @@ def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(accou
 @pytest.mark.parametrize("outer", [False, ["ledger"], True])
 def test_who_enters_again_claims_if_it_says_so(outer: Any, account: Account, ledger: Account) -> None:
     with Lock(NAME, reentrant=True, fenced=outer) as lock:
-        with locked_atomic(NAME, reentrant=True, fenced=True):
-            assert claimed() == [NAME]
         with transaction.atomic("ledger"), transaction.atomic():
             ours = locked(NAME, reentrant=True, fenced="ledger")(claimed)
             assert ours("ledger") == [NAME]
+        with locked_atomic(NAME, reentrant=True, fenced=True):
+            assert claimed() == [NAME]
         lock.check()
 
 
