@@ -92,7 +92,8 @@ def locked(
                     return result
 
             result = yield from section.around(Call(function, args, kwargs) if is_async else Call(claiming))
-            warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
+            if section.held.closed:  # else an outer section still holds it
+                warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
             return result
 
         @wraps(function)
