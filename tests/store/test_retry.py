@@ -120,7 +120,7 @@ def replica(server: RedisServer, settings: Any, eventually: Eventually) -> Itera
 def test_a_server_that_wants_a_password_is_told_as_such(me: Any, own: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, own.url)), own.client() as inside:
         inside.config_set("requirepass", "secret")
-        with pytest.raises(LockUnavailable, match="The server wants a password|Authentication required"):
+        with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
             me(Lock(NAME), "acquire", blocking=False)
         inside.config_set("requirepass", "")
 
