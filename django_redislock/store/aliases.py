@@ -1,4 +1,4 @@
-"""From an alias in ``CACHES`` to the way to its Redis. No other module knows cache backends.
+"""How to reach the Redis behind an alias in ``CACHES``. No other module knows cache backends.
 
 We take the connection class and its keywords from the alias (they must travel together, or unix sockets, TLS and
 Sentinel break) and make connections of our own: a bounded or busy cache pool must never keep a holder from releasing,
@@ -32,8 +32,8 @@ from .sentinels import Asking, Sentinels
 DEFAULT_TIMEOUT = 5.0  # seconds, for connecting and for each answer, where the alias has no socket_timeout
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
-# What belongs to the alias's own pool or client and must not come along: retries, decoding, and the plumbing of
-# redis-py's maintenance notifications, which needs RESP3.
+# Keywords of the alias's own pool or client that our connections must not inherit: retries, decoding, and the plumbing
+# of redis-py's maintenance notifications, which needs RESP3.
 _LEFT_BEHIND = (
     "retry",
     "decode_responses",
@@ -46,8 +46,8 @@ _LEFT_BEHIND = (
     "connection_pool",  # of a Sentinel's: see sentinels.py
 )
 
-# what Django, django-redis and redis-py raise for an entry with a missing library, or a value that is missing or of a
-# wrong type. Not all errors: the time limit of a task queue may strike here as well.
+# What Django, django-redis and redis-py raise for an entry whose library or value is missing, or of the wrong type. Not
+# Exception: a task queue's time limit may be raised here, too, and must propagate.
 _UNUSABLE = (ImportError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -64,9 +64,9 @@ class Origin:
     kind: type[Connection]
     keywords: Mapping[str, Any]  # of a connection
     pool: Any  # the alias's own
-    cache: Any  # which keeps the pool alive
-    sentinels: Sentinels | None = None  # which know the master
-    # of a cluster: host and port of nodes to ask, and what translates the addresses that its nodes announce
+    cache: Any  # keeps the pool alive
+    sentinels: Sentinels | None = None  # these know the master
+    # for a cluster: host and port of the nodes to ask first, and a function that maps the addresses that nodes announce
     startup: tuple[Address, ...] = ()
     remap: Callable[[Address], Address] | None = None
 
@@ -76,7 +76,7 @@ class Origin:
 
     @property
     def database(self) -> tuple[object, ...]:
-        """What tells the Redis database from others."""
+        """Identifies the Redis database: two aliases of the same one have the same value."""
         if self.clustered:
             return ("cluster", *sorted(self.startup))
         return (self.alias,) if self.memory else _database(self.pool)
@@ -91,7 +91,7 @@ class Origin:
         return int(self.pool.max_connections)
 
     def at(self, host: str, port: int) -> Origin:
-        """The way to one node of the cluster."""
+        """The origin for one node of the cluster."""
         return replace(self, keywords={**self.keywords, "host": host, "port": port})
 
     @property
@@ -99,9 +99,9 @@ class Origin:
         return float(self.keywords["socket_timeout"])
 
     def connection(self, timeout: float | None) -> Connection:
-        """A connection that takes at most ``timeout`` seconds to connect, and for each answer; None: as the alias.
+        """A connection that takes at most ``timeout`` seconds to connect, and for each answer (None: the alias's own).
 
-        And as long to find the master, where sentinels know it.
+        Finding the master through sentinels may take as long again.
         """
         if timeout is None:
             return self.kind(**self.keywords, **self._asking(self.timeout))
@@ -110,7 +110,7 @@ class Origin:
         return self.kind(**{**self.keywords, **limits}, **self._asking(timeout))
 
     def listening(self, timeout: float) -> Connection:
-        """A connection to listen on, which notices a dead peer; each read takes at most ``timeout`` seconds."""
+        """A connection to listen on, which notices a dead peer. Each read takes at most ``timeout`` seconds."""
         keywords: dict[str, Any] = {**self.keywords, "socket_timeout": timeout, "health_check_interval": 0}
         if issubclass(self.kind, Connection) and not self.memory:
             options = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
@@ -122,21 +122,21 @@ class Origin:
 
 
 def lock_aliases(first: str) -> list[str]:
-    """The aliases that have locks: ``first``, that of the settings, and each whose cache has a ``lock()`` of ours."""
+    """The aliases that have locks: ``first`` (that of the settings), and every alias whose cache has our ``lock()``."""
     return [first, *(alias for alias in caches.settings if alias != first and has_locks(alias))]
 
 
 def has_locks(alias: str) -> bool:
-    """Whether its cache has a ``lock()`` of ours."""
+    """Whether the cache of ``alias`` has our ``lock()``."""
     try:
         kind = import_string(caches.settings[alias]["BACKEND"])
-    except Exception:  # a missing library, say: whatever backend that is, it is none of ours
+    except Exception:  # a missing library, for instance: such a backend is not ours
         return False
     return hasattr(kind, "lock_alias")
 
 
 def find_origin(alias: str) -> Origin:
-    """The way to the Redis of ``alias``; ImproperlyConfigured where there is none that locks can use."""
+    """How to reach the Redis of ``alias``; ImproperlyConfigured if locks cannot use it."""
     try:
         return _find_origin(alias)
     except LockUnavailable:
@@ -144,7 +144,7 @@ def find_origin(alias: str) -> Origin:
     except ImproperlyConfigured as error:
         if repr(alias) in str(error):
             raise
-        # django-redis does not name it: it has no LOCATION, say
+        # django-redis does not name the alias, for instance when it has no LOCATION
         raise ImproperlyConfigured(f"Cannot use the cache alias {alias!r} for locks: {error}") from error
     except _UNUSABLE as error:
         raise ImproperlyConfigured(
@@ -156,14 +156,14 @@ def _find_origin(alias: str) -> Origin:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
     memory = client is None
-    manager: NodesManager | None = getattr(client, "nodes_manager", None)  # the client is one of a cluster
+    manager: NodesManager | None = getattr(client, "nodes_manager", None)  # a RedisCluster client has one
     pool = _pool_of(memory_client(alias) if memory else client)
     if not isinstance(pool.connection_class, type):
         raise ImproperlyConfigured(
             f"The connection_class of the cache alias {alias!r} must be a class, not {shown(pool.connection_class)}."
         )
     keywords = _keywords_of(pool)
-    if manager is not None:  # whose own sends READONLY
+    if manager is not None:  # replace redis-py's own function, which sends READONLY
         keywords["redis_connect_func"] = client.user_on_connect_func
     try:
         prefix = check_prefix(str(cache.key_prefix), f"The KEY_PREFIX of the cache alias {alias!r}")
@@ -185,7 +185,7 @@ def _find_origin(alias: str) -> Origin:
 
 
 def _keywords_of(pool: Any) -> dict[str, Any]:
-    """Those of the connections that we make ourselves, instead of this pool."""
+    """The keywords for connections that we make ourselves, bypassing this pool."""
     keywords = {key: value for key, value in pool.connection_kwargs.items() if not key.startswith(_LEFT_BEHIND)}
     if keywords.get("socket_timeout") is None:
         keywords["socket_timeout"] = DEFAULT_TIMEOUT
@@ -195,13 +195,13 @@ def _keywords_of(pool: Any) -> dict[str, Any]:
 
 
 def _check_keywords(origin: Origin) -> None:
-    """Refuse what no connection can be made of, here and not at the first lock. None of this connects."""
+    """Find keywords that no connection accepts now, rather than at the first lock. Nothing here connects."""
     origin.connection(None)
     _ = origin.timeout, origin.database
 
 
 def _pool_of(client: Any) -> Any:
-    """Its pool of connections; of a cluster, that of any node: all are alike, but for host and port."""
+    """The client's connection pool; for a cluster, that of any node, as they differ in host and port only."""
     manager = getattr(client, "nodes_manager", None)
     if manager is not None:
         client = next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection)
@@ -233,10 +233,10 @@ def _startup_nodes(cache: Any, pool: Any) -> tuple[Address, ...]:
 
 
 def database(alias: str) -> tuple[object, ...] | None:
-    """What tells the Redis database of a cache alias from others; None when it has none, or cannot be used."""
+    """See Origin.database; None for an alias that has no Redis, or cannot be used."""
     try:
         return _database(_pool_of(_redis_client(_create_cache(alias), alias)))
-    except Exception:  # whatever backend that is: it is none of ours
+    except Exception:  # any backend may be configured here, and any error mean that it is not Redis
         return None
 
 
@@ -261,7 +261,7 @@ def _create_cache(alias: str) -> Any:
 
 
 def _redis_client(cache: Any, alias: str) -> Any:
-    """The write client of a cache backend, found by what it can do; None for the memory mode."""
+    """The write client of a cache backend, recognised by its capabilities; None for the memory mode."""
     try:
         if callable(getattr(getattr(cache, "client", None), "get_client", None)):  # django-redis
             client = cache.client.get_client(write=True)
@@ -277,7 +277,7 @@ def _redis_client(cache: Any, alias: str) -> Any:
                 f"connection. Locks need django-redis or Django's RedisCache, or LocMemCache or DummyCache for the "
                 f"memory mode."
             )
-    except (RedisError, RedisClusterException) as error:  # a client of a cluster asks it at once where everything is
+    except (RedisError, RedisClusterException) as error:  # RedisCluster asks for the slots in its constructor
         raise LockUnavailable(f"Redis cannot be reached for locks (cache alias {alias!r}): {error}", None) from error
     except NotImplementedError:  # django-redis's sharded client
         client = None

@@ -1,4 +1,4 @@
-"""The calls of the scripts that work on locks: their arguments, and their answers in seconds."""
+"""Calling the scripts that work on locks. Durations are seconds here, and milliseconds in the scripts."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .retry import call
 from .scripts import Script
 from .wire import Command
 
-# states of acquire; ALREADY: granted by an earlier call or by a handoff, or adopted; REQUEUED: busy, and the waiter had
-# been dropped; FULL: busy, and as many wait as may
+# States of acquire. ALREADY: granted by an earlier call or a handoff, or adopted. REQUEUED: busy, and the waiter had
+# been dropped from the queue. FULL: busy, and the queue is full.
 BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, REQUEUED, FULL = range(7)
-# states of renew; ADOPTED: whoever holds it has our token
+# states of renew; ADOPTED: another acquisition with our token holds it
 LOST, HELD, ADOPTED = range(3)
 # states of release
 NOT_HELD, RELEASED, DETACHED = range(3)
-# by which right it is released; see release.lua
+# who releases it; see release.lua
 HOLDER, BEARER, WITHDRAWAL = "holder", "bearer", "withdraw"
 
-# what is force-released; see force.lua
+# what to force-release; see force.lua
 WHATEVER, SUSPENSION = "", "s"
 
 # how to wait
 NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = "0", "1", "s", "a"
 
-ENDLESS = -1.0  # seconds of lease: somebody else has written the lock
+ENDLESS = -1.0  # seconds of lease: a foreign value, which never expires
 FREE = -2.0  # there is no lock
 
 
 def polled(patience: float) -> str:
-    """How to wait: polls, and is alive for ``patience`` seconds without another look."""
+    """How to wait: by polling; the waiter counts as alive for ``patience`` seconds after each look."""
     return f"p{_ms(patience)}"
 
 
@@ -53,12 +53,12 @@ _CHECKOUT, _LEAVE = (Script(name, "member") for name in ("checkout", "leave"))
 
 
 def lease_end(start: float, left: float) -> float:
-    """The local monotonic time at which a lease must be presumed over: a margin for clocks that run at another rate."""
+    """The local monotonic time at which to presume a lease over, with a margin for clocks that run at another rate."""
     return start + left * 0.999 - 0.002
 
 
 class Wanted(NamedTuple):
-    """What one attempt asks for, each time it asks."""
+    """What one attempt asks for each time that it asks."""
 
     backend: Backend
     keys: Keys
@@ -66,11 +66,11 @@ class Wanted(NamedTuple):
     id: str
     ttl: float = 0.0  # seconds
     token: str | None = None  # None: the id
-    adopts: str = ""  # id of an acquisition of this very process that nobody uses any more
-    most: int | None = None  # how many others may wait already; None: any number
-    replicas: int = 0  # that have to acknowledge the grant
+    adopts: str = ""  # the id of an acquisition of this process that is no longer in use, to be adopted
+    most: int | None = None  # how many others may be waiting already; None: any number
+    replicas: int = 0  # how many have to acknowledge the grant
     owner: str = ""
-    listens: bool = True  # this process hears what it is told
+    listens: bool = True  # whether messages reach this process
 
     @property
     def channel(self) -> str:
@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What Redis has answered to an attempt."""
+    """The answer to an attempt."""
 
     state: int
     us: int  # server time, microseconds
@@ -86,17 +86,17 @@ class Taken(NamedTuple):
     left: float  # seconds of lease, of whoever holds the lock; or ENDLESS, FREE
     sent: float  # local monotonic time
     repeated: bool  # an earlier try may still arrive
-    member: str  # of a pool, when one was granted; quoted
-    holder: bytes | None  # value of the lock that somebody else holds, or held until it was seized
-    unheard: bool  # a handoff to this process ran out, though it lives: it has not heard of it
-    namesake: str  # id of an acquisition of this very process that holds the lock with our token
-    acknowledged: int  # by so many replicas; 0 where nobody asked for that
+    member: str  # the member of a pool that was granted, quoted
+    holder: bytes | None  # the lock's value, if somebody else holds it, or held it until it was seized
+    unheard: bool  # a handoff to this process expired though the process lives: its wake was lost
+    namesake: str  # the id of an acquisition of this process that holds the lock with our token
+    acknowledged: int  # how many replicas have acknowledged it; 0 if that was not asked for
 
 
 def acquire(
     wanted: Wanted, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
 ) -> Steps[Taken]:
-    """Take the lock (or any member of a pool), or queue for it. Idempotent per attempt.
+    """Acquire the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
     ``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING. ``until``, ``by``: see call().
     """
@@ -115,7 +115,7 @@ def acquire(
         repeated = repeated or again
         node.anchor = us, sent
         if backend.node_if_known is not node:
-            # C3: it was paused, say, and has granted what was not its own any more: ask the one that has it now
+            # C3: a node that was paused, for instance, may have granted what another node has by now: ask that one
             repeated = True
             continue
         if number > backend.known:
@@ -131,21 +131,21 @@ def acquire(
 
 
 class Released(NamedTuple):
-    """What became of a release, or of a withdrawal."""
+    """The outcome of a release, or of a withdrawal."""
 
     state: int  # NOT_HELD, RELEASED or DETACHED
-    twice: bool  # whether it was sent twice
-    holder: bytes | None = None  # the value of the lock, where somebody else holds it
+    twice: bool  # it was sent more than once
+    holder: bytes | None = None  # the lock's value, if somebody else holds it
     left: float = 0.0  # seconds of that lease
 
 
 def release(
     wanted: Wanted, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
 ) -> Steps[Released]:
-    """Give the lock back, or leave its queue.
+    """Release the lock, or leave its queue.
 
     ``unknown``: an acquire of this attempt may still be on its way; it will find that the attempt is over. ``how``:
-    HOLDER, BEARER (by right of the token, whoever has acquired) or WITHDRAWAL. ``until``, ``by``: see call().
+    HOLDER, BEARER (whoever acquired it: the token is enough) or WITHDRAWAL. ``until``, ``by``: see call().
     """
     state, twice = NOT_HELD, False
     while True:
@@ -163,7 +163,7 @@ def release(
 
 
 def left_to_release(wanted: Wanted, answer: Sequence[Any]) -> Wanted | None:
-    """What a release that was answered so has left for another one: more dead waiters, or those of one member."""
+    """The next release to send after this answer, if any: for more dead waiters, or those of one member."""
     _, more, *member = answer[:3]
     if member and member[0]:
         name = f"{wanted.name}{check_member(wanted.backend, wanted.name, member[0])}"
@@ -181,19 +181,19 @@ def release_command(wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> Comm
 
 
 class Renewed(NamedTuple):
-    """What Redis has answered to a renewal."""
+    """The answer to a renewal."""
 
     state: int
-    ends: float  # local monotonic time at which the lease must be presumed over
-    taken: bool  # when lost: somebody else holds the lock
-    acknowledged: int = 0  # by so many replicas, where that was asked for
-    fence: int = 0  # the new one, where that was asked for
+    ends: float  # local monotonic time at which to presume the lease over
+    taken: bool  # if it was lost: somebody else holds the lock
+    acknowledged: int = 0  # how many replicas have acknowledged it, if that was asked for
+    fence: int = 0  # the new fence, if one was asked for
 
 
 def renew_command(wanted: Wanted, how: str, left: float, fence: int | None = None) -> Command:
-    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant), add (``left``
-    more), set (``left`` from now), detach (the same, and nobody here holds it any more), raise (as keep, and draw a new
-    fence). ``fence``: of the acquisition; None: of whatever this attempt holds.
+    """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), add (``left``
+    more), set (``left`` from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new
+    fence). ``fence``: of the acquisition; None: whatever this attempt holds.
     """
     backend, keys = wanted.backend, wanted.keys
     args = (wanted.name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), how, _ms(left))
@@ -210,7 +210,7 @@ def renew(
     by: float | None = None,
     replicas: int = 0,
 ) -> Steps[Renewed]:
-    """Move the end of the lease that this attempt holds; see renew_command(). ``until`` and more: see call()."""
+    """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments."""
     command = renew_command(wanted, how, left, fence)
     calling = call(wanted.backend, command, wanted.name, until=until, by=by, replicas=replicas)
     answer, sent, _, node, acknowledged = yield from calling
@@ -226,9 +226,9 @@ def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
 def force(
     backend: Backend, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER
 ) -> Steps[bytes | None]:
-    """Release the lock whoever holds it, but nobody with a fence above ``highest``; return the value that it had.
+    """Release the lock, whoever holds it, unless the fence is above ``highest``; return the value that it had.
 
-    ``what``: WHATEVER, with a suspension that is planned, or a SUSPENSION alone.
+    ``what``: WHATEVER there is, a planned suspension included, or a SUSPENSION alone.
     """
     value: bytes | None = None
     while True:
@@ -238,11 +238,11 @@ def force(
         value = value or held
         if not more:
             return value
-        highest = 0  # it was released: whoever has it by now has come in between
+        highest = 0  # it was released: whoever holds it by now came later
 
 
 def suspend(backend: Backend, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
-    """Grant the lock to nobody for so long; return whether that has begun: else somebody holds it until then."""
+    """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
     args = (name, backend.channel, str(backend.known), _ms(seconds), owner)
     reply = yield from call(backend, _SUSPEND[keys.stored].command(keys.all, args), name)
     return bool(reply.answer)
@@ -251,22 +251,22 @@ def suspend(backend: Backend, keys: Keys, name: str, seconds: float, owner: str)
 def info(
     backend: Backend, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
 ) -> Steps[list[Any]]:
-    """What Redis knows of one lock, with at most ``waiters`` of those who queue; see info.lua, and call()."""
+    """What Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
     command = _INFO[keys.stored].command(keys.all[:-1], (name, backend.channel, str(waiters)))
     reply = yield from call(backend, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
 
 def read_holder(backend: Backend, name: str) -> Steps[tuple[bool, Holder | None]]:
-    """Whether anybody holds the lock, and who, if one of ours; one round trip."""
+    """Whether anybody holds the lock, and who (None for a foreign value); one round trip."""
     value, *_ = yield from info(backend, make_keys(backend.prefix, name), name, 0)
     return value is not None, parse_holder(value)
 
 
 def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[Wanted | None]:
-    """The acquisition that holds the lock, whoever has made it, if ``bears`` agrees to its token; one round trip.
+    """The acquisition that holds the lock, whoever made it, if ``bears`` accepts its token; one round trip.
 
-    What is then sent for it names this acquisition, so that it cannot meet a later one with the same token (R16).
+    Calls made with the result name this very acquisition, so they cannot affect a later one with the same token (R16).
     """
     _, holder = yield from read_holder(backend, name)
     if holder is None or not bears(holder.token):

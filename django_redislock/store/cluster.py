@@ -1,7 +1,7 @@
 """A place that is a Redis Cluster, whose slots redis-py's own cluster code knows. See C1 to C7 in docs/protocol.rst.
 
-A name has one of TAGS hash tags, whatever the cluster looks like, and with it a slot. The cluster may move a slot from
-node to node: nothing here depends on where it is.
+Whatever the cluster looks like, a name has one of TAGS hash tags, and thereby a slot. The cluster may move slots
+between nodes: nothing here depends on where a slot is.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .place import Backend, Place
 from .question import Question
 from .wire import CONNECTION_ERRORS
 
-TAGS = 64  # for ever: one name in two slots is two locks
+TAGS = 64  # never to be changed: one name in two slots is two locks
 OLDEST = 7
-ASKING_TAKES = 1.0  # seconds at most that a node may take to tell where the slots are
-# seconds within which no replica takes over: after a master was found to fail, it waits for half a second and more
+ASKING_TAKES = 1.0  # seconds that a node may take to say where the slots are
+# seconds within which no replica takes over: once a master is seen to fail, a replica waits for at least half a second
 NO_FAILOVER_WITHIN = 0.5
 
 
@@ -58,12 +58,12 @@ class Cluster(Place):
         self._manager: NodesManager | None = None
         self._owners: dict[int, Node] = {}  # by tag
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
-        self._since = 0.0  # the slots may have moved then (monotonic)
-        self._read_at = -math.inf  # when they were read: not later than this
-        self._question: Question | None = None  # where the slots are; the last one
-        self._mutex = threading.RLock()  # while a new one begins
-        self._reading = threading.RLock()  # while it is asked
-        self._known = threading.RLock()  # while what is known of the cluster changes
+        self._since = 0.0  # when slots may have moved last (monotonic)
+        self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
+        self._question: Question | None = None  # the latest one: where are the slots?
+        self._mutex = threading.RLock()  # held to begin a question
+        self._reading = threading.RLock()  # held while the cluster is asked
+        self._known = threading.RLock()  # held to change what we know of the cluster
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Cluster(Place):
         return self._owners.get(tag)
 
     def _ask(self, since: float = 0.0) -> Question:
-        """All who need the answer share it, but for those who know of something that was later than the question."""
+        """All who need the answer share one question, unless something has happened since it was asked."""
         with self._mutex:
             question = self._question
             if question is None or not question.pending or question.begun <= max(since, self._since):
@@ -110,15 +110,18 @@ class Cluster(Place):
         else:
             self._initialize(self._manager)
         for client in _clients(self._manager):
-            client.connection_pool.disconnect()  # until it is asked again
+            client.connection_pool.disconnect()  # not needed until the next question
         with self._known:
             self._owners |= self._read_owners(self._manager)
             for owner in self._owners.values():
                 if owner.doubted_at < owner.answered_at < now:
-                    owner.doubted_at = 0.0  # C7: it has not been replaced before it answered
+                    owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
 
     def _read_owners(self, manager: NodesManager) -> dict[int, Node]:
-        """Who serves each tag. Of a slot that nobody serves, any node says so (CLUSTERDOWN); the other locks go on."""
+        """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.
+
+        Locks in other slots are not affected.
+        """
         found: dict[int, Node] = {}
         missing: SlotNotCoveredError | None = None
         for tag, slot in enumerate(self._slots):
@@ -135,13 +138,13 @@ class Cluster(Place):
         return dict.fromkeys(range(TAGS), next(iter(found.values()))) | found
 
     def _initialize(self, manager: NodesManager) -> None:
-        """Nobody who is in doubt is asked, unless nobody else answers: it may hang, or know of nothing."""
-        # redis-py forgets those of the settings, and all others may have got new addresses
+        """Ask the nodes in doubt last: they may hang, or not know of a failover yet."""
+        # redis-py forgets the nodes in the settings, though all others may have got new addresses since
         met = manager.startup_nodes
         known = {node.name: node for node in self._named()} | met
         doubted = {address for address, node in list(self._nodes.items()) if node.doubted_at}
         failure: RedisClusterException | None = None
-        # those of the settings may be the same under other names, or have left the cluster
+        # nodes in the settings may be known under other names already, or have left the cluster
         for names in (met.keys() - doubted, known.keys() - met.keys() - doubted, known.keys() & doubted):
             if names:
                 manager.startup_nodes = {name: known[name] for name in names}
@@ -155,12 +158,12 @@ class Cluster(Place):
         raise failure
 
     def _forget_the_gone(self) -> None:
-        """Nodes come and go, and each would keep a connection or two: forget those that have no slot of ours."""
+        """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
         with self._known:
             owners = {node.origin.address for node in self._owners.values()}
             gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
         for node in gone:
-            super().doubt(node)  # the connections of event loops
+            super().doubt(node)  # closes the connections of event loops
             node.close()
 
     def _named(self) -> list[ClusterNode]:
@@ -174,7 +177,7 @@ class Cluster(Place):
         keywords |= {"socket_timeout": patience, "socket_connect_timeout": patience}
         return NodesManager(
             startup_nodes=self._named(),
-            from_url=True,  # that is: by pools of any class of connections
+            from_url=True,  # makes it accept any class of connections
             connection_pool_class=ConnectionPool,
             connection_class=self.origin.kind,
             address_remap=self.origin.remap,
@@ -186,9 +189,9 @@ class Cluster(Place):
             try:
                 text = str(client.info("server")["redis_version"])
             except ResponseError:
-                return  # a user that may not ask: without sharded pub/sub, waiters poll
+                return  # the user may not ask; without sharded pub/sub, waiters poll
             except CONNECTION_ERRORS:
-                continue  # it is down: the next one tells
+                continue  # this node is down: ask the next one
             if int(text.split(".")[0]) < OLDEST:
                 raise ImproperlyConfigured(
                     f"The Redis Cluster used for locks (cache alias {self.alias!r}) is version {text}; locks on a "
@@ -201,7 +204,7 @@ class Cluster(Place):
         return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
 
     def doubt(self, node: Node | None) -> None:
-        """The slots may have moved, too; and see doubts()."""
+        """As in Place; here, the slots may have moved as well. See doubts()."""
         super().doubt(node)
         self._doubt(node)
 
@@ -227,7 +230,7 @@ class Cluster(Place):
         self._ask()
 
     def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
-        # ASK needs nothing: a script has several keys, and waits until all of them have moved
+        # ASK needs no reaction: a script has several keys, and has to wait until all of them have moved
         if isinstance(error, ClusterDownError):
             self._doubt(node)
         if not isinstance(error, MovedError):
@@ -239,7 +242,7 @@ class Cluster(Place):
         return True
 
     def _remap(self, error: Any, node: Node) -> tuple[str, int]:
-        host = error.host or str(node.origin.keywords["host"])  # "": the host that was asked
+        host = error.host or str(node.origin.keywords["host"])  # "" means the host that was asked
         remap = self.origin.remap
         found: tuple[str, int] = (host, int(error.port)) if remap is None else remap((host, int(error.port)))
         return found

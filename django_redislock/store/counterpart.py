@@ -1,4 +1,4 @@
-"""The counterpart in redis.asyncio of an alias's connections, for coroutines."""
+"""The counterparts in redis.asyncio of an alias's connections, for coroutines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COUNTERPARTS = (
     (redis.connection, redis.asyncio.connection),
     (redis.sentinel, redis.asyncio.sentinel),
 )
-# what a pool of connections brings along for itself, or what would have to be awaitable here
+# what is only for a pool of connections, or would have to be awaitable here
 _LEFT_BEHIND = {"connection_pool", "parser_class", "redis_connect_func"}
 
 
 class Maker:
-    """Makes connections for event loops out of the class and keywords of an alias's own."""
+    """Makes connections for event loops from the connection class and keywords of an alias."""
 
     def __init__(self, origin: Origin) -> None:
         twin = _counterpart(origin)
@@ -37,26 +37,26 @@ class Maker:
                 f"{origin.alias!r}: coroutines cannot use its locks, since their TLS would be checked less."
             )
         self._keywords = {key: value for key, value in origin.keywords.items() if key in known - _LEFT_BEHIND}
-        # one limit for a whole exchange, instead of one for each write (a task of its own before Python 3.12) and read
+        # we limit the whole exchange instead of each write (which takes a task before Python 3.12) and each read
         self.timeout: float = origin.timeout
         self._keywords["socket_timeout"] = None
         known_by = origin.sentinels
         self._sentinels = known_by and Sentinels(known_by.name, known_by.manager, [*map(Maker, known_by.ways)])
 
     def make(self, seconds: float) -> HangsUp:
-        """A connection. A Sentinel's takes at most so many seconds to find the master."""
+        """A connection. With Sentinel, it takes at most ``seconds`` to find the master."""
         more = {} if self._sentinels is None else {"connection_pool": LoopAsking(self._sentinels, seconds)}
         return self._class(**self._keywords, **more)
 
     def connection(self, timeout: float) -> HangsUp:
-        """One that takes at most ``timeout`` seconds to connect, and for each answer."""
+        """A connection that takes at most ``timeout`` seconds to connect, and for each answer."""
         return self._class(**{**self._keywords, "socket_timeout": timeout, "socket_connect_timeout": timeout})
 
 
 def _counterpart(origin: Origin) -> type[AbstractConnection]:
-    """The class of redis.asyncio for a connection class of redis-py; for a site's own, its ``async_class``.
+    """The class in redis.asyncio for a connection class of redis-py; for a site's own class, its ``async_class``.
 
-    Never that of a base: what a site's own class does, check a certificate say, must not be left out.
+    Never the counterpart of a base class: what the site's class adds, such as a certificate check, must not be lost.
     """
     kind = origin.kind
     found = vars(kind).get("async_class")
@@ -72,9 +72,9 @@ def _counterpart(origin: Origin) -> type[AbstractConnection]:
 
 
 class HangsUp(AbstractConnection):
-    """A connection that closes in one step: who disconnects may be in the last turn of an event loop, or after it.
+    """A connection that closes in one step, even in the last turn of an event loop, or after it.
 
-    TLS says goodbye and waits for the answer first, and would be left open there.
+    TLS would send its goodbye and wait for the peer's, and be left open there.
     """
 
     def hang_up(self) -> None:

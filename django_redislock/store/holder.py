@@ -1,4 +1,4 @@
-"""What the scripts have written, read in Python: the holder of a lock, one that waits, and a member of a pool."""
+"""Parsing what the scripts write: the holder of a lock, a waiter, and a member of a pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..exceptions import LockError
 from ..names import known_as, read_member
 from .place import Backend
 
-LONGEST_OWNER = 2000  # bytes, with the note: what is longer is none of ours
+LONGEST_OWNER = 2000  # bytes, with the note: we write nothing longer
 
 _VALUE = re.compile(rb"(\S+) (\S+) (\S) (\d{1,18}) (\d{1,17}) (\S+) (.*)", re.S)
 _ENTRY = re.compile(rb"(\S+) (\d+) (\d+) (\S+) (.*)", re.S)
@@ -34,7 +34,7 @@ class Holder(NamedTuple):
 
 
 def parse_holder(value: bytes | None) -> Holder | None:
-    """None for what the scripts did not write: that is no lock of ours."""
+    """None for a value that our scripts did not write."""
     found = _VALUE.fullmatch(value or b"")
     if found is None:
         return None
@@ -51,13 +51,13 @@ def parse_waiter(entry: bytes | None) -> tuple[str, str]:
 
 
 def split_owner(text: bytes) -> tuple[str, str]:
-    """Owner and note. Scripts know them as one text; owners have no control characters."""
+    """Owner and note. Scripts treat them as one text: a line feed, which no owner has, separates them."""
     owner, _, note = text[:LONGEST_OWNER].decode(errors="replace").partition("\n")
     return owner, note
 
 
 def check_member(backend: Backend, pool: str, raw: bytes) -> str:
-    """The member ``raw`` of what is asked for as ``pool``, quoted. LockError: none of ours has written it."""
+    """The member ``raw`` of ``pool``, quoted. Raises LockError for one that we cannot have written."""
     found = read_member(pool, raw)
     if found is not None:
         return found

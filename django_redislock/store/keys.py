@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 from ..names import split_member
 
-# what Redis calls the type of a key, by the word behind the prefix; all others are strings
+# the Redis type of a key, by the word after the prefix; all others are strings
 _TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(
     ("queue", "index", "members", "fresh", "free", "busy", "wanted", "pools"), "zset"
 )
 
 
 class Keys(NamedTuple):
-    """The keys of a lock, or of a pool of which any member is wanted, in the order in which scripts expect them."""
+    """The keys of a lock, or of a pool when any member is wanted, in the order in which scripts expect them."""
 
     all: tuple[str, ...]
-    lock: str  # key of the lock; of a pool's member, of the hash in which it is a field
-    queue: str = ""  # of those who wait for this very lock
-    member: str | None = None  # the field, quoted
-    members: str = ""  # those of the pool
-    busy: str = ""  # of a pool or its member: where the ends of leases stand
-    line: str = ""  # of a pool or its member: the queue of those who want any
-    any: bool = False  # this is what is wanted
+    lock: str  # the lock itself; for a member of a pool, the hash that has it as a field
+    queue: str = ""  # waiters for this very lock
+    member: str | None = None  # that field, quoted
+    members: str = ""  # of the pool
+    busy: str = ""  # of the pool: the ends of its members' leases
+    line: str = ""  # of the pool: the queue of those who want any member
+    any: bool = False  # any member is wanted
 
     @property
     def stored(self) -> str:
@@ -31,9 +31,9 @@ class Keys(NamedTuple):
 
 
 def make_keys(prefix: str, name: str) -> Keys:
-    """The keys of the lock ``name``, or of what is asked for by the name of a pool.
+    """The keys of the lock ``name``, or of a pool, if ``name`` stands for any of its members.
 
-    ``prefix`` ends with the hash tag and a colon, so that all of them are in one slot.
+    ``prefix`` ends with the hash tag and a colon, so all of them are in one slot.
     """
     shared = (f"{prefix}index", f"{prefix}fence")
     if name.endswith(":") and split_member(f"{name}any"):
@@ -49,13 +49,13 @@ def make_keys(prefix: str, name: str) -> Keys:
 
 
 def pool_keys(prefix: str, pool: str) -> tuple[str, ...]:
-    """What ``@pool`` stands for in the headers of scripts; ``pool`` as names have it."""
+    """What ``@pool`` stands for in the headers of scripts; ``pool`` as it appears in names."""
     words = ("members", "fresh", "free", "held", "busy", "took", "wanted", "queue", "waiters")
     return tuple(f"{prefix}{word}:{pool}" for word in words)
 
 
 def pools_key(prefix: str) -> str:
-    """Of a sorted set: the pools that have members, as names have them."""
+    """A sorted set: the pools that have members, as they appear in names."""
     return f"{prefix}pools"
 
 

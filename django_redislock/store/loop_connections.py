@@ -18,8 +18,8 @@ from .node import Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, surplus
 from .wire import CONNECTION_ERRORS, Command, NotAsked, classified, pack
 
-# Who comes first where coroutines wait for a connection: a holder must be able to release, and newcomers must not
-# overtake those who have asked before.
+# The order in which waiting coroutines get a connection: a holder must be able to release, and newcomers must not
+# overtake those who asked before.
 LEAVING, RETURNING, ENTERING = range(3)
 
 if sys.version_info >= (3, 11):
@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
 
     class time_limit:  # noqa: N801 (it stands for a function)
-        """What we need of asyncio.timeout. That of async_timeout cannot be moved by a callback of the loop."""
+        """The part of asyncio.timeout that we need. async_timeout's cannot be rescheduled from a callback."""
 
         def __init__(self, when: None) -> None:
             self._task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -62,20 +62,20 @@ class _Loan:
 
 
 class LoopConnections:
-    """A bounded stack of connections for one event loop; a coroutine that finds none free waits for one."""
+    """A bounded stack of connections for one event loop. A coroutine that finds none free waits for one."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
-        # those that nobody uses, and since when (monotonic)
+        # unused connections, and since when (monotonic)
         self._idle: defaultdict[Node, deque[tuple[HangsUp, float]]] = defaultdict(deque)
         self._loans: set[weakref.ref[_Loan]] = set()
-        # those who wait for a connection, by urgency
+        # coroutines that wait for a connection, by urgency
         self._queues: tuple[deque[_Loan], ...] = (deque(), deque(), deque())
         self._end: AsyncGenerator[None, None] | None = None
         self.closed: bool = False  # commands still work, each with a connection of its own
 
     async def open(self, forget: Callable[[], object]) -> None:
-        """Tie our end to that of the running loop, which closes the asynchronous generators that it has begun.
+        """Close with the running loop, which at its end closes the asynchronous generators that were begun in it.
 
         ``forget`` is called then.
         """
@@ -93,7 +93,7 @@ class LoopConnections:
     async def exchange(
         self, node: Node, commands: Sequence[Command], by: float | None, *, urgency: int
     ) -> tuple[list[Any], float]:
-        """See ThreadConnections.exchange(). ``urgency``: before which others that wait for a connection."""
+        """See ThreadConnections.exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
         if node not in self._idle:
             self._forget_the_gone()
         loan = _Loan()
@@ -108,7 +108,7 @@ class LoopConnections:
     ) -> tuple[list[Any], float]:
         try:
             async with time_limit(None) as limit:
-                # it strikes one turn of the loop later: what came while the loop was blocked is read before
+                # it takes effect one turn of the loop later, after what arrived while the loop was blocked is read
                 alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
                 try:
                     return await self._exchange(node, commands, seconds)
@@ -129,7 +129,7 @@ class LoopConnections:
                 except ResponseError as error:
                     read.append(classified(error))
         except BaseException:
-            # of a cancellation, say: an answer may still come, which nobody else must read
+            # after a cancellation, for instance: the answer may still come, and nobody else must read it
             connection.hang_up()
             raise
         if self.closed or node.closed:
@@ -152,7 +152,7 @@ class LoopConnections:
         finally:
             limit.cancel()
             if not loop.is_closed():
-                loan.granted.cancel()  # nobody grants it any more
+                loan.granted.cancel()  # so that it is not granted any more
 
     @staticmethod
     def _give_up(granted: asyncio.Future[None]) -> None:
@@ -160,7 +160,7 @@ class LoopConnections:
             granted.set_exception(NotAsked("no connection became free in time"))
 
     def _leave(self, loan: _Loan) -> None:
-        """The loan ends, if it was granted at all: the next one's begins."""
+        """End the loan, if it was granted at all, and grant the next one."""
         if loan.entry is not None:
             self._loans.discard(loan.entry)
         for queue in self._queues:
@@ -172,7 +172,7 @@ class LoopConnections:
                     granted.set_result(None)
 
     def _grant(self, loan: _Loan) -> None:
-        # one that is interrupted even while it is given back ends with its object, by C code alone
+        # if an exception strikes while the loan is returned, it still ends when its object dies, in C code alone
         loan.entry = weakref.ref(loan, self._loans.discard)
         self._loans.add(loan.entry)
 
@@ -187,15 +187,15 @@ class LoopConnections:
             try:
                 stale = reset or await _is_stale(connection)
             finally:
-                if stale:  # or the look was cancelled
+                if stale:  # or the check was cancelled
                     connection.hang_up()
             if not stale:
                 return connection
         if len(self._idle) > 1:
-            self._close_surplus(self._bound, self._loans)  # where one connection more would be too many
+            self._close_surplus(self._bound, self._loans)  # make room for the new connection
         connection = node.maker.make(seconds)
         try:
-            # not left to the sending: only here does a Sentinel's connection ask for its master
+            # explicitly, as only connect() makes a Sentinel connection ask for its master
             await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             connection.hang_up()
@@ -203,7 +203,7 @@ class LoopConnections:
         return connection
 
     def _forget_the_gone(self) -> None:
-        """Nodes of a cluster come and go."""
+        """Close the connections to nodes that have left the cluster."""
         for node in [known for known in self._idle if known.closed]:
             self.drop_idle(node)
             del self._idle[node]
@@ -214,17 +214,17 @@ class LoopConnections:
 
     @property
     def idle(self) -> bool:
-        """Whether there is something to close."""
+        """Whether there are unused connections."""
         return any(list(self._idle.values()))
 
     def drop_idle(self, node: Node | None = None) -> None:
-        """In the event loop of these connections: close what idles, of ``node`` or (None) of all."""
+        """Close the unused connections to ``node`` (None: to all nodes). Call it in their event loop."""
         for idle in [idle for known, idle in self._idle.items() if node in (None, known)]:
             while idle:
                 idle.pop()[0].hang_up()
 
     def trim(self) -> None:
-        """In the event loop of these connections: close what nobody has needed for a while, but for one."""
+        """Close all but one of those that nobody has needed for a while. Call it in their event loop."""
         self._close_surplus(1, before=monotonic() - IDLE_FOR)
 
 
@@ -233,7 +233,7 @@ def _left(seconds: float, by: float | None) -> float:
 
 
 def _was_reset(connection: HangsUp) -> bool:
-    """Whether its transport has ended; writing there can be an AttributeError (python/cpython#136234)."""
+    """Whether its transport has ended: writing to it can raise AttributeError (python/cpython#136234)."""
     return connection._writer is None or connection._writer.transport.is_closing()
 
 
@@ -241,7 +241,7 @@ async def _is_stale(connection: HangsUp) -> bool:
     """Whether the server has closed the connection, or has sent what nobody asked for."""
     look = connection.can_read() if hasattr(connection, "can_read") else connection.can_read_destructive()
     if sys.version_info < (3, 11):  # pragma: no cover
-        # redis-py before 8 looks by reading for no time, and there a time limit of zero swallows a cancellation
+        # redis-py before 8 checks by a read with a time limit of zero, which swallows a cancellation here
         look = asyncio.shield(look)
     try:
         return bool(await look)

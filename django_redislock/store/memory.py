@@ -42,5 +42,5 @@ def memory_client(alias: str) -> Any:
 
 
 def forget_servers() -> None:
-    """What they hold is gone."""
+    """Drop the stand-ins, with all that they hold."""
     _servers.reset()

@@ -1,4 +1,4 @@
-"""Where the locks of one cache alias live, as this process knows it: one server, or (cluster.py) many."""
+"""Where the locks of one cache alias live, as far as this process knows: one server, or (cluster.py) many."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .node import Node
 from .thread_connections import ThreadConnections
 from .wire import Command, Replaced
 
-CONFIRMED_WITHIN = 3.0  # seconds that whoever has the answer of a silent node waits for the word of another one
+CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
 class Place:
-    """The connections of this process to the Redis of one alias: here, to one server or Sentinel's master.
+    """The connections of this process to the Redis of one alias: here, to one server or to Sentinel's master.
 
-    All that belongs to one name has the same hash tag, a number. Here there is one tag.
+    All keys of one name have the same hash tag, a number. Here there is only one tag.
     """
 
     tags: int = 1
@@ -41,7 +41,7 @@ class Place:
         self.closed: bool = False
         self.on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
-        self.backends: dict[int, Backend] = {}  # those that were asked for, by tag
+        self.backends: dict[int, Backend] = {}  # by tag; those that were needed so far
         self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
         self._nodes: dict[str, Node] = {} if self.clustered else {"": Node(origin)}  # by address
         self._thread_connections = ThreadConnections(self.bound, self._nodes.values())
@@ -50,24 +50,24 @@ class Place:
     # -- its locks --------------------------------------------------------------------------------------------------
 
     def backend(self, tag: int) -> Backend:
-        """That of a tag: the same one each time."""
+        """The backend of a tag: the same object each time."""
         return self.backends.get(tag) or self.backends.setdefault(tag, Backend(self, tag))
 
     def everywhere(self) -> list[Backend]:
-        """Those of all tags."""
+        """The backends of all tags."""
         return [self.backend(tag) for tag in range(self.tags)]
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
     @property
     def nodes(self) -> Collection[Node]:
-        """Those that this process has met."""
+        """The nodes that this process knows."""
         return self._nodes.values()
 
     def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
-        """The node that runs the scripts on locks with this tag; a cluster is asked which, if need be.
+        """The node that runs the scripts on locks with this tag; the cluster is asked for it if necessary.
 
-        ``by``: the monotonic time at which to give up. ``since``: so old may be what is known of it at most.
+        Times are monotonic. ``by``: when to give up. ``since``: what is known from before does not count.
         """
         return self._nodes[""]
 
@@ -76,34 +76,33 @@ class Place:
         return self._nodes[""]
 
     def known_node(self, tag: int) -> Node | None:
-        """The same as far as is known, without asking."""
+        """The same, as far as it is known, without asking."""
         return self._nodes[""]
 
     def doubt(self, node: Node | None) -> None:
-        """This node could not be reached, or is no master any more: the next command connects (asks Sentinel) anew."""
+        """Make the next command connect anew (and ask Sentinel): the node was unreachable, or is no longer a master."""
         if node is None:
             return
         node.drop_idle()
         self._in_loops(lambda connections: connections.drop_idle(node))
 
     def doubts(self, node: Node, sent: float) -> bool:
-        """C7: whether another one may have replaced this node before it answered just now what was sent then."""
+        """C7: whether another node may have replaced this one, which has just answered what was ``sent`` then."""
         return False
 
     def look_around(self, node: Node) -> None:
-        """In the background, after trouble with this node: whether others have taken over what it had."""
+        """After trouble with this node, find out in the background whether others have taken over its slots."""
 
     def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
-        """Learn from an error of ``node`` that another one has these locks now. Returns whether it says so."""
+        """Learn from an error of ``node`` which node has these locks now. Returns whether the error says so."""
         return False
 
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], float]:
-        """The answers of ``node``, and when the commands were sent (monotonic), in one write; an error of a single
-        command stands among the answers.
+        """Send ``commands`` to ``node`` in one write; return the answers, errors among them, and when it was sent.
 
-        ``by``: the monotonic time at which to give up, if the timeouts are longer.
+        Times are monotonic. ``by``: when to give up, if the timeouts are longer.
         """
         if by is not None and (self.memory or by - monotonic() >= self.timeout):
             by = None
@@ -112,7 +111,7 @@ class Place:
     async def aexchange(
         self, node: Node, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], float]:
-        """See exchange(). ``urgency``: before which other coroutines that wait for a connection, see LEAVING."""
+        """See exchange(). ``urgency``: which waiting coroutines come first; see LEAVING."""
         if self.memory:  # in this process: there is nothing to wait for
             return self.exchange(node, commands)
         connections = await self._of_loop()
@@ -129,7 +128,7 @@ class Place:
             found = LoopConnections(self.bound)
             found.closed = self.closed or ends
             self._loops[loop] = found
-            if not ends:  # else nothing would tell of the end
+            if not ends:  # else the loop would not tell us when it ends
                 await found.open(lambda: self._forget(loop))
         return found
 
@@ -141,12 +140,12 @@ class Place:
     # -- closing ----------------------------------------------------------------------------------------------------
 
     def trim(self) -> None:
-        """Close the connections that nobody has needed for a while, but for one of threads and one of each loop."""
+        """Close the connections unused for a while, but keep one for threads and one for each event loop."""
         self._thread_connections.trim()
         self._in_loops(LoopConnections.trim)
 
     def close(self) -> None:
-        """Keep no connection from now on, and listen no more."""
+        """Stop listening, and keep no connections from now on."""
         self.closed = True
         for callback in self.on_close:
             callback()
@@ -156,19 +155,19 @@ class Place:
         self._in_loops(LoopConnections.drop_idle)
 
     def _in_loops(self, act: Callable[[LoopConnections], object]) -> None:
-        """Have ``act`` called in each event loop with its connections, where some of them idle."""
+        """Have ``act`` called in each event loop that has unused connections, with these."""
         for loop, connections in list(self._loops.items()):
             if connections.idle:
                 try:
                     loop.call_soon_threadsafe(act, connections)
                 except RuntimeError:
-                    pass  # the loop was closed, and its connections with it
+                    pass  # the loop is closed, and so are its connections
 
 
 class Backend:
-    """The locks of one alias that share a hash tag, as this process knows them: all in one slot, and so on one node.
+    """The locks of one alias that share a hash tag: they are all in one slot, and so on one node.
 
-    ``known`` is the highest fence that this process has seen there.
+    ``known`` is the highest fence that this process has seen among them.
     """
 
     def __init__(self, place: Place, tag: int) -> None:
@@ -176,25 +175,25 @@ class Backend:
         self.tag: int = tag
         self.alias: str = place.alias
         self.prefix: str = f"{place.prefix}{{{tag}}}:"
-        # "!": messages go by sharded pub/sub, see channel.lua
+        # "!" marks a channel of sharded pub/sub, see channel.lua
         self.channel: str = f"{self.prefix}wake{'!' if place.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.known = 0
-        # told the node of each answer that is not the one where this process is subscribed
+        # called when another node than the one that this process is subscribed at has answered
         self.subscribed_at: Node | None = None
         self.on_other_node: Callable[[], object] = lambda: None
 
     @property
     def node_if_known(self) -> Node | None:
-        """The node that runs the scripts, as far as is known."""
+        """The node that runs the scripts, as far as it is known."""
         return self.place.known_node(self.tag)
 
     @property
     def node(self) -> Node:
-        """The same; a cluster that was never asked is asked now."""
+        """The same; if it is not known, the cluster is asked."""
         return self.node_if_known or self.place.node_of(self.tag)
 
     def heard_from(self, node: Node) -> None:
-        """C3: ``node`` has answered; where this process is subscribed at another one, its waiters have to look."""
+        """C3: ``node`` has answered. If this process is subscribed at another one, its waiters have to look."""
         if self.subscribed_at is not None and self.subscribed_at is not node:
             self.on_other_node()
 

@@ -21,20 +21,20 @@ _Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
 class _Places:
     def __init__(self) -> None:
         self.found: dict[_Key, Place] = {}
-        self.mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
+        self.mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
 
 
 _places = PerProcess(_Places)
 
 
 def make_place(alias: str, key_prefix: str) -> Place:
-    """A new one; ImproperlyConfigured where locks cannot use the alias."""
+    """Make a place; ImproperlyConfigured if locks cannot use the alias."""
     origin = find_origin(alias)
     return (Cluster if origin.clustered else Place)(origin, key_prefix)
 
 
 def get_place(using: str | None = None) -> Place:
-    """That of the alias ``using`` (None: the one in the settings). One per alias and process."""
+    """The place of the alias ``using`` (None: the one in the settings). One per alias and process."""
     settings = conf()
     alias = settings.CACHE if using is None else using
     key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
@@ -47,30 +47,30 @@ def get_place(using: str | None = None) -> Place:
                 found = places.found.setdefault(key, make_place(alias, settings.KEY_PREFIX))
                 found.on_close.append(lambda: _drop(key, found))
     elif found.memory:
-        check_allowed(found.alias)  # the setting may have changed since
+        check_allowed(found.alias)  # the setting may have changed
     return found
 
 
 def get_backend(using: str | None = None, name: str = "") -> Backend:
-    """Where everything is that belongs to ``name``: of a lock, of what is asked for as a pool, of a value."""
+    """The backend that has all keys of ``name``: the name of a lock, a pool or a value."""
     place = get_place(using)
     return place.backend(tag_of(slot_text(name)) if place.clustered else 0)
 
 
 def made_places() -> list[Place]:
-    """Those that this process has made under the KEY_PREFIX in force."""
+    """The places that this process has made under the current KEY_PREFIX."""
     return [place for (_, prefix, _), place in list(_places.get().found.items()) if prefix == conf().KEY_PREFIX]
 
 
 def all_places() -> list[Place]:
-    """Those that this process has made."""
+    """All places that this process has made."""
     return list(_places.get().found.values())
 
 
 def get_places(using: str | None = None) -> list[Place]:
-    """That of ``using``, or those of all aliases that have locks, first the one in the settings.
+    """The place of ``using``; None: the places of all aliases that have locks, that of the settings first.
 
-    Of several that are the same, the first.
+    Where several aliases lead to the same place, the first of them counts.
     """
     if using is not None:
         return [get_place(using)]
@@ -81,7 +81,7 @@ def get_places(using: str | None = None) -> list[Place]:
 
 
 def _drop(key: _Key, closed: Place) -> None:
-    """Nobody is given a closed place any more: nothing listens there."""
+    """Stop giving out a closed place: nothing listens there."""
     places = _places.get()
     with places.mutex:
         if places.found.get(key) is closed:

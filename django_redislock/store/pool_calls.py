@@ -20,7 +20,7 @@ _MEMBERS = Script("members", "member")
 
 
 def change_members(backend: Backend, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
-    """Add members to the pool or remove them (``how``), BATCH at a time; return how many are new, or were there."""
+    """Add members to the pool or remove them (``how``), BATCH at a time; return how many were added or removed."""
     changed = 0
     for start in range(0, len(members), BATCH):
         changed += yield from _step(backend, keys, pool, how, *members[start : start + BATCH])
@@ -28,7 +28,7 @@ def change_members(backend: Backend, keys: Keys, pool: str, how: str, members: S
 
 
 def replace_members(backend: Backend, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
-    """Have these members and no others from one moment on; return how many are new."""
+    """Replace all members by these in one step; return how many are new."""
     staged = secrets.token_urlsafe(12)
     new = 0
     for start in range(0, len(members), BATCH):
@@ -38,7 +38,7 @@ def replace_members(backend: Backend, keys: Keys, pool: str, members: Sequence[s
 
 
 def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
-    """One step, and what may still be handed out after it."""
+    """One step, and as many calls as it takes to hand out what it has made free."""
     into = (f"{backend.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
     declared = (*keys.all, *into, pools_key(backend.prefix))
 

@@ -1,4 +1,4 @@
-"""The probe: whether a node counts this process among those who listen to its channel (R3)."""
+"""The probe: whether a node counts this process as a subscriber to its channel (R3)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PROBE = Script("probe")
 
 
 def probe_command(backend: Backend) -> Command:
-    """Publishes to the channel of this process, from a script; the answer is how many listen to it, and the time."""
+    """Publishes to this process's channel from a script; the answer is the number of receivers, and the time."""
     return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
 
 
 def counts_us(backend: Backend) -> Steps[bool]:
-    """Whether the node that runs the scripts counts this process now; True where it does not tell."""
+    """Whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
     reply = yield from call(backend, probe_command(backend))
     return bool(reply.answer[0])  # an error is no number
 
 
 def probed(node: Node, answer: Any, sent: float) -> int | ResponseError:
-    """How many listen, as the probe has answered, or what it met instead."""
+    """The number of receivers that the probe has counted, or the error that it met."""
     if isinstance(answer, ResponseError):
         return answer
     heard, us, id = answer

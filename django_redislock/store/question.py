@@ -1,6 +1,7 @@
-"""What is asked once for many: in a thread of its own, so that it goes on whatever happens to those who wait for it.
+"""A question that is asked once for all who need the answer, in a thread of its own.
 
-Not in one of an event loop's executor: all of these may be waiting for a lock that a task of this loop holds.
+So it goes on whatever happens to those who wait. It is not a thread of an event loop's executor, as all of these may be
+waiting for a lock that a task of this loop holds.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from .wire import NotAsked
 
 
 class Question:
-    """Done when ``ask``, told this, has returned or raised: what it raises goes to all who wait.
+    """Calls ``ask`` with itself, and is done when that returns or raises; all who wait get its error.
 
-    ``begun``: what was so then counts in the answer (monotonic); ``ask`` sets it.
+    ``begun`` is set by ``ask``: the answer is at least as recent as that (monotonic).
     """
 
     def __init__(self, ask: Callable[[Question], object]) -> None:
@@ -32,7 +33,7 @@ class Question:
     def begin(self) -> None:
         try:
             self._thread.start()
-        except RuntimeError:  # the system gives no more threads
+        except RuntimeError:  # no thread can be started
             self._run()
 
     def _run(self) -> None:
@@ -45,11 +46,11 @@ class Question:
 
     @property
     def pending(self) -> bool:
-        """Not where whoever was to begin it was interrupted."""
+        """Whether the answer is still to come. False as well where begin() was interrupted."""
         return self._thread.is_alive() and not self._done.done()
 
     def answer(self, by: float | None) -> None:
-        """Wait for the end. Raises NotAsked at ``by`` (monotonic)."""
+        """Wait until it is done. Raises NotAsked at ``by`` (monotonic)."""
         try:
             error = self._done.exception(None if by is None else max(0.0, by - monotonic()))
         except concurrent.futures.TimeoutError:
@@ -83,6 +84,6 @@ _LATE = "the cluster did not say in time where its slots are"
 
 def _raise(error: BaseException | None) -> None:
     if isinstance(error, ConnectionError):
-        raise ConnectionError(str(error)) from error  # one for each: an error remembers where it was raised
+        raise ConnectionError(str(error)) from error  # a new one for each who waits: it keeps its own traceback
     if error is not None:
         raise error

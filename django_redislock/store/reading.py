@@ -19,7 +19,7 @@ BATCH = 1000
 
 
 class Found(NamedTuple):
-    """What a lock's place holds; ``left``: seconds of lease, infinite where it never ends, None where nobody asked."""
+    """The value of a lock (None: it is free), and ``left``: seconds of lease, infinite if endless, None if not read."""
 
     value: bytes | None
     left: float | None = None
@@ -28,9 +28,9 @@ class Found(NamedTuple):
 def read_values(
     backend: Backend, keys: Sequence[Keys], *, lefts: bool = False, sizes: Sequence[str] = ()
 ) -> Steps[tuple[int, list[Found], dict[str, int]]]:
-    """The server's time (microseconds), what these locks hold, and the sizes of these sorted sets; one round trip.
+    """The server's time (microseconds), the values of these locks, and the sizes of these sorted sets; one round trip.
 
-    ``lefts``: the seconds of lease too. A size that cannot be told (somebody else has written the key) is 0.
+    ``lefts``: read the seconds of lease as well. A size is 0 where the key is of another type.
     """
     plain = [i for i, key in enumerate(keys) if key.member is None]
     pools: dict[str, list[int]] = defaultdict(list)
@@ -66,11 +66,11 @@ def _of_member(value: bytes | None, score: Any, us: int) -> Found:
     if score is None:
         return Found(value, math.inf)
     left = (float(score) - us) / 1e6
-    return Found(value, left) if left > 0 else Found(None)  # it is still there, and nobody's
+    return Found(value, left) if left > 0 else Found(None)  # the value is still stored, but its lease is over
 
 
 def _checked(backend: Backend, commands: Sequence[Command], answers: Iterator[Any]) -> Steps[list[Any]]:
-    """The answers to these commands; LockUnavailable where one of them is an error (a user that may not MGET, say)."""
+    """The answers to these commands; LockUnavailable if one is an error (the user may not use MGET, for instance)."""
     found = []
     for command in commands:
         answer = next(answers)
@@ -101,5 +101,5 @@ def read_index(backend: Backend) -> Steps[tuple[int, list[tuple[str, float]]]]:
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """BATCH at a time: one long MGET would keep all others waiting."""
+    """BATCH at a time: Redis serves nobody else during one long MGET."""
     return (items[start : start + BATCH] for start in range(0, len(items), BATCH))

@@ -23,13 +23,13 @@ from .place import Backend
 from .scripts import keys_of, with_source
 from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 
-ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a replica that is there needs, shorter than anybody waits
+ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
 _ACKNOWLEDGED_WITHIN = str(round(ACKNOWLEDGED_WITHIN * 1000))
 BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 
 
 class Execute:
-    """Commands in one write; sends back the list of answers, errors of single ones among them, and the node."""
+    """Sends commands in one write; its result is the list of answers (an error may be one of them) and the node."""
 
     __slots__ = ("backend", "by", "commands", "urgency")
 
@@ -51,9 +51,9 @@ class Execute:
 class Reply(NamedTuple):
     answer: Any
     sent: float  # local monotonic time at which the answered request was sent
-    repeated: bool  # an earlier try may have run without our seeing its answer
-    node: Node  # which has answered
-    acknowledged: Any = 0  # by so many replicas, where that was asked for
+    repeated: bool  # an earlier try, whose answer was lost, may have run
+    node: Node  # that has answered
+    acknowledged: Any = 0  # how many replicas have acknowledged it, if that was asked for
 
 
 def call(
@@ -67,11 +67,11 @@ def call(
     urgency: int = ENTERING,
     replicas: int = 0,
 ) -> Steps[Reply]:
-    """Run ``command``, again after connection trouble, for at most the setting RETRY_FOR. It must be safe to retry.
+    """Run ``command``, which must be safe to retry; after connection trouble again, for at most the setting RETRY_FOR.
 
-    ``until``: the monotonic time after which it is not tried again. ``by``: the one at which to give up waiting for an
-    answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait for ACKNOWLEDGED_WITHIN seconds
-    until so many have acknowledged what it has written. Raises LockUnavailable.
+    ``until``: the monotonic time after which it is not retried. ``by``: the monotonic time at which to stop waiting for
+    an answer. ``name``, ``noun``: for errors. ``urgency``: see LEAVING. ``replicas``: wait up to ACKNOWLEDGED_WITHIN
+    seconds for so many to acknowledge what the command has written. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
     reply = yield from _persist(Execute(backend, commands, by, urgency), name, noun, until)
@@ -82,7 +82,7 @@ def call(
 
 
 def call_many(backend: Backend, commands: Sequence[Command]) -> Steps[list[Any]]:
-    """The same for several commands in one write; errors of single ones stand among the answers."""
+    """The same for several commands in one write; an error may be among the answers."""
     reply = yield from _persist(Execute(backend, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
@@ -90,7 +90,7 @@ def call_many(backend: Backend, commands: Sequence[Command]) -> Steps[list[Any]]
 def _persist(
     request: Execute, name: str | None, noun: str = "lock", until: float = math.inf, *, several: bool = False
 ) -> Steps[Reply]:
-    """``several``: send back all answers, errors of single commands among them; else the first, or raise it."""
+    """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
     backend = request.backend
     delay, repeated, give_up = 0.0, False, 0.0
     pace: Pace | None = None
@@ -102,7 +102,7 @@ def _persist(
             if several:
                 for answer in answers if backend.place.clustered else ():
                     if isinstance(answer, PASSING):
-                        raise answer  # all are on the same node, and now on another one
+                        raise answer  # all keys are on the same node, so all commands have to be repeated
                 return Reply(answers, sent, repeated, node)
             answer = answers[0]
             if isinstance(answer, ResponseError):
@@ -111,15 +111,15 @@ def _persist(
         except NoScriptError:
             request.commands = [with_source(request.commands[0]), *request.commands[1:]]
             if request.by is not None and len(request.commands) > 1:
-                request.by += ACKNOWLEDGED_WITHIN  # WAIT has waited for nothing
+                request.by += ACKNOWLEDGED_WITHIN  # WAIT has used it up, though nothing was written
             continue
         except CONNECTION_ERRORS as error:
             if not isinstance(error, (NotAsked, Replaced) if backend.place.clustered else TimeoutError):
-                backend.place.doubt(backend.node_if_known)  # its other connections are probably stale as well
+                backend.place.doubt(backend.node_if_known)  # its other connections are probably stale, too
             trouble: Exception = error
             repeated = True
         except ResponseError as error:
-            if node is not None:  # else it was refused to connect, for want of a right
+            if node is not None:  # else we were refused when connecting, for lack of a right
                 backend.place.redirect(backend, error, node)
             demoted = is_demoted(error)
             if not demoted and not (backend.place.clustered and isinstance(error, PASSING)):
@@ -129,17 +129,17 @@ def _persist(
             trouble = error
         now = monotonic()
         if pace is None:
-            # who tries once is no worse off for a slot that is on its way to another node
+            # a slot on its way to another node must not fail those who try once
             give_up = sent + conf().RETRY_FOR
             if until > sent or not isinstance(trouble, PASSING):
                 give_up = min(give_up, until)
             else:
                 request.by = max(request.by or 0.0, give_up)
-        # the first try may just have met a connection that had gone stale in the pool
+        # the first try may have met a connection that went stale in the pool
         stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             raise _unavailable("cannot be reached for", backend, name, trouble, noun) from trouble
-        yield Pause(delay)  # for no time at first, in which an event loop drops its connections
+        yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
         pace = pace or Pace(BACKOFF)
         delay = pace.next()
 
@@ -151,11 +151,11 @@ def _unavailable(what: str, backend: Backend, name: str | None, trouble: object,
     return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {wording(trouble)}", name)
 
 
-# a version that shares no locks with this one puts this before the number in the key `fence`: see docs/releases.rst
+# a version that cannot share locks with this one writes this before the number in the key `fence`: docs/releases.rst
 PROTOCOL = 1
 _NEWER = re.compile(rb"protocol (\d{1,9}) ")
 
-# in which line of a script: Redis 7 says it behind (Valkey 9 without the script's hash), Redis 6 before the error
+# where in a script an error came from: Redis 7 appends it (Valkey 9 without the script's hash), Redis 6 prepends it
 _WHERE = re.compile(
     r" script: (\w+, )?on @user_script:\d+\.$|^(ERR )?Error running script \(call to \w+\): (@user_script: ?\d+: )+"
 )
@@ -164,10 +164,10 @@ _WHERE = re.compile(
 def refusal(
     backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
 ) -> Steps[LockUnavailable]:
-    """The error for ``commands`` that Redis has refused with ``error``; it names what somebody else has written."""
+    """The error for ``commands`` that Redis refused with ``error``; it names foreign keys that are in the way."""
     text = _WHERE.sub("", wording(error)).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
-    if "unauthenticated" in text:  # such a client may send few words at once, so it is not told NOAUTH
+    if "unauthenticated" in text:  # instead of NOAUTH, for a command that is too long for such a client
         hint = " The server wants a password, and the cache alias has none."
     if isinstance(error, PASSING):
         hint = " This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True."

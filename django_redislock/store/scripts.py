@@ -20,7 +20,7 @@ from typing import Any
 from .wire import Command
 
 POOL = ("members", "fresh", "free", "held", "busy", "took", "wanted", "line", "line_waiters")
-# what stands for several keys in a header, by the way in which the lock is stored
+# words in headers that stand for several keys, by the way in which the lock is stored
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "key": {"@lock": ("lock",)},
     "member": {"@lock": POOL, "@pool": POOL},
@@ -30,7 +30,7 @@ _by_sha: dict[str, Script] = {}
 
 
 class Script:
-    """One Lua script, ready to be called. ``stored``: how the locks are stored that it works on."""
+    """One Lua script, ready to be called. ``stored``: how the locks that it works on are stored."""
 
     def __init__(self, name: str, stored: str = "key") -> None:
         self.name = name
@@ -38,17 +38,17 @@ class Script:
         self.register()
 
     def register(self) -> None:
-        """Known from now on by the hash of its text, by which Redis knows it."""
+        """Make its text known by its hash, as it is in Redis."""
         self.sha: str = sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         _by_sha[self.sha] = self
 
     def command(self, keys: Sequence[str], args: Sequence[Any]) -> Command:
-        """The call, by the hash of the script."""
+        """The command that calls it by its hash."""
         return ("EVALSHA", self.sha, str(len(keys)), *keys, *args)
 
 
 def with_source(command: Command) -> Command:
-    """The same call with the text of its script, which also loads it, for a server that does not know it."""
+    """The same call with the script's text, which also loads it, for a server that does not know the script."""
     return ("EVAL", _by_sha[command[1]].source, *command[2:])
 
 
@@ -72,7 +72,7 @@ def assemble(name: str, stored: str) -> tuple[tuple[str, ...], tuple[str, ...], 
         source = re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, _include(text, stored, set()))
     except ValueError:
         raise ValueError(f"The script {name} ({stored}) uses a name that its header does not have") from None
-    # what is left of the comments would be sent and hashed for nothing
+    # without the remaining comments, which would be sent and hashed for nothing
     return keys, args, re.sub(r"(?m)^ *--.*\n", "", source)
 
 

@@ -1,8 +1,8 @@
-"""What a Sentinel's connection asks for its master, in place of the pool of the alias.
+"""Asking sentinels for the master, in place of the alias's own pool.
 
-redis-py asks one sentinel after the other, each for as long as it takes, and again: a silent one uses up the time of a
-call. Here each has its share of that time, one try, and a connection of its own; the one that has answered comes first
-from then on.
+redis-py asks one sentinel after another without a limit on the total time, and retries: a silent sentinel uses up the
+time of the whole call. Here each gets a share of that time, one try and a connection of its own, and the one that has
+answered is asked first from then on.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .wire import CONNECTION_ERRORS, exchange
 
 
 class Sentinels:
-    """Those of an alias, in the order in which they are asked.
+    """The sentinels of an alias, in the order in which they are asked.
 
-    ``ways``: what makes the connections to each: an Origin, for event loops a Maker. ``manager``: redis-py's.
+    ``ways`` make the connections to them: an Origin for each, or a Maker for event loops. ``manager`` is redis-py's.
     """
 
     def __init__(self, name: str, manager: Any, ways: Sequence[Any]) -> None:
@@ -30,8 +30,8 @@ class Sentinels:
         self.ways: Sequence[Any] = ways
 
     def master(self, seconds: float) -> Steps[tuple[str, int]]:
-        """Host and port of the master, found within so many seconds."""
-        share = seconds / (len(self.ways) + 1)  # the last one is for the master
+        """Host and port of the master, found within ``seconds``."""
+        share = seconds / (len(self.ways) + 1)  # one share is for connecting to the master
         troubles: list[str] = []
         for way in self.ways:
             try:
@@ -47,7 +47,7 @@ class Sentinels:
 
 
 def _ask(way: Any, seconds: float) -> Any:
-    """What a sentinel knows of all its masters."""
+    """What a sentinel knows of all masters that it watches."""
     connection = way.connection(seconds)
     try:
         (answer,) = exchange(connection, [("SENTINEL", "MASTERS")])
@@ -70,7 +70,7 @@ async def _aask(way: Any, seconds: float) -> Any:
 
 
 class Asking:
-    """Stands for a pool of connections, as a Sentinel's connection sees it."""
+    """What a Sentinel connection takes for its pool."""
 
     is_master = True
     check_connection = False

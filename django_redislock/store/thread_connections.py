@@ -1,4 +1,4 @@
-"""The connections of threads: a bounded number of them, shared by all commands of one alias and all nodes behind it."""
+"""The connections of threads: a bounded number, shared by all commands of one alias and all nodes behind it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
 C = TypeVar("C")  # a connection
 
 PATIENCE = 20.0  # seconds to wait for a connection
-IDLE = 0.005  # seconds after which a connection is looked at before it is used again
+IDLE = 0.005  # seconds unused after which a connection is checked before it is used again
 CHECK_EVERY = 0.05  # seconds, while waiting for a connection
-IDLE_FOR = 30.0  # seconds after which a connection that nobody needs is closed
+IDLE_FOR = 30.0  # seconds after which an unused connection is closed
 
 
 class _Loan:
-    """The right to use a connection. It exists before anything is taken, so whatever is interrupted gives it back."""
+    """The right to use a connection. It exists before anything is taken, so that any interruption gives it back."""
 
     __slots__ = ("__weakref__", "connection", "entry")
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None  # in order, to be used again
-        self.entry: weakref.ref[_Loan] | None = None  # among those that are counted
+        self.connection: Connection | None = None  # once it is in order and can be used again
+        self.entry: weakref.ref[_Loan] | None = None  # its entry in the set that is counted
 
 
 class ThreadConnections:
     """A bounded stack of connections.
 
-    redis-py's BlockingConnectionPool does the same and more, for a tenth of the time of an uncontended lock: it asks
-    the system before each command whether the connection went stale, we only when it has idled for a while. And a
-    thread that is interrupted in there (a time limit of a task queue) can take a connection out of it for good.
+    redis-py's BlockingConnectionPool does this, too, but costs a tenth of an uncontended lock: before each command it
+    asks the system whether the connection went stale, which we do only after it was unused for a while. And it can lose
+    a connection for good when a thread is interrupted inside it, as by the time limit of a task queue.
 
-    ``bound`` counts for all ``nodes`` together. Each keeps its own idle connections.
+    ``bound`` is the limit for all ``nodes`` together. Each node keeps its own unused connections.
     """
 
     def __init__(self, bound: int, nodes: Collection[Node]) -> None:
@@ -53,20 +53,19 @@ class ThreadConnections:
         self._closed = False
 
     def exchange(self, node: Node, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], float]:
-        """The answers of ``node`` to ``commands``, and when these were sent (monotonic). They are sent in one write; an
-        error of a single one stands among the answers.
+        """Send ``commands`` to ``node`` in one write; return the answers, errors among them, and when it was sent.
 
-        ``by``: the monotonic time at which to give up, if that is sooner than the timeouts of the connection.
+        Times are monotonic. ``by``: when to give up, if that is sooner than the timeouts of the connection.
         """
         loan = _Loan()
         try:
             self._enter(loan, by)
-            sent = monotonic()  # C7: a node may be silent while we connect, too
+            sent = monotonic()  # C7: before connecting, as a node may be silent then already
             connection = self._take(node, by)
             try:
                 answers = exchange(connection, commands, by)
             except BaseException:
-                connection.disconnect()  # an answer may still come, which nobody else must read
+                connection.disconnect()  # the answer may still come, and nobody else must read it
                 raise
             loan.connection = connection
             return answers, sent
@@ -74,7 +73,7 @@ class ThreadConnections:
             self._leave(node, loan)
 
     def _enter(self, loan: _Loan, by: float | None) -> None:
-        """Wait until there are fewer loans than connections."""
+        """Wait until there are fewer loans than the bound allows."""
         give_up = None
         with self._mutex:
             while len(self._loans) >= self._bound:
@@ -87,7 +86,7 @@ class ThreadConnections:
                     self._changed.wait(min(CHECK_EVERY, give_up - now))
                 finally:
                     self._waiting -= 1
-            # one that is interrupted even while it is given back ends with its object, by C code alone
+            # if an exception strikes while the loan is returned, it still ends when its object dies, in C code alone
             loan.entry = weakref.ref(loan, self._loans.discard)
             self._loans.add(loan.entry)
 
@@ -113,47 +112,47 @@ class ThreadConnections:
                 return connection
             connection.disconnect()
         if len(self._nodes) > 1:
-            self._close_surplus(self._bound, self._loans)  # where one connection more would be too many
+            self._close_surplus(self._bound, self._loans)  # make room for the new connection
         return node.connect(by)
 
     def _close_surplus(self, bound: int, loans: Collection[object] = (), before: float = math.inf) -> None:
-        nodes = list(self._nodes)  # to which another thread may just add one
+        nodes = list(self._nodes)  # a copy: another thread may be adding one
         for connection in surplus([node.idle for node in nodes], bound, loans, before):
             connection.disconnect()
 
     def close(self) -> None:
-        """Keep no connection from now on; commands still work, each with its own."""
+        """Keep no connections from now on; each command then makes its own."""
         self._closed = True
         for node in list(self._nodes):
             node.close()
 
     def trim(self) -> None:
-        """Close what nobody has needed for IDLE_FOR seconds, but for one connection."""
+        """Close all but one of those that nobody has needed for IDLE_FOR seconds."""
         self._close_surplus(1, before=monotonic() - IDLE_FOR)
 
 
 def surplus(
     stocks: Sequence[deque[tuple[C, float]]], bound: int, loans: Collection[object], before: float
 ) -> Iterator[C]:
-    """Take out what has idled longest, while there are more than ``bound`` connections, those on loan included.
+    """Take out the connections unused for longest, while there are more than ``bound`` with those on loan.
 
-    Only what was used last ``before`` (monotonic).
+    Only those last used ``before`` that time (monotonic).
     """
     while len(loans) + sum(map(len, stocks)) > bound:
         try:
             stock = min((stock for stock in stocks if stock), key=lambda stock: stock[0][1])
             if stock[0][1] > before:
                 return
-            oldest, _ = stock.popleft()  # the end that was used last is used next
+            oldest, _ = stock.popleft()  # the other end is the one in use
         except ValueError:
-            return  # none of them idles
+            return  # all are in use
         except IndexError:
-            continue  # somebody has just taken it
+            continue  # another thread has just taken it
         yield oldest
 
 
 def _is_stale(connection: Connection) -> bool:
-    """Whether the server has closed the connection, or has sent what nobody asked for."""
+    """Whether the server has closed the connection, or sent something that nobody asked for."""
     try:
         return bool(connection.can_read(0))
     except CONNECTION_ERRORS:

@@ -1,4 +1,4 @@
-"""Reading from many backends at once: what is asked at the same time goes to each node in one write."""
+"""Reading from many backends at once: what is asked of one node at the same time goes there in one write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
         for i, steps in enumerate(several):
             resume(i, steps.send, None)
         while waiting:
-            # each waits for Redis, or has met trouble and lets some time go by
+            # each waits for Redis, or pauses after trouble with it
             pauses = {i: request.seconds for i, request in waiting.items() if isinstance(request, Pause)}
             asking = {i: request for i, request in waiting.items() if isinstance(request, Execute)}
             if pauses:
@@ -54,7 +54,7 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
 
 
 def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
-    """What becomes of these requests: answers and node, or a connection error."""
+    """The outcomes of these requests: answers and node, or a connection error."""
     outcomes: dict[int, Any] = {}
     groups: dict[tuple[Place, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():

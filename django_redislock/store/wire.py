@@ -20,7 +20,7 @@ from redis.exceptions import (
 
 from ..display import SecretBytes
 
-# All words are text: hiredis crashes the interpreter where a signal handler raises while it packs a number.
+# All words are text: hiredis crashes the interpreter if a signal handler raises while it packs a number.
 Command = tuple[str, ...]
 
 CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
@@ -29,28 +29,28 @@ CLUSTER_ERRORS: dict[str, type[ResponseError]] = {
     "TRYAGAIN": TryAgainError,
     "CLUSTERDOWN": ClusterDownError,
 }
-PASSING = tuple(CLUSTER_ERRORS.values())  # whoever gets one has only to ask again, elsewhere or later
+PASSING = tuple(CLUSTER_ERRORS.values())  # asking again, elsewhere or later, is all it takes
 
 
 class NotAsked(TimeoutError):
-    """The time was over before the node could be asked: that is no sign that anything is wrong with it."""
+    """Time ran out before the node could be asked, which says nothing against the node."""
 
 
 class Replaced(ConnectionError):
-    """A node of a cluster has answered whose answer does not count, as another one has its slots now (C7)."""
+    """A cluster node's answer does not count, as another node has its slots now (C7)."""
 
 
 CONNECTION_ERRORS = (ConnectionError, TimeoutError, OSError)
 
 
 def is_demoted(answer: object) -> bool:
-    """Whether it says that its server is no master any more (Redis 6 wraps what a script meets): connect anew."""
+    """Whether it says that the server is no longer a master. (Redis 6 wraps the errors that a script meets.)"""
     return isinstance(answer, ResponseError) and (isinstance(answer, ReadOnlyError) or "READONLY" in str(answer))
 
 
 _pack: Callable[[Command], bytes]
 try:
-    # what redis-py does as well, without a look at the type of each word: 2 % of an uncontended lock
+    # as redis-py does, but without checking the type of each word: saves 2 % of an uncontended lock
     from hiredis import pack_command as _pack  # type: ignore[assignment]
 except ImportError:  # pragma: no cover (the tests have hiredis)
     _packer = Connection()
@@ -58,7 +58,7 @@ except ImportError:  # pragma: no cover (the tests have hiredis)
 
 
 def pack(commands: Sequence[Command]) -> SecretBytes:
-    """``commands`` as bytes. They name tokens, and redis-py keeps them in local variables."""
+    """``commands`` as bytes that error reports hide: they contain tokens, and redis-py keeps them in local variables."""
     return SecretBytes(b"".join(map(_pack, commands)))
 
 
@@ -80,15 +80,15 @@ def exchange(connection: Connection, commands: Sequence[Command], by: float | No
 
 
 def classified(error: ResponseError) -> ResponseError:
-    """What a cluster says, as an error of its own class: before redis-py 8, only the parser of RedisCluster does so."""
+    """A cluster's error as the class made for it. Before redis-py 8, only RedisCluster's parser does so."""
     word, _, rest = str(error).partition(" ")
     return CLUSTER_ERRORS[word](rest) if type(error) is ResponseError and word in CLUSTER_ERRORS else error
 
 
 def wording(error: object) -> str:
-    """An error as text, with the word that redis-py takes away from those of a cluster (MOVED, ASK ...).
+    """An error as text, with the first word of cluster errors (MOVED, ASK ...), which redis-py strips.
 
-    Without it, ``4069 10.0.0.1:6379`` is all that is left.
+    Without that word, all that remains is ``4069 10.0.0.1:6379``.
     """
     word = f"{type(error).__name__.removesuffix('Error').upper()} " if isinstance(error, PASSING) else ""
     return f"{word}{error}"
