@@ -1,4 +1,4 @@
-"""Which job of a task queue runs here, for people; none of the queues is imported unless the site has done so."""
+"""Which task queue's job is running here, to show people. A queue that the site has not imported is not imported."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from django.dispatch import Signal
 
 from ..names import quote
 
-# Django tells by signals alone which of its tasks runs: their results, the innermost first
+# the results of Django's running tasks, the innermost first: only signals tell which task runs
 _django_tasks: ContextVar[tuple[Any, Any] | None] = ContextVar("django_redislock.django_tasks", default=None)
 
 
 def running_job() -> str:
-    """Name and id of the job that runs here, ``shop.tasks.export[7d0f…]``; "" outside of jobs."""
+    """Name and id of the job that runs here, as ``shop.tasks.export[7d0f…]``; "" outside of jobs."""
     try:
         return _find_job()
-    except AttributeError:  # another version of a queue: no lock depends on that
+    except AttributeError:  # an unknown version of a queue must not break a lock
         return ""
 
 
@@ -27,7 +27,7 @@ def _find_job() -> str:
     found: Any = _django_tasks.get()
     if found is not None:
         return _named(found[0].task.module_path, found[0].id)
-    celery = loaded("celery._state")  # with the task that the worker runs, whichever others that calls
+    celery = loaded("celery._state")  # it knows the worker's own task, whatever other tasks that one calls
     if celery is not None and (found := celery.get_current_worker_task()) is not None:
         return _named(found.name, found.request.id)
     rq = loaded("rq")
@@ -44,7 +44,7 @@ def _named(name: object, id: object) -> str:
 
 
 def follow_django_tasks(started: Signal, finished: Signal) -> None:
-    """Note which of Django's tasks runs, by its signals ``task_started`` and ``task_finished``."""
+    """Keep track of Django's running task by its signals ``task_started`` and ``task_finished``."""
     started.connect(_on_started, dispatch_uid="django_redislock.background_job")
     finished.connect(_on_finished, dispatch_uid="django_redislock.background_job")
 
@@ -56,5 +56,5 @@ def _on_started(*, task_result: Any, **kwargs: Any) -> None:
 def _on_finished(*, task_result: Any, **kwargs: Any) -> None:
     found = running = _django_tasks.get()
     while found is not None and found[0].id != task_result.id:
-        found = found[1]  # one that was interrupted has not been told to have finished
+        found = found[1]  # a task that was interrupted sends no task_finished
     _django_tasks.set(running if found is None else found[1])

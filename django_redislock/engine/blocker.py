@@ -1,4 +1,4 @@
-"""Who holds a lock that somebody wants: what is known of it, for the log and for the refusal."""
+"""Who holds a lock that an attempt wants: what is known of the holder, for the log and for the error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..store.calls import Wanted
 from ..store.holder import Holder, parse_holder
 from .waiters import Seen, Waiter
 
-NEWS = 0.1  # seconds for which those who wait here take each other's word for who holds the lock
-ANSWERED_WITHIN = 1.0  # seconds that they leave to the one who asks for all
-SEE_EVERY = 0.05  # seconds after which they look again whether it has its answer
+NEWS = 0.1  # seconds for which waiters of this process share one answer about the holder
+ANSWERED_WITHIN = 1.0  # seconds for which they leave asking to one of them
+SEE_EVERY = 0.05  # seconds between checks whether that one has its answer
 
 
 class Blocker:
@@ -27,19 +27,19 @@ class Blocker:
 
     def __init__(self, tell_at: float) -> None:
         self.tell_at: float = tell_at
-        self.holder: Holder | None = None  # when Redis was asked last
+        self.holder: Holder | None = None  # as of the last answer
         self.busy_for: float = 0.0  # seconds
-        self.full: bool = False  # as many wait as may
+        self.full: bool = False  # the queue has as many waiters as it may have
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
-        """What Redis has said of the lock. ``left``: seconds of the lease."""
+        """Keep what Redis has said of the lock. ``left``: seconds of the lease."""
         self.holder = parse_holder(value)
         self.busy_for = max(0.0, left)
         if waiter is not None:
             waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
 
     def learn(self, wanted: Wanted, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
-        """Learn who holds it now; one asks for all who wait here. False: the answer is on its way."""
+        """Find out who holds it now; one waiter of this process asks for all. False: the answer is on its way."""
         group, now = waiter.group, monotonic()
         if wanted.keys.any:
             return True  # a pool has no holder
@@ -53,19 +53,19 @@ class Blocker:
         try:
             value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
         except LockUnavailable:
-            return True  # what Redis has said last still stands
+            return True  # the last answer will have to do
         self.note(value, left / 1000, waiter)
         group.asks_until = now
         return True
 
     def tell(self, name: str, waited: float) -> None:
-        """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
+        """Log once, after a long wait, who holds the lock: somebody may have forgotten it."""
         self.tell_at = math.inf
         held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
     def refusal(self, wanted: Wanted, *, tries: int, waited: float, waits: bool, adopting: bool) -> LockNotAcquired:
-        """The error for a lock that was not acquired. ``waits``: whether it was worth waiting for."""
+        """The error for a lock that was not acquired. ``waits``: whether the attempt was to wait for it."""
         noun, name = known_as(wanted.name)
         holder = self.holder
         owner = "" if holder is None else holder.described

@@ -13,15 +13,15 @@ class Canceller:
     """Cancels a task the way ``asyncio.timeout`` does."""
 
     def __init__(self, task: Task) -> None:
-        # weakly: what the watchdog keeps must not keep a task alive that everybody else has forgotten
+        # weak: the watchdog must not keep a task alive that everybody else has forgotten
         self._task = weakref.ref(task)
         self._loop = task.get_loop()
-        # before Python 3.11 a task does not count who wants its end
+        # before Python 3.11, tasks do not count their pending cancellations
         self._before: int = task.cancelling() if hasattr(task, "cancelling") else 0
         self._sent = self._over = False
 
     def strike(self) -> None:
-        """Called from any thread; the second time does nothing."""
+        """Cancel the task. May be called from any thread; a second call does nothing."""
         try:
             self._loop.call_soon_threadsafe(self._cancel)
         except RuntimeError:
@@ -34,9 +34,9 @@ class Canceller:
             task.cancel()
 
     def end(self) -> bool:
-        """The lock is released: the task is left alone from now on, and a cancellation that was sent is taken back.
+        """The lock was released: leave the task alone from now on, and take back a cancellation already sent.
 
-        Returns whether one was, and nobody else wants the end of the task.
+        Returns whether one was sent, and it was the only one.
         """
         if self._over:
             return False
@@ -46,6 +46,6 @@ class Canceller:
         return self._sent and not others
 
     def caused(self, error: BaseException | None) -> bool:
-        """The block has ended with ``error``: is that our cancellation, and nobody else's besides?"""
-        # a block within another one that holds the same lease ends nothing, as long as that is not lost
+        """Whether ``error``, which has ended the block, is our cancellation, and nobody else cancelled the task."""
+        # an inner block that shares the lease must not call end() while the lease is not lost
         return self._sent and self.end() and isinstance(error, asyncio.CancelledError)

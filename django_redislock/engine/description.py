@@ -1,4 +1,4 @@
-"""How those who ask for a lock are described to people."""
+"""How the owner of a lock is described to people."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _process = PerProcess(_describe_process)
 
 
 def describe_owner(purpose: str) -> str:
-    """``host:pid:thread`` (and task) and ``purpose``: a request's path, say; without one, the management command.
+    """``host:pid:thread`` (with the task, if any), then ``purpose``, or without one the management command that runs.
 
-    In a job of a task queue, its name and id take the place of the thread.
+    In a task queue's job, the job's name and id take the place of the thread.
     """
     (where, command), task = _process.get(), running_task()
     who = running_job() or threading.current_thread().name

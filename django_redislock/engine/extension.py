@@ -1,4 +1,4 @@
-"""Moving the end of a lease, and leaving a lock to whoever has its token."""
+"""Moving the end of a lease, and detaching a lock for whoever has its token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if lease.lost_reason:
         raise lease.lost_error()
     if how in ("set", "detach"):
-        # Redis may do so and we never hear of it
+        # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
     answer = yield from calls.renew(lease.wanted, how, left, lease.fence)
     if answer.state != calls.HELD:
@@ -36,16 +36,16 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
 
 
 def raise_fence(lease: Lease) -> Steps[None]:
-    """Take a new fence for this very acquisition, higher than all that this process knows of.
+    """Draw a new fence for this very acquisition, higher than any that this process knows of.
 
-    Nothing may have been done under the old one. Raises LockLost, LockUnavailable.
+    The old one must not have been used. Raises LockLost, LockUnavailable.
     """
     watchdog = runtime().watchdog
     lease.raising = True
     try:
-        # by whatever fence: one that is sent twice finds its own
+        # without the old fence, so that a repetition still finds the lock
         answer = yield from calls.renew(lease.wanted, "raise", lease.ttl)
-        if answer.state != calls.HELD or not answer.fence:  # without one, it was detached meanwhile
+        if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
             watchdog.lose(lease, reason_of(answer))
             raise lease.lost_error()
         lease.fence = answer.fence
@@ -56,7 +56,7 @@ def raise_fence(lease: Lease) -> Steps[None]:
 
 
 def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
-    """Move the end of the lease, whoever has acquired it, if ``bears`` agrees to its token. Returns whether it was."""
+    """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
     held = yield from calls.find_held(backend, name, bears)
     return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
 
@@ -64,7 +64,7 @@ def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], ho
 def detach(section: Section, left: float) -> Steps[str]:
     """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
 
-    Return the token that adopts it.
+    Returns the token by which another process can adopt it.
     """
     lease = section.held
     lease.detaching = lease.leaving = True
@@ -78,6 +78,6 @@ def detach(section: Section, left: float) -> Steps[str]:
 
 
 def start_listening(lease: Lease) -> None:
-    """Somebody is about to learn the token, and is not to take this process for dead."""
+    """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
     if lease.wanted.listens:
         runtime().listener(lease.wanted.backend).start()

@@ -1,4 +1,4 @@
-"""Sections that were interrupted where nobody could give their locks back (R18): how that is noticed, and made good."""
+"""Sections interrupted at a moment when nobody could release their locks (R18): noticed here, and undone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .lease import Lease, Section
 
 
 class Witness(weakref.ref[Any]):
-    """Notices the end of what a ``with`` statement keeps for as long as its block runs (see with_block.py)."""
+    """Notices the death of the object that a ``with`` statement keeps while its block runs (see with_block.py)."""
 
     __slots__ = ("section",)
 
@@ -28,8 +28,8 @@ class Interruptions:
         return bool(self._found)
 
     def watch(self, block: object, section: Section) -> Witness:
-        """The section is to be undone when ``block`` has died, unless the witness that this returns has died before."""
-        # the callback is C code, in which no signal handler can raise
+        """Undo the section once ``block`` has died, unless the returned witness has died first."""
+        # the callback is C code, so no signal handler can raise inside it
         witness = Witness(block, self._found.append)
         witness.section = section
         return witness
@@ -38,11 +38,11 @@ class Interruptions:
         """Undo at once the section under this lease, if it was interrupted and is still to be undone."""
         found = [witness for witness in self._found.copy() if witness.section.lease is lease]
         for witness in found:
-            witness.section.undo()  # and once more by undo_all(), which does no harm: this one may be interrupted
+            witness.section.undo()  # undo_all() will do so again, which is harmless, in case this is interrupted
         return bool(found)
 
     def undo_all(self) -> list[Exception]:
-        """Undo them, and return why some could not be: once is enough. Never interrupted: for a thread of ours."""
+        """Undo each of them once; return the errors. Only for our own threads, which nothing interrupts."""
         failures: list[Exception] = []
         for witness in self._found.copy():
             try:
@@ -50,5 +50,5 @@ class Interruptions:
             except Exception as error:
                 failures.append(error)
             with suppress(ValueError):  # another thread was faster
-                self._found.remove(witness)  # not before: see undo_under()
+                self._found.remove(witness)  # only now: see undo_under()
         return failures

@@ -1,7 +1,6 @@
-"""A listener: those of this process who wait for locks of one backend, and what is told to them.
+"""A listener: the waiters of this process for the locks of one backend, and the messages for them.
 
-A message is a hint; the key is the truth. Every subscription, the first or a later one, tells all waiters to look for
-themselves.
+A message is a hint; the key is the truth. After each (re)subscription, all waiters are told to ask Redis.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ from .reader import Reader
 from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
-LOOK_EVERY = 5.0  # seconds between looks of a process at one name
+LOOK_EVERY = 5.0  # seconds between a process's looks at one name
 RECONNECTING = 1.0  # the same while there is no subscription
-WATCHING = 0.1  # the same at a lock that is free, and left for somebody who polls
+WATCHING = 0.1  # the same for a free lock that is reserved for a waiter who polls
 JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
-DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
+DOUBT_EVERY = 5.0  # seconds between looks of all waiters because of late messages, which anybody may have forged
 
-# a grant has three numbers, and on a cluster the id of who made it; the probe of R3 is none of these
+# A grant has three numbers, and on a cluster the id of the node that made it. The probe (R3) does not match.
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
-# A message for an id that nobody here waits with: kind, id, name
+# handles a message for an id that no waiter here has: kind, id, name
 Stray = Callable[[Backend, str, str, str], None]
 
 
 class Listener:
-    """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive.
+    """See the module. ``ready``: subscribed, so waiters may queue; ``polled``: messages cannot be trusted to arrive.
 
-    ``want`` subscribes it, ``on_stray`` is told what is for nobody who waits, ``on_left`` who waits no more (id, name),
-    ``on_subscribed`` that the subscription stands (again).
+    ``want`` subscribes it. ``on_stray`` gets messages that are for no waiter here, ``on_left`` the id and name of a
+    waiter whose loop has ended, and ``on_subscribed`` is called after each (re)subscription.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Listener:
         self.generation: int = 0
         self.heard: int = 0  # messages
         self.waiters: Waiters = Waiters()
-        self.receiver: Receiver[Listener] | None = None  # at which it is subscribed
+        self.receiver: Receiver[Listener] | None = None  # by which it is subscribed
         self._want = want
         self._on_stray = on_stray
         self._on_left = on_left
@@ -66,7 +65,7 @@ class Listener:
 
     @property
     def hears(self) -> bool:
-        """Whether what is told to this process reaches it."""
+        """Whether messages reach this process."""
         return self.ready and not self.polled
 
     # -- the waiters' side ------------------------------------------------------------------------------------------
@@ -78,17 +77,17 @@ class Listener:
         return TaskWaiter(id, name, loop, self.bury)
 
     def register(self, waiter: Waiter) -> None:
-        """Wakes can reach it from now on. Must come before its request is sent."""
+        """Let wakes reach this waiter. Must be called before its request is sent."""
         waiter.due = monotonic() + RECONNECTING
         self.waiters.add(waiter)
 
     def bury(self, loop: Loop) -> None:
-        """The loop has ended, and whoever still waits in it cannot be told any more: pass on what may be theirs."""
+        """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):
             self._on_left(self.backend, waiter.id, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
-        """A look found the lock busy for ``left`` seconds more, or free and meant for somebody else.
+        """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
 
         Where messages cannot be trusted, the waiter looks again after ``delay`` seconds.
         """
@@ -96,11 +95,11 @@ class Listener:
         wait = {FREE: WATCHING, ENDLESS: LOOK_EVERY}.get(left, min(left, LOOK_EVERY))
         due = monotonic() + wait + random.uniform(0, JITTER)
         group = waiter.group
-        # a newcomer's look may bring the next one forward, not put it off: it does not look for the others' sake
+        # a newcomer looks for itself alone, so its look may bring the group's next one forward, but not put it off
         group.due = due if group.oldest is waiter else min(group.due, due)
 
     def next_look(self, waiter: Waiter) -> float | None:
-        """The monotonic time at which this waiter must look unasked, if it is the one who does."""
+        """The monotonic time at which this waiter must look by itself; None: another one does it for the group."""
         if self.polled:
             return waiter.due
         if waiter.group.oldest is not waiter:
@@ -108,23 +107,23 @@ class Listener:
         return waiter.group.due if self.ready else waiter.due
 
     def deadline_of(self, grant: Grant) -> float:
-        """The local monotonic time at which a handoff's lease must be presumed over (never too late)."""
+        """The local monotonic time at which to presume a handoff's lease over (never too late)."""
         anchor = (grant.node or self.backend.node).anchor
         if anchor is None:
             return 0.0
         us, sent = anchor
-        # when the server's clock has jumped ahead since, the grant seems to lie in the future
+        # if the server's clock has jumped ahead since, the grant seems to be in the future
         return lease_end(min(sent + (grant.us - us) / 1e6, monotonic()), grant.lease)
 
     def tell_all(self, name: str | None = None) -> None:
-        """All that wait here, or all that wait for ``name``: look, you may not be in the queue any more."""
+        """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""
         for waiter in self.waiters.of(name):
             waiter.tell()
 
     def doubt(self, name: str) -> None:
-        """A handoff came after its lease: this process was paused, and others may have dropped all its waiters.
+        """A handoff of the lock ``name`` came after its lease: others may have dropped the waiters of this process.
 
-        ``name``: of the lock that it was for. All who wait for it look, at most once in DOUBT_EVERY seconds.
+        All who wait for the name look, at most once in DOUBT_EVERY seconds.
         """
         now = monotonic()
         for group in self.waiters.groups(name):
@@ -141,22 +140,22 @@ class Listener:
         return self.waiters.expects_tasks
 
     def start(self) -> None:
-        """Subscribe, unless that is done or under way. Returns at once; ``ready`` follows, and waiters are told."""
+        """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
         if not self.ready:
             self._want(self)
 
     def subscribed(self, receiver: Receiver[Listener] | None, *, polled: bool) -> None:
-        """Messages come by ``receiver``; None: not at all."""
+        """Messages arrive by ``receiver``; None: they do not arrive."""
         self.polled = polled
         self.generation += 1
         self.backend.subscribed_at = None if receiver is None else receiver.node
         self.ready = True
         self.tell_all()
         self._on_subscribed(self.backend)
-        self.receiver = receiver  # not before all were told: nobody can wake one who reads
+        self.receiver = receiver  # after all were told: a waiter that reads the connection itself could not be woken
 
     def unsubscribed(self) -> None:
-        """No messages come."""
+        """Messages no longer arrive."""
         self.ready = False
         self.receiver = None
         self.backend.subscribed_at = None
@@ -166,15 +165,15 @@ class Listener:
         try:
             self._want(self)
         except RuntimeError:
-            pass  # the system gives no more threads: whoever has that answer keeps it, and the next one tries again
+            pass  # no thread can be started: the answer that told us must not be lost, and the next one tries again
 
     def on_unsubscribed(self) -> None:
-        """C3: the node has ended the subscription by itself, as the slot is not its own any more."""
+        """C3: the node has ended the subscription by itself, as it no longer has the slot."""
         self.unsubscribed()
         self._want(self)
 
     def reconnect(self) -> None:
-        """Wakes do not arrive any more: cut the connection that they should come by."""
+        """Cut the connection: wakes should arrive on it, and do not."""
         receiver = self.receiver
         if receiver is not None:
             receiver.cut()
@@ -189,16 +188,16 @@ class Listener:
         return None if receiver is None else receiver.reader
 
     def on_message(self, data: bytes, node: Node) -> None:
-        """A message that has come from ``node``."""
+        """Handle a message from ``node``."""
         if node is not self.backend.subscribed_at:
-            return  # C3: a master of before
+            return  # C3: a former master
         self.heard += 1
         found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
         if found is None:
             return  # not one of our messages
         granted, told, id, fence, us, lease_ms, by, name = found.groups()
         kind = granted or told
-        # C3, C7: else it may be by a master of before, so look
+        # C3, C7: otherwise a former master may have sent it, so the waiter looks
         trusted = granted and by == node.id != "@?" and not node.doubted_at
         grant = Grant(int(fence), int(us), int(lease_ms) / 1000, name, node) if trusted else None
         waiter = self.waiters.get(id) if kind in "gw" else None

@@ -1,4 +1,4 @@
-"""The loss of a lease: why, and telling the site's code of it."""
+"""The loss of a lease: its reason, and telling the site's code."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..store.calls import ADOPTED as ADOPTED_ELSEWHERE
 from ..store.calls import Renewed
 from .lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED, Lease
 
-# what messages say of a lease, by their kind
+# why a lease was lost, by the kind of the message that says so
 TOLD = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
 
 
 def reason_of(answer: Renewed) -> str:
-    """Why a lease is lost, by the answer to its renewal."""
+    """Why a lease was lost, according to the answer to its renewal."""
     if answer.state == ADOPTED_ELSEWHERE:
         return ADOPTED
     return TAKEN if answer.taken else VANISHED
 
 
 def tell_lost(lease: Lease) -> None:
-    """Tell the site's code of a lease that is marked as lost."""
+    """Tell the site's code that a lease was lost; it is marked as lost already."""
     if lease.canceller is not None:
-        lease.canceller.strike()  # once more: whoever has found it out may have been interrupted before
+        lease.canceller.strike()  # again, in case whoever discovered the loss was interrupted before doing so
     facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
     log_event(WARNING, "lost", **facts)
     try:

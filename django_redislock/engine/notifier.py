@@ -1,6 +1,6 @@
 """The notifier runs the site's own code (receivers, ``on_lost``, logging handlers) in threads of its own.
 
-However slow that code is, it holds up nobody who keeps time, renews leases or reads messages.
+However slow that code is, it does not delay the threads that renew leases, watch the clock or read messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..log import log_event, logger
 
-THREADS = 8  # at most; one that hangs in a receiver does not silence the others
+THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
 
 Job = Callable[[], object]
 
@@ -22,9 +22,9 @@ class Notifier:
     """Calls what it is given, in threads that end when there is nothing more to call."""
 
     def __init__(self) -> None:
-        # the watchdog appends to it at a point where nothing may interrupt, and calls wake() afterwards
+        # where nothing may interrupt it, the watchdog appends to this directly, and calls wake() later
         self.jobs: deque[Job] = deque()
-        self._mutex = threading.RLock()  # a finalizer may run on this thread and find out a loss
+        self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may discover a loss
         self._threads: set[threading.Thread] = set()
 
     def call(self, job: Job) -> None:
@@ -33,11 +33,11 @@ class Notifier:
         self.wake()
 
     def wake(self) -> None:
-        """Start a thread if there are jobs, also those whose adder was interrupted before it could start one."""
+        """Start a thread if there are jobs, in case whoever added them was interrupted before it could."""
         if not self.jobs:
             return
         with self._mutex:
-            # one whose start was interrupted may never live
+            # a thread whose start was interrupted may never run
             self._threads = {thread for thread in self._threads if thread.is_alive()}
             if len(self._threads) >= THREADS:
                 return
@@ -46,7 +46,7 @@ class Notifier:
             try:
                 thread.start()
                 return
-            except RuntimeError:  # the system gives no more threads: better late than never
+            except RuntimeError:  # no thread can be started: run the jobs here
                 pass
         self._run()
 

@@ -1,4 +1,4 @@
-"""A time in which Redis cannot be reached in the background: when to try again, and when to log that it goes on."""
+"""An outage, as background threads see it: when to try again, and when to log that it goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_EVERY = 60.0  # seconds between two lines in the log, at most
 class Outage:
     """Logged at once, then whenever it has doubled in length, and at least once a minute.
 
-    Where nothing needs Redis any more, nobody tries again, and nobody learns when the outage ends.
+    If nothing needs Redis any more, nobody tries again, so the end of the outage may go unnoticed.
     """
 
     __slots__ = ("_log_at", "_logged", "delay", "retry_at", "since")
@@ -30,17 +30,17 @@ class Outage:
         return monotonic() - self.since
 
     def fail(self) -> float:
-        """One more try has failed; returns the seconds to wait until the next."""
+        """A try has failed; return the seconds to wait until the next one."""
         self.delay = min(self.delay * 2 or FIRST_RETRY, LAST_RETRY)
         self.retry_at = monotonic() + self.delay
         return self.delay
 
     def is_stale(self, timeout: float) -> bool:
-        """Whether nobody goes on trying: the next try is overdue, even if it takes ``timeout`` seconds to fail."""
+        """Whether nobody is trying any more: the next try is overdue, even if it takes ``timeout`` seconds to fail."""
         return monotonic() > self.retry_at + timeout + LAST_RETRY
 
     def end_is_due(self) -> bool:
-        """Whether to log that it is over: only once, and only where it was logged that it had begun."""
+        """Whether to log that it is over: once, and only if its beginning was logged."""
         due, self._logged = self._logged, False
         return due
 

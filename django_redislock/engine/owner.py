@@ -1,8 +1,8 @@
-"""Whose acquisition it is: a thread's or a task's, and what each of them holds.
+"""The owners of locks, threads and tasks, and what each of them holds.
 
-Sync code that a task runs by ``sync_to_async`` is that task's, and a coroutine that sync code runs by ``async_to_sync``
-is whose that sync code is, however deep they are nested. A child task is another owner than its parent, and so is the
-sync code that it runs. The context cannot tell them apart, as a child task starts with a copy of its parent's.
+Sync code that a task runs by ``sync_to_async`` belongs to that task, and a coroutine that sync code runs by
+``async_to_sync`` to the owner of that sync code, however deep they are nested. A child task, with the sync code that it
+runs, is another owner than its parent. The context does not tell them apart: a child's is a copy of its parent's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..store.place import Backend
 from .bridges import Task, root_of, runs_below
 from .lease import Lease, Section
 
-MANY = 100  # objects, before those are forgotten whose locks were lost and never released
+MANY = 100  # objects, above which locks that were lost and never released are swept out
 
 _shown: ContextVar[Owner | None] = ContextVar("django_redislock.owner", default=None)
-_place: ContextVar[object] = ContextVar("django_redislock.place", default=None)  # the thread that was told so
+_place: ContextVar[object] = ContextVar("django_redislock.place", default=None)  # the thread in which that was set
 
 
 class Owner:
@@ -36,25 +36,25 @@ class Owner:
     def __init__(self, who: Task | threading.Thread) -> None:
         self._who: weakref.ref[Any] = weakref.ref(who)
         self._pid = os.getpid()
-        self._held: dict[int, list[Section]] = {}  # by the id of the object, which its sections keep alive
+        self._held: dict[int, list[Section]] = {}  # by the object's id(); its sections keep it alive
         self._leases: dict[tuple[Backend, str], Lease] = {}
         self._sweep_at = MANY
 
     # -- what it holds ----------------------------------------------------------------------------------------------
 
     def section(self, through: object) -> Section | None:
-        """The latest one through this object that was not given back."""
+        """The latest section of this object that was not given back."""
         held = self._held.get(id(through))
         return held[-1] if held else None
 
     def lease_on(self, backend: Backend, name: str) -> Lease | None:
-        """That on the lock of this name, as long as nothing speaks against it."""
+        """The lease on the lock of this name, unless it may be over."""
         lease = self._leases.get((backend, name))
-        # one whose release failed may be somebody else's by now, and nothing renews it
+        # after a failed release, nothing renews it, and the lock may be somebody else's by now
         return lease if lease is not None and not (lease.closed or lease.lost or lease.tried_release) else None
 
     def token_of(self, backend: Backend, name: str) -> str | None:
-        """The token by which it holds the lock of this name, if it does."""
+        """The token by which it holds the lock of this name, if any."""
         lease = self._leases.get((backend, name))
         return None if lease is None else lease.token
 
@@ -80,7 +80,7 @@ class Owner:
         self._sweep_at = max(MANY, 2 * max(len(self._held), len(self._leases)))
 
     def leave(self, section: Section, lease: Lease) -> None:
-        """The section uses the lease no more. May be called again, and from any thread."""
+        """The section no longer uses the lease. May be called again, and from any thread."""
         lease.shares.pop(section, None)
         self.forget(section)
         key = lease.backend, lease.name
@@ -88,7 +88,7 @@ class Owner:
             self._leases.pop(key, None)
 
     def disown(self, section: Section, lease: Lease, *, known: bool = False) -> None:
-        """It is for somebody else to leave. ``known``: until then, this one goes on under the lease."""
+        """Leaving the lease is up to somebody else. ``known``: until then, this owner goes on under the lease."""
         self.forget(section)
         key = lease.backend, lease.name
         if not known and len(lease.shares) <= 1 and self._leases.get(key) is lease:
@@ -96,7 +96,7 @@ class Owner:
 
     @contextmanager
     def under(self, lease: Lease) -> Iterator[None]:
-        """For the time of a block, this one knows that it runs under a lease that is for somebody else to leave."""
+        """During a block, this owner goes on under a lease that somebody else will leave."""
         key = lease.backend, lease.name
         unknown = key not in self._leases
         try:
@@ -108,53 +108,53 @@ class Owner:
                 self._leases.pop(key, None)
 
     def forget(self, section: Section) -> None:
-        """It is not found by its object any more."""
-        # an empty list stays until it is swept: the owner itself may be about to append to it
+        """The section is no longer found by its object."""
+        # an empty list stays until the next sweep, as the owner itself may be about to append to it
         _discard(self._held.get(id(section.through), []), section)
 
     # -- who it is --------------------------------------------------------------------------------------------------
 
     @property
     def here(self) -> bool:
-        """Not in the process that this one was forked from."""
+        """Whether it belongs to this process, not to the one that it was forked from."""
         return self._pid == os.getpid()
 
     @property
     def who(self) -> Task | threading.Thread | None:
-        """The task or thread that it is, as long as that exists."""
+        """The task or thread, as long as it exists."""
         return self._who()
 
     @property
     def task(self) -> Task | None:
-        """The task that it is, if it is one."""
+        """The task, if it is one."""
         who = self._who()
         return who if asyncio.isfuture(who) else None  # type: ignore[return-value]
 
     def alive(self) -> bool:
         """Whether it can still release what it holds."""
         who: Any = self._who()
-        # not the other way round: gevent leaves in threading a Thread that not all of its threads are instances of
+        # asked in this order, as gevent leaves threads that are not instances of threading.Thread
         if asyncio.isfuture(who):
-            # nobody goes on with a task whose loop was closed over it
+            # a task whose loop was closed never goes on
             return not who.done() and not who.get_loop().is_closed()
-        # while atexit runs its functions on the main thread, is_alive() says that this thread has ended
+        # during atexit, is_alive() is already False for the main thread, which runs it
         return who is not None and (who is threading.main_thread() or who.is_alive())
 
 
 def _discard(sections: list[Section], section: Section) -> None:
-    """At one stroke: the watchdog does so as well, of what was interrupted."""
+    """Remove it in one atomic step: the watchdog does so, too, for sections that were interrupted."""
     try:
         sections.remove(section)
     except ValueError:
         pass
 
 
-# weakly: what has ended holds nothing
+# weak keys: what has ended holds nothing
 _owners: weakref.WeakKeyDictionary[Task | threading.Thread, Owner] = weakref.WeakKeyDictionary()
 
 
 def current_owner() -> Owner:
-    """The owner of what the running code acquires."""
+    """The owner to whom the running code belongs."""
     task, shown = running_task(), shown_owner()
     if shown is not None and _is_obvious(shown, task):
         if task is None and shown.task is not None:
@@ -173,7 +173,7 @@ def current_owner() -> Owner:
 
 
 def shown_owner() -> Owner | None:
-    """The owner that the context shows, though it may be that of a parent task."""
+    """The owner in the context; it may be that of a parent task."""
     shown = _shown.get()
     return shown if shown is not None and shown.here else None
 
@@ -184,17 +184,17 @@ def running_task() -> Task | None:
 
 
 def _is_obvious(shown: Owner, task: Task | None) -> bool:
-    """Whether the running code is that of the owner that the context shows, where that is quick to tell."""
+    """Whether the running code surely belongs to the owner in the context; only what is quick to tell is checked."""
     who = shown.who
     if task is not None:
         return who is task
     if asyncio.isfuture(who):
         return runs_below(who)
-    # one that has run sync code of a task may run that of another. (AsyncToSync.executors would tell, but takes a lock
-    # for it, which a time limit that strikes in that moment leaves locked for good)
+    # A thread that has run sync code of one task may run that of another. (AsyncToSync.executors would tell, but takes
+    # a lock, which a task queue's time limit could leave locked for good)
     return who is threading.current_thread() and getattr(SyncToAsync.threadlocal, "main_event_loop", None) is None
 
 
 def _was_left(shown: Owner, who: Task | threading.Thread) -> bool:
-    """Whether it runs sync code of the task that the context shows, which was cancelled and has ended meanwhile."""
+    """Whether this is sync code of the task in the context, which was cancelled and has ended meanwhile."""
     return not shown.alive() and _place.get() == weakref.ref(who)

@@ -1,8 +1,8 @@
 """The subscribed connection, and who reads it: one thread at a time.
 
-While threads wait, one of them reads by itself (leader and followers: Schmidt et al., "Leader/Followers", 2000): a wake
-then needs no change of threads, a sixth of the time of a contended section. Who stops reading promotes one who would
-have read. The listener's thread only sweeps up behind them, and reads when nobody waits or when coroutines do, which
+While threads wait, one of them reads (the leader: Schmidt et al., "Leader/Followers", 2000), so a wake needs no switch
+to another thread, which would take a sixth of the time of a contended section. A leader that stops promotes a follower.
+The listener's own thread reads what leaders leave, and all messages while no thread waits or coroutines do, as these
 cannot read by themselves.
 """
 
@@ -17,17 +17,17 @@ from typing import Any, Protocol
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, TimeoutError
 
-SWEEP_EVERY = 0.03  # seconds between looks of the listener's thread while threads wait in quick succession
-HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
-CHECK_EVERY = 1.0  # seconds between looks whether whoever reads is still there
+SWEEP_EVERY = 0.03  # seconds between reads of the listener's thread while threads wait in quick succession
+HOT_FOR = 1.0  # seconds after a wait in which the next one is expected
+CHECK_EVERY = 1.0  # seconds between checks whether the leader still exists
 
 
 class Interrupted(ConnectionError):
-    """Whoever read was interrupted, perhaps in the middle of a message: the connection stands, but nobody reads on."""
+    """The leader was interrupted, perhaps in the middle of a message: the connection is open, but of no more use."""
 
 
 class Told(Protocol):
-    """One that waits for a message."""
+    """A waiter for a message."""
 
     told: bool
 
@@ -35,7 +35,7 @@ class Told(Protocol):
 
 
 class _Turn:
-    """The right to read. It exists before it is taken, so whatever is interrupted gives it up."""
+    """The right to read. It exists before it is taken, so that any interruption gives it up."""
 
     __slots__ = ("__weakref__",)
 
@@ -43,8 +43,7 @@ class _Turn:
 class Reader:
     """Reads ``connection`` and gives each message (kind, channel, data) to ``handle``. Any trouble ends it for good.
 
-    A message that begins and does not end is trouble, after the timeout of the connection. ``may_lead``: whether
-    waiting threads may read.
+    An incomplete message is trouble after the connection's timeout. ``may_lead``: whether waiting threads may read.
     """
 
     def __init__(
@@ -55,15 +54,16 @@ class Reader:
         self._may_lead = may_lead
         self._mutex = threading.RLock()
         self._freed = threading.Condition(self._mutex)
-        self._turn: Callable[[], _Turn | None] = _nobody  # whose it is to read
-        self._followers: dict[Told, None] = {}  # would have read, but another did
+        self._turn: Callable[[], _Turn | None] = _nobody  # the leader's
+        self._followers: dict[Told, None] = {}  # waiters that wanted to read while another did
         self._hot_until = 0.0
         self._trouble: Exception | None = None
 
     def lead(self, waiter: Told, seconds: float | None) -> bool:
-        """Read in the waiting thread until it was told something, at most so many seconds (None: without end).
+        """Read in the waiting thread until it was told something, for at most ``seconds`` (None: without end).
 
-        False: another reads. When that one stops, this waiter is woken to try again, until it calls :meth:`unfollow`.
+        False: another thread reads. When it stops, this waiter is woken to try again, unless it has called
+        :meth:`unfollow`.
         """
         if self._trouble is not None or not self._may_lead():
             return False
@@ -73,7 +73,7 @@ class Reader:
         try:
             if not self._take(turn):
                 self._followers[waiter] = None
-                # once more: whoever gave up the role just before that has not seen us
+                # try once more: a leader that stopped just before has not seen us among its followers
                 if not self._take(turn):
                     return False
                 self.unfollow(waiter)
@@ -86,8 +86,8 @@ class Reader:
         except (ConnectionError, TimeoutError) as error:
             self._trouble = error
         except BaseException as error:
-            # of a signal's handler, say: it is the thread's own, and may have left half a message unread; but redis-py
-            # raises some of these itself when end() cuts the connection under it
+            # From a signal handler, for instance: it must propagate, and half a message may be left unread. But
+            # redis-py itself raises some of these types when end() cuts its connection
             if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
                 self._trouble = self._trouble or Interrupted("reading was interrupted")
                 raise
@@ -96,7 +96,7 @@ class Reader:
         return waiter.told or self._trouble is None
 
     def serve(self, closed: threading.Event, *, polls: bool) -> None:
-        """Read in the listener's thread until ``closed`` is set. Raises whatever trouble any reader met.
+        """Read in the listener's thread until ``closed`` is set. Raises the trouble that any reader has met.
 
         ``polls``: the connection cannot wait for data without reading it.
         """
@@ -118,31 +118,31 @@ class Reader:
                 ):
                     self._read()
             except Exception as error:
-                self._trouble = error  # nobody may read on: redis-py would connect again, but not subscribe
+                self._trouble = error  # ends all reading: redis-py would reconnect, but not subscribe
                 raise
             finally:
                 self._give_up(turn)
-        self._trouble = self._trouble or ConnectionError("the listener has ended")  # and closes the connection
+        self._trouble = self._trouble or ConnectionError("the listener has ended")  # its owner closes the connection
 
     def unfollow(self, waiter: Told) -> None:
-        """The waiter does not wait any more."""
+        """The waiter no longer waits."""
         self._followers.pop(waiter, None)
 
     @property
     def interrupted(self) -> bool:
-        """Whether nobody reads on, though the connection may stand."""
+        """Whether reading has ended, though the connection may be open."""
         return isinstance(self._trouble, Interrupted)
 
     def end(self) -> None:
-        """Cut the connection under whoever reads it."""
+        """Cut the connection, whoever is reading it."""
         self._trouble = self._trouble or ConnectionError("wakes do not arrive any more")
-        # redis-py would connect again, but not subscribe, for one who is just about to wait
+        # a thread about to read would make redis-py reconnect, without subscribing
         setattr(self._connection, "connect", _refuse)  # noqa: B010
         self._connection.disconnect()
 
     def _take(self, turn: _Turn, *, wait: bool = False) -> bool:
         with self._mutex:
-            # one that is not there any more was interrupted twice, while it took the turn and while it gave it up
+            # the turn's weak reference is dead if its thread was interrupted both in taking it and in giving it up
             while self._turn() is not None:
                 if not wait:
                     return False

@@ -1,4 +1,4 @@
-"""A receiver: a thread and a connection that receive messages from one node, for several listeners."""
+"""A receiver: a thread and a connection that receive the messages of one node, for several listeners."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..store.probe import probe_command, probed
 from ..store.wire import classified, exchange
 from .reader import Reader
 
-MESSAGE_WITHIN = 1.0  # seconds that a message may take from its begin to its end
+MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 
 
 class Hears(Protocol):
-    """A listener, as its receiver knows it."""
+    """A listener, as its receiver sees it."""
 
     backend: Backend
 
@@ -37,10 +37,10 @@ L = TypeVar("L", bound=Hears)
 
 
 class Receiver(Generic[L]):
-    """Subscribed once, for as long as its connection lasts, to the channels of ``listeners`` and no others.
+    """Subscribed to the channels of ``listeners`` once, for as long as its connection lasts.
 
-    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. Who is called
-    decides when the connection is closed.
+    At its end, its thread calls ``ended`` with the error that ended it, or None after :meth:`retire`. Closing the
+    connection is up to ``ended``.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Receiver(Generic[L]):
         self.thread: threading.Thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
 
     def subscribe(self, new: Sequence[L]) -> dict[L, int | ResponseError]:
-        """Connect and subscribe; how often the node counts each new listener, or what it says instead.
+        """Connect and subscribe. Return for each new listener how many subscribers the node counts, or its error.
 
-        0: messages to it cannot be trusted to arrive (R3). Of the others, only errors are returned.
+        0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
         """
         self.connection.connect()
         for channel in self._channels:
@@ -71,14 +71,14 @@ class Receiver(Generic[L]):
         for listener in self.listeners:
             try:
                 while self.connection.read_response()[0] in (b"message", b"smessage"):
-                    pass  # of another channel: its listener looks once it is told that it is subscribed
+                    pass  # a message on another channel: its listener looks when it hears that it is subscribed
             except ResponseError as error:
                 refused[listener] = classified(error)
         asked = [listener for listener in new if listener not in refused]
         return refused | self._probe(asked)
 
     def _probe(self, asked: Sequence[L]) -> dict[L, int | ResponseError]:
-        # not through the pool, which may have no other use in a process of coroutines, and would keep the connection
+        # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
         connection = self.node.origin.connection(self.node.origin.timeout)
         try:
             connection.connect()
@@ -93,23 +93,23 @@ class Receiver(Generic[L]):
         self.thread.start()
 
     def retire(self) -> None:
-        """End it: another has taken its place, or nobody listens any more."""
+        """End it: another receiver has taken its place, or nobody listens any more."""
         self._retired.set()
         if self._memory:
-            # fakeredis has nothing that could be cut: a message ends its wait
+            # with fakeredis there is no socket to shut down; a message ends the wait
             self.listeners[0].backend.execute(probe_command(self.listeners[0].backend))
         else:
             self.reader.end()
 
     def cut(self) -> None:
-        """Cut the connection: wakes do not arrive on it any more."""
+        """Cut the connection, on which wakes no longer arrive."""
         if not self._memory:
             self.reader.end()
 
     def leave_parent(self) -> None:
-        """In a forked child: close the inherited socket, without a shutdown (redis-py looks at the process id).
+        """In a forked child: close the inherited socket, without a shutdown (redis-py compares the process id).
 
-        As long as it is open here, Redis would count the parent as alive after its death.
+        While it is open here, Redis would count the parent as alive even after its death.
         """
         self.reader.end()
 
@@ -122,9 +122,9 @@ class Receiver(Generic[L]):
         self._ended(self, trouble)
 
     def _threads_may_read(self) -> bool:
-        """Whether waiting threads may; fakeredis has nothing that two threads could take turns to wait for.
+        """Whether waiting threads may read. Not with fakeredis, which has no socket that threads could take turns at.
 
-        Nor may greenlets read a socket of before gevent patched it: all of their thread would stand still.
+        Nor with a socket from before gevent patched sockets: a greenlet that reads it would block its whole thread.
         """
         patched = socket.socket is not self._kind_of_socket
         return not self._memory and not patched and not any(listener.expects_tasks for listener in self.listeners)
@@ -133,5 +133,5 @@ class Receiver(Generic[L]):
         listener = self._channels[channel]
         if kind in (b"message", b"smessage"):
             listener.on_message(data, self.node)
-        else:  # C3: sunsubscribe, for which nobody here has asked: the slot has moved
+        else:  # C3: an unsolicited sunsubscribe: the slot has moved
             listener.on_unsubscribed()

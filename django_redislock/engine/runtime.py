@@ -1,4 +1,4 @@
-"""The background threads of this process, and how they know each other."""
+"""The objects with background threads, one set for each process, and how they are wired together."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Runtime:
         self.watchdog: Watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
         self._listeners: dict[Backend, Listener] = {}
         self._subscribers: dict[Place, Subscriber] = {}
-        self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
+        self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
-            # such a child ends without what is registered with atexit
+            # such a child ends without calling what was registered with atexit
             sys.modules["multiprocessing.util"].Finalize(None, _send_pending, exitpriority=0)
 
     def listener(self, backend: Backend) -> Listener:
-        """That of this backend. Its thread starts when somebody has to wait, or holds for long."""
+        """The listener of this backend. It subscribes when somebody has to wait, or holds a lock for long."""
         found = self._listeners.get(backend)
         if found is None:
             with self._mutex:
@@ -57,7 +57,7 @@ _runtime = PerProcess(Runtime, Runtime.leave_parent)
 
 
 def runtime() -> Runtime:
-    """That of this process."""
+    """The runtime of this process."""
     return _runtime.get()
 
 

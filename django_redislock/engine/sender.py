@@ -1,7 +1,7 @@
-"""The sender carries renewals and pending releases to Redis, so that the watchdog's clock never waits for an answer.
+"""The sender sends renewals and pending releases to Redis, so that the watchdog never has to wait for an answer.
 
-It does so in short-lived threads with a connection each. Usually there is none; while one waits for a Redis that does
-not answer, what has as much patience waits for it to come back, and what has less gets a thread of its own.
+It does so in short-lived threads, with a connection each. Usually there is none. While one waits for a slow Redis,
+commands with the same patience or more wait for that thread, and those with less get a thread of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .threads import start
 
 
 class Parcel(NamedTuple):
-    """One command to send. ``task`` and ``due`` are the watchdog's: what it is for, and how it was planned."""
+    """One command to send. ``task`` and ``due`` are for the watchdog: what it is for, and when it was due."""
 
     task: Any
     command: Command
@@ -34,7 +34,7 @@ Failed = Callable[[Node, list[Parcel], Exception], None]
 
 
 class _Trip:
-    """A thread that is on its way, and what it carries next."""
+    """A thread at work, and what it sends next."""
 
     __slots__ = ("parcels", "timeout")
 
@@ -68,18 +68,18 @@ class Sender:
         thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
         try:
             started = start(thread)
-        except RuntimeError as error:  # the system gives no more threads: nobody must wait for this one
+        except RuntimeError as error:  # no thread can be started: nothing must wait for this one
             with self._mutex:
                 self._trips[node].remove(trip)
             self._failed(node, trip.parcels, error)
             return
         if not started:
-            self._run(node, trip)  # the process is about to end, and there is hardly anybody who would wait for this
+            self._run(node, trip)  # the process is about to end, so this may block
 
     def _run(self, node: Node, trip: _Trip) -> None:
         try:
             self._carry(node, trip)
-        except BaseException:  # whatever it is: a thread that has ended must be given nothing more
+        except BaseException:  # of any kind: a thread that ends must get nothing more to send
             with self._mutex:
                 self._trips[node] = [other for other in self._trips[node] if other is not trip]
             raise
@@ -106,7 +106,7 @@ class Sender:
                 answers, sent = send_now(connection, parcels)
                 if any(map(is_demoted, answers)):
                     connection.disconnect()
-            except Exception as error:  # whatever it is, the watchdog must hear of it
+            except Exception as error:  # of any kind: the watchdog must hear of it
                 if connection is not None:
                     connection.disconnect()
                 self._failed(node, parcels, error)
@@ -123,10 +123,7 @@ class Sender:
 
 
 def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
-    """The answers, and the monotonic time not before which Redis has seen any of the commands.
-
-    ``by``: see exchange().
-    """
+    """Send ``parcels``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
     connection.connect()
     sent = monotonic()
     answers = exchange(connection, [parcel.command for parcel in parcels], by)
@@ -139,10 +136,10 @@ def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None
 
 
 def send_last(parcels: Mapping[Node, Sequence[Parcel]], within: float) -> Iterator[tuple[Node, Exception]]:
-    """Send these in this thread, within so many seconds in all. Yields the nodes that have not answered, and why."""
+    """Send these in this thread, within that many seconds in all. Yields the nodes that have not answered, and why."""
     end = monotonic() + within
     for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
-        # each has its part of what is left, for connecting and for the answers
+        # each node gets its share of the time left, for connecting and for the answers
         patience = max(0.02, (end - monotonic()) / nodes)
         by = monotonic() + patience
         connection = node.origin.connection(min(node.origin.timeout, patience / 2))

@@ -35,38 +35,38 @@ class Subscriber:
     def __init__(self, place: Place, notifier: Notifier) -> None:
         self.place: Place = place
         self._notifier = notifier
-        self._mutex = threading.RLock()  # a finalizer may use a lock of ours while this is held
+        self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         self._wanted = threading.Condition(self._mutex)
-        self._due: dict[Listener, float] = {}  # those to subscribe, and when (monotonic)
+        self._due: dict[Listener, float] = {}  # listeners to subscribe, and when (monotonic)
         self._receivers: dict[Node, Receiver[Listener]] = {}
-        self._joining: Receiver[Listener] | None = None  # not yet one of them
+        self._joining: Receiver[Listener] | None = None  # about to become one of them
         self._thread: threading.Thread | None = None
         self._outage: Outage | None = None
-        self._pauses: dict[Listener, float] = {}  # seconds until the next try of those that were refused
+        self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
         self._last_refusal = ""
         place.on_close.append(self.close)
 
     def want(self, listener: Listener) -> None:
-        """Subscribe this one, or see to it that it is where it should be. Returns at once; ``ready`` follows."""
+        """Subscribe this listener, or check that it is at the right node. Returns at once; ``ready`` is set later."""
         with self._mutex:
             if self.place.closed:
                 return
-            self._due.setdefault(listener, 0.0)  # one that was refused is not tried sooner for that
+            self._due.setdefault(listener, 0.0)  # after a refusal, the next try comes no sooner for this
             begun = self._wake()
         if not begun:
-            listener.subscribed(None, polled=True)  # who waits at the end of the process asks again and again
+            listener.subscribed(None, polled=True)  # at the end of the process: waiters poll
 
     def _wake(self) -> bool:
-        """See to it that our thread works; False: there can be none any more."""
+        """Make sure that our thread is at work. False: no thread can be started any more."""
         if self._thread is None or not self._thread.is_alive():
-            # known before it starts: whoever is interrupted in there must not make the next one start another
+            # set before it starts: if start() is interrupted, the next caller must not start a second thread
             self._thread = thread = make_thread(self._run, "redislock-subscriber")
             return start(thread)
-        self._wanted.notify_all()  # one that is about to end may wait as well
+        self._wanted.notify_all()  # all, as a thread that is about to end may be waiting, too
         return True
 
     def close(self) -> None:
-        """Settings have changed: nobody listens any more."""
+        """Stop listening: the settings have changed."""
         with self._mutex:
             self._due.clear()
             self._wanted.notify_all()
@@ -87,15 +87,15 @@ class Subscriber:
             before = list(self._receivers.values())
             try:
                 self._subscribe(batch)
-            except Exception as error:  # whatever it is: nobody would start us again
+            except Exception as error:  # of any kind: nothing would start this thread again
                 self._failed(batch, error)
             for receiver in before:
-                if not _served_by(receiver):  # it was replaced, or its listeners belong elsewhere by now
+                if not _served_by(receiver):  # it was replaced, or its listeners have moved to other nodes
                     self._forget(receiver)
                     receiver.retire()
 
     def _next(self, me: threading.Thread) -> list[Listener] | None:
-        """Those that are due, when they are; None: there is nothing more to do, or another thread does it."""
+        """Wait for listeners that are due. None: there is nothing more to do, or another thread has taken over."""
         with self._mutex:
             while self._thread is me:
                 if not self._due:
@@ -115,7 +115,7 @@ class Subscriber:
         for listener in batch:
             node, receiver = self.place.node_of(listener.backend.tag), listener.receiver
             if listener.hears and receiver is not None and receiver.node is node and not receiver.reader.interrupted:
-                continue  # it stands where it should
+                continue  # it is subscribed at the right node
             groups[node].append(listener)
         for node, listeners in groups.items():
             try:
@@ -125,19 +125,19 @@ class Subscriber:
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
-        """A new receiver for these, and for those that have one there already, which it replaces."""
+        """Make a receiver for these listeners and those already subscribed at the node, whose receiver it replaces."""
         old, outage = self._receivers.get(node), self._outage
         others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
         self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
         try:
             try:
                 found = receiver.subscribe(listeners)
-            except ResponseError as error:  # on connecting
+            except ResponseError as error:  # refused when connecting
                 found = dict.fromkeys(receiver.listeners, error)
             for listener in listeners:
                 self._stand(listener, receiver, found[listener])
             if not any(isinstance(found[listener], int) for listener in listeners):
-                receiver.connection.disconnect()  # nobody has any use for it
+                receiver.connection.disconnect()  # nobody is subscribed by it
                 self._joining = None
                 return
             receiver.start()
@@ -152,7 +152,7 @@ class Subscriber:
             self._replace(old, receiver, others, found)
         if closed:
             receiver.retire()
-        # another one has begun, if the receiver has ended meanwhile
+        # if the receiver has ended meanwhile, another outage has begun
         if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
             self._log("listener-reconnected", outage=outage.lasted)
 
@@ -160,21 +160,21 @@ class Subscriber:
     def _replace(
         old: Receiver[Listener], new: Receiver[Listener], others: Sequence[Listener], refused: Container[Listener]
     ) -> None:
-        """``others``, who have subscribed before, go over from the old receiver to the new one."""
+        """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
                 each.receiver = new
                 if old.reader.interrupted:
-                    each.tell_all()  # what it was about to read may have been for them
+                    each.tell_all()  # the message that it was reading may have been for them
         for each in _served_by(old):
-            each.on_unsubscribed()  # it was refused: it belongs elsewhere by now
+            each.on_unsubscribed()  # it was refused: another node has its slot now
 
     def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.place.redirect(listener.backend, counted, receiver.node)
             self._retry([listener], RECONNECTING / 10)
         elif isinstance(counted, ResponseError):
-            # for a moment (BUSY, a password that is being changed), or by rights that nobody will give
+            # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
                 self._log("not-subscribed", error=wording(counted))
@@ -185,14 +185,13 @@ class Subscriber:
         else:
             self._pauses.pop(listener, None)
             self._last_refusal = ""
-            # the reader comes last: nobody can be told anything while he reads himself
             listener.subscribed(receiver, polled=counted == 0)
 
     def _ended(self, receiver: Receiver[Listener], error: Exception | None) -> None:
         """Called in the thread of a receiver that has ended."""
         concerned = _served_by(receiver)
         if isinstance(error, Interrupted):
-            # as long as this connection is open, nobody passes over our waiters: another one is subscribed first
+            # while this connection is open, others do not take our waiters for dead: subscribe the next one first
             self._go_on_with(lambda: self._retry(concerned, 0.0))
             return
         receiver.connection.disconnect()
@@ -212,13 +211,13 @@ class Subscriber:
                 del self._receivers[receiver.node]
 
     def _go_on_with(self, act: Callable[[], None]) -> None:
-        """Do what wakes our thread; this one, which would end here, goes on as ours where there can be no other."""
+        """Call ``act``, which wakes our thread. If none can be started, the current thread takes its place."""
         try:
             act()
-        except RuntimeError:  # the system gives no more threads
+        except RuntimeError:  # no thread can be started
             with self._mutex:
                 if self._thread is not None and self._thread.is_alive():
-                    return  # pragma: no cover (another one was faster)
+                    return  # pragma: no cover (another thread was faster)
                 me = self._thread = threading.current_thread()
             self._run(me)
 
@@ -248,5 +247,5 @@ class Subscriber:
 
 
 def _served_by(receiver: Receiver[Listener]) -> list[Listener]:
-    """Its listeners that are still subscribed there."""
+    """The listeners that are still subscribed by this receiver."""
     return [listener for listener in receiver.listeners if listener.receiver is receiver]

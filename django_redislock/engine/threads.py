@@ -1,4 +1,4 @@
-"""Starting the threads of this process, also where its interpreter is about to end."""
+"""Starting background threads, even when the interpreter is about to end."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 
 def make_thread(run: Callable[[threading.Thread], object], name: str) -> threading.Thread:
-    """A background thread that calls ``run`` with itself; current_thread() is another where gevent patches late."""
+    """A background thread that calls ``run`` with itself, as current_thread() differs where gevent patched late."""
     thread = threading.Thread(target=lambda: run(thread), name=name, daemon=True)
     return thread
 
 
 def start(thread: threading.Thread) -> bool:
-    """Start it. False: the main thread has ended, after which Python 3.12 and later start no more.
+    """Start a thread. False: the main thread has ended, after which Python 3.12 and later start no more threads.
 
-    RuntimeError where the system gives no more threads.
+    RuntimeError: the system allows no more threads.
     """
     if sys.is_finalizing():
-        return False  # Python 3.10 and 3.11 would wait without end for its first step
+        return False  # Python 3.10 and 3.11 would wait for ever for the thread to begin
     try:
         thread.start()
     except RuntimeError as error:

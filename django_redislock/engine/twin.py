@@ -1,7 +1,7 @@
-"""Twins of blocking calls, for coroutines: what they acquire belongs to the task that has called them.
+"""The async twins of blocking methods: what they acquire belongs to the task that has *called* them.
 
-``asyncio.wait_for`` (before Python 3.12), ``gather`` and ``create_task`` await a coroutine in a task of its own, which
-ends with it. The lock must not end with that task, and the result goes to whoever made the call.
+``asyncio.wait_for`` (before Python 3.12), ``gather`` and ``create_task`` run a coroutine in a task of its own, which
+ends with it. The lock must not end with that task, as whoever made the call goes on with it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _twins: set[CodeType] = set()
 
 
 class Caller:
-    """Who has called a twin, remembered until its coroutine runs."""
+    """The caller of a twin, kept until its coroutine runs."""
 
     __slots__ = ("_owner",)
 
     def __init__(self) -> None:
-        # in a callback of the event loop there is nobody to whom anything could belong
+        # a callback of the event loop runs in no task, so there is no possible owner
         nobody = asyncio._get_running_loop() is not None and asyncio.current_task() is None
         self._owner = None if nobody else current_owner()
 
     def owner(self) -> Owner:
-        """The owner of what the twin acquires. LockError, before anything is sent, where it would be nobody's."""
+        """The owner of what the twin acquires. Raises LockError, before anything is sent, if there would be none."""
         task = running_task()
         if task is None or getattr(task.get_coro(), "cr_code", None) not in _twins:
-            return current_owner()  # whoever awaits it
+            return current_owner()  # the task that awaits it
         if self._owner is None or not self._owner.alive():
             raise LockError(
                 "Cannot use a lock in a task that does nothing else: it would belong to a task that ends with this "
@@ -51,7 +51,7 @@ class Caller:
 def twin(
     function: Callable[Concatenate[S, Caller, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Give a coroutine method its Caller, which callers do not see."""
+    """Pass a Caller to a coroutine method; its signature does not show it."""
     _twins.add(function.__code__)
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""Those who wait for a lock in this process: threads and coroutines, and which of them looks by the clock."""
+"""The waiters of this process, threads and coroutines, and which of them asks Redis by the clock."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Loop = asyncio.AbstractEventLoop
 
 
 class Grant(NamedTuple):
-    """A handoff, as the wake tells it."""
+    """A handoff, as announced by its wake."""
 
     fence: int
     us: int  # server time of the grant
     lease: float  # seconds
-    name: str  # of the lock: of a member, for one that waits for a pool
-    node: Node | None = None  # whose time that is (C2)
+    name: str  # of the lock; for a waiter for a pool, of the member
+    node: Node | None = None  # whose clock that is (C2)
 
 
 class Seen(NamedTuple):
-    """What Redis has said of a lock that was not to be had."""
+    """What Redis said last of a lock that was busy."""
 
     at: float  # monotonic
     holder: Holder | None
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 class Waiter:
-    """One that waits. Told from whichever thread reads, parked where it waits."""
+    """A waiter. The thread that reads messages tells it something; it is parked where it waits."""
 
     __slots__ = ("due", "grant", "group", "id", "look", "registered", "told")
 
@@ -46,12 +46,12 @@ class Waiter:
         self.group: Group = Group(name, loop)  # until it is registered
         self.registered: bool = False
         self.grant: Grant | None = None
-        self.look: bool = False  # for itself
-        self.due: float = 0.0  # when it looks untold, where messages do not come
-        self.told: bool = False  # anything, since it parked
+        self.look: bool = False  # it has to ask Redis
+        self.due: float = 0.0  # when it looks by itself, where messages do not arrive
+        self.told: bool = False  # something, since it was parked
 
     def tell(self, grant: Grant | None = None) -> None:
-        """The lock was handed over, or there may be something to look for."""
+        """The lock was handed over to it, or (None) it has to look."""
         if grant is None:
             self.look = True
         else:
@@ -62,7 +62,7 @@ class Waiter:
 
 
 class ThreadWaiter(Waiter):
-    """A thread that waits. ``reader``: what it may read from by itself while it is the oldest of its group."""
+    """A thread that waits. While it is the oldest of its group, it may read messages itself, from ``reader``."""
 
     __slots__ = ("_gate", "_reader")
 
@@ -77,10 +77,10 @@ class ThreadWaiter(Waiter):
         try:
             self._gate.release()
         except RuntimeError:
-            pass  # told before, and not yet awake
+            pass  # it was told before, and has not woken up yet
 
     def park(self, seconds: float | None) -> None:
-        """Wait in this thread until told, at most so many seconds (None: without end)."""
+        """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
         reader = self._reader() if self.group.oldest is self else None
         try:
             if reader is not None and reader.lead(self, seconds):
@@ -94,7 +94,7 @@ class ThreadWaiter(Waiter):
 
 
 class TaskWaiter(Waiter):
-    """A coroutine that waits in ``loop``. ``on_dead_loop`` is called where that turns out to have ended."""
+    """A coroutine that waits in ``loop``. ``on_dead_loop`` is called if the loop turns out to have ended."""
 
     __slots__ = ("_on_dead_loop", "_parked", "loop")
 
@@ -108,7 +108,7 @@ class TaskWaiter(Waiter):
         self.told: bool = True
         try:
             self.loop.call_soon_threadsafe(self._unpark)
-        except RuntimeError:  # the loop has ended, and whoever waited in it
+        except RuntimeError:  # the loop has ended, and this waiter with it
             self._on_dead_loop(self.loop)
 
     def _unpark(self) -> None:
@@ -117,7 +117,7 @@ class TaskWaiter(Waiter):
 
     async def apark(self, seconds: float | None) -> None:
         """See park()."""
-        # who tells us after this look reaches _unpark after we have parked: it runs in this loop
+        # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
         if not self.told:
             self._parked = self.loop.create_future()
             alarm = None if seconds is None else self.loop.call_later(max(seconds, 0.0), self._unpark)
@@ -131,14 +131,14 @@ class TaskWaiter(Waiter):
 
 
 def lone_waiter(loop: Loop | None) -> Waiter:
-    """One that waits for something in this process, which nobody reads from Redis."""
+    """A waiter for something in this process, not for a message."""
     if loop is None:
         return ThreadWaiter("", "", lambda: None)
     return TaskWaiter("", "", loop, lambda loop: None)
 
 
 class Park:
-    """The request of steps to wait until the waiter is told something, at most so many seconds (None: without end)."""
+    """A step: wait until the waiter is told something, for at most ``seconds`` (None: without end)."""
 
     __slots__ = ("seconds", "waiter")
 
@@ -158,7 +158,7 @@ class Park:
 class Group:
     """The waiters for one name in this process's threads, or in one event loop, oldest first.
 
-    The oldest looks when ``due`` (monotonic). Each loop looks for itself: another may hang, or be gone.
+    The oldest looks for all when ``due`` (monotonic). Each loop looks for itself: another one may hang or have ended.
     """
 
     __slots__ = ("asks_until", "doubts_from", "due", "loop", "name", "oldest", "seen", "waiters")
@@ -166,28 +166,28 @@ class Group:
     def __init__(self, name: str, loop: Loop | None) -> None:
         self.name: str = name
         self.loop: Loop | None = loop
-        # a dict would find its first slowly when many before it have left
+        # OrderedDict: a dict is slow to find its first entry after many before it were deleted
         self.waiters: OrderedDict[str, Waiter] = OrderedDict()
-        self.oldest: Waiter | None = None  # its first; read by waiters at any time
+        self.oldest: Waiter | None = None  # the first of them; waiters read it without the mutex
         self.due: float = math.inf  # until one of them has looked
         self.doubts_from: float = 0.0  # monotonic; see Listener.doubt()
         self.seen: Seen = Seen(-math.inf, None, 0.0)
-        self.asks_until: float = -math.inf  # one of them asks who holds the lock, for all
+        self.asks_until: float = -math.inf  # until then, one of them asks for all who holds the lock
 
 
 class Waiters:
-    """All that wait in this process for locks of one backend, by id and in groups. Safe to use from any thread.
+    """All waiters of this process for the locks of one backend, by id and in groups. Thread-safe.
 
-    What is interrupted in here can be done again: each method leaves things as a second call needs them.
+    A method that was interrupted can be called again: each step leaves a state from which a second call can go on.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Waiter] = {}
         self._groups: dict[tuple[str, Loop | None], Group] = {}
-        # a finalizer may run on this thread and close a coroutine that waits, so the lock is reentrant
+        # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
         self._tasks: dict[str, None] = {}  # the coroutines among them
-        self._tasks_until = 0.0  # when no more of them are expected
+        self._tasks_until = 0.0  # until when more of them are expected
 
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id)
@@ -198,7 +198,7 @@ class Waiters:
         return bool(self._tasks) or monotonic() < self._tasks_until
 
     def add(self, waiter: Waiter) -> None:
-        """From now on, what is told reaches it."""
+        """Let messages reach this waiter from now on."""
         key = (waiter.group.name, waiter.group.loop)
         with self._mutex:
             waiter.registered = True
@@ -209,7 +209,7 @@ class Waiters:
             group.oldest = group.oldest or waiter
 
     def discard(self, waiter: Waiter) -> None:
-        """It has its lock or leaves; the next one of its group inherits its looks."""
+        """Forget this waiter, which has its lock or gave up; the next oldest of its group takes over the looks."""
         if not waiter.registered:
             return
         group = waiter.group
@@ -227,7 +227,7 @@ class Waiters:
         waiter.registered = False
 
     def discard_loop(self, loop: Loop) -> list[Waiter]:
-        """The loop has ended: forget those that waited in it, and return them."""
+        """The loop has ended: forget its waiters, and return them."""
         buried: list[Waiter] = []
         with self._mutex:
             for key in [key for key in self._groups if key[1] is loop]:
@@ -239,13 +239,13 @@ class Waiters:
         return buried
 
     def groups(self, name: str) -> list[Group]:
-        """Those that the lock ``name`` is for; a pool's member is also for those who want any."""
+        """The groups that want the lock ``name``; for a pool's member, also those who want any member."""
         split = split_member(name)
         names = (name,) if split is None else (name, split[0])
         with self._mutex:
             return [group for group in self._groups.values() if group.name in names]
 
     def of(self, name: str | None = None) -> list[Waiter]:
-        """Those that wait for ``name``; None: all."""
+        """The waiters for ``name``; None: all of them."""
         with self._mutex:
             return [waiter for waiter in self._by_id.values() if name is None or waiter.group.name == name]

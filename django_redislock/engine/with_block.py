@@ -1,8 +1,8 @@
-"""What a ``with`` statement holds on to: the means to notice that its block is over, whatever was raised where.
+"""Notices that a ``with`` block is over, even if an exception strikes before ``__exit__`` can do anything.
 
-A signal handler may raise in the very first instruction of ``__exit__``, before that can do anything. But the statement
-looks ``__exit__`` up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up
-returns an object of its own, and when that dies without having been called to the end, the section is undone.
+A signal handler may raise in the very first instruction of ``__exit__``. But the ``with`` statement looks ``__exit__``
+up before it calls ``__enter__``, and keeps what it got until its block has ended. So each look-up returns a new object,
+and if that dies without having been called to its end, the section is undone.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from .lease import Section
 
 
 class WithBlock:
-    """One run of a ``with`` block, from the look-up of its exit."""
+    """One run of a ``with`` block, from the look-up of its ``__exit__`` on."""
 
     __slots__ = ("__weakref__", "_exit", "context", "lock", "section")
 
     def __init__(self, lock: object) -> None:
         self.lock: object = lock
-        self.section: Section | None = None  # once it is entered
-        self.context: Any = None  # or whatever else has to be left at its end
+        self.section: Section | None = None  # once it was entered
+        self.context: Any = None  # or another context manager, to be left at the end
         self._exit: Callable[[], object] = lambda: None
 
     def looked_up(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What the statement holds on to: it lives as long as the block runs."""
+        """The object that the statement keeps for as long as the block runs."""
         exit = partial(function, self)
         self._exit = weakref.ref(exit)
         return exit
 
     @property
     def exit(self) -> object:
-        """What the statement holds on to. A coroutine that ends the block must hold on to it as well: the statement
-        lets go when it has made the coroutine."""
+        """That object. A coroutine that ends the block must keep it, too: the statement drops it once it has made the
+        coroutine."""
         return self._exit()
 
     def enter(self, section: Section) -> None:
-        """The block is about to begin."""
+        """The block is about to begin, with this section."""
         self.section = section
         exit = self.exit
-        if exit is not None:  # one that was called by hand before is dead, though an error may keep its block
+        if exit is not None:  # it is dead if __exit__ was called by hand before; a traceback may keep the block
             section.undo_after(exit)
 
 
@@ -62,7 +62,7 @@ class ExitMethod:
 
 
 class _Last(threading.local):
-    """The block whose exit this thread has looked up last, which is to be entered next."""
+    """The block whose exit this thread has looked up last: it is the next one to be entered."""
 
     block: Callable[[], WithBlock | None] | None = None
 
@@ -71,7 +71,7 @@ _last = _Last()
 
 
 def block_of(lock: object) -> WithBlock | None:
-    """That of the ``with`` statement which enters ``lock`` at this moment, where it is known."""
+    """The block of the ``with`` statement that is entering ``lock`` now, if known."""
     found, _last.block = _last.block, None
     block = None if found is None else found()
     return block if block is not None and block.lock is lock else None

@@ -58,7 +58,7 @@ except ImportError:  # pragma: no cover (the tests have hiredis)
 
 
 def pack(commands: Sequence[Command]) -> SecretBytes:
-    """``commands`` as bytes that error reports hide: they contain tokens, and redis-py keeps them in local variables."""
+    """``commands`` as bytes that error reports hide: they contain tokens, and redis-py keeps them in variables."""
     return SecretBytes(b"".join(map(_pack, commands)))
 
 
