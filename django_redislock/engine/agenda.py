@@ -1,4 +1,4 @@
-"""What the watchdog has to look after, and when: leases, and releases that are still to be sent."""
+"""The watchdog's agenda: which leases to look at, and which releases to send, and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..store.place import Backend
 from .lease import Lease
 from .sender import Parcel
 
-MANY = 1000  # entries, before those are dropped that count no more
+MANY = 1000  # entries, above which stale ones are dropped
 
 
 class PendingRelease(NamedTuple):
@@ -20,7 +20,7 @@ class PendingRelease(NamedTuple):
     wanted: Wanted
     unknown: bool  # an acquire of this attempt may still arrive
     until: float
-    how: str  # WITHDRAWAL: of an attempt that was given up, of which nothing need be there
+    how: str  # WITHDRAWAL: the attempt was given up, and there may be nothing to release
 
     @property
     def backend(self) -> Backend:
@@ -28,7 +28,7 @@ class PendingRelease(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether a failure concerns what somebody holds. Who did not acquire a lock has been told why."""
+        """Whether to log a failure: a withdrawal concerns nothing that was held, and its caller has had an error."""
         return self.how != WITHDRAWAL
 
     def parcel(self) -> Parcel:
@@ -54,19 +54,19 @@ class Agenda:
         return self._entries[0][0] if self._entries else None
 
     def plan(self, due: float, task: Task) -> None:
-        """A lease stands in here once: what was planned for it before does not count any more."""
+        """Plan a task. For a lease, this replaces what was planned before."""
         heapq.heappush(self._entries, (due, next(self._order), task))
         if isinstance(task, Lease):
-            task.due = due  # not before: whoever is interrupted in here must leave something that is planned
+            task.due = due  # last, so that an interruption in here leaves the lease with a valid entry
         if len(self._entries) > self._sweep_at:
-            # what was released or planned anew stays where it was until it comes up: hours, with a TTL of a day
+            # stale entries would stay until they are due: for hours, with a TTL of a day
             entries = [entry for entry in self._entries if not _is_stale(entry)]
             heapq.heapify(entries)
             self._entries = entries
             self._sweep_at = max(MANY, 2 * len(self._entries))
 
     def take_due(self, now: float) -> list[Task]:
-        """Those that are due, which leave."""
+        """Take out the tasks that are due."""
         tasks: list[Task] = []
         while self._entries:
             entry = self._entries[0]

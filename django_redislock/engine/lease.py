@@ -34,15 +34,15 @@ class Lives(Protocol):
 class Lease:
     """What one acquisition holds: token, fence, and until when by the local monotonic clock.
 
-    ``ends`` counts from the moment the granting request was sent, so it is never later than the end in Redis (short
-    of a jump of the server's clock).
+    ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
+    the server's clock jumps.
     """
 
     def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
         self.wanted: Wanted = wanted
         self.fence: int = fence
         self.ends: float = ends
-        self.handed: bool = handed  # by a release script, with a short lease until it is confirmed
+        self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.unknown: bool = unknown  # an acquire of this attempt may still arrive
         self.since: float = monotonic()
         self.pid: int = os.getpid()
@@ -51,26 +51,26 @@ class Lease:
         self.template: str = wanted.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
-        self.owner: weakref.ref[Lives] | None = None  # whoever acquired it
-        # the acquisitions that use it (several, when it is reentrant), and what keeps each; None: the owner does
+        self.owner: weakref.ref[Lives] | None = None  # who acquired it
+        # the sections that use it (several, if it is reentrant), and what keeps each of them alive; None: the owner
         self.shares: dict[Section, Callable[[], object] | None] = {}
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
-        self.detaching: bool = False  # that was tried: where it was interrupted, nobody has been told the token
-        self.leaving: bool = False  # Redis is being asked to detach it, whose answer says more than the clock
+        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+        self.leaving: bool = False  # Redis is being asked to detach it; its answer counts for more than the clock
         self.watched: bool = False
         self.due: float = 0.0  # when the watchdog looks next
         self.urgent: bool = False  # ask Redis now, whatever the clock says
-        self.seen: bool = False  # by the watchdog: it is no short section
-        self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are open
+        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are in use
         self.fence_timeout: float | None = None  # seconds
         self.claimed: frozenset[str] = frozenset()  # on these databases
         self.raising: bool = False  # a new fence was asked for
-        self.asked_fence: int = fence  # with which it was renewed last
+        self.asked_fence: int = fence  # in the latest renewal
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """A lease belongs to this process: a copy of what refers to it, there or here, has none."""
+        """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
         return type(None), ()
 
     matters = True  # whether a failure to renew it is worth a warning
@@ -101,12 +101,12 @@ class Lease:
 
     @property
     def here(self) -> bool:
-        """Made in this process, not in the one that it was forked from."""
+        """Whether it was made in this process, not in the one that it was forked from."""
         return self.pid == os.getpid()
 
     @property
     def lost(self) -> bool:
-        """Known to be lost, or by the local clock presumed to be."""
+        """Whether it is known to be lost, or presumed lost by the local clock."""
         return bool(self.lost_reason) or (not self.closed and monotonic() >= self.ends)
 
     def remaining(self) -> float:
@@ -115,22 +115,22 @@ class Lease:
 
     @property
     def detached(self) -> bool:
-        """It was left, on purpose, to whoever has its token."""
+        """Whether it was left, on purpose, to whoever has its token."""
         return self.closed and self.detaching
 
     def unwatch(self) -> None:
-        """What the watchdog has still to say of it does not count any more."""
+        """Ignore what the watchdog still learns of it."""
         self.watched = False
         if self.canceller is not None:
             self.canceller.end()
 
     def close(self) -> None:
-        """It was released or detached: it is for nobody here to use any more."""
+        """It was released or detached: nobody here may use it any more."""
         self.unwatch()
         self.closed = True
 
     def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
-        """Whoever enters again may ask for more claims than were asked for before, not for fewer."""
+        """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""
         if fenced is True or self.fenced is True:
             self.fenced = True
         elif fenced:
@@ -139,16 +139,16 @@ class Lease:
     # -- who may release it -----------------------------------------------------------------------------------------
 
     def follow(self, section: Section, keeper: object | None) -> None:
-        """From now on, it is renewed for ``section`` as long as ``keeper`` lives, or (None) no more.
+        """From now on, renew it for ``section`` as long as ``keeper`` lives (None: no longer).
 
-        Whatever has become of its owner, who may have gone on, or ended.
+        This holds whatever happens to its owner, which may have gone on, or ended.
         """
         self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
         if keeper is None and len(self.shares) == 1:
             self.renewing = False
 
     def may_be_released(self) -> bool:
-        """Whether anybody is left who could."""
+        """Whether anybody is left who could release it."""
         owner = None if self.owner is None else self.owner()
         owned = owner is not None and owner.alive()
         keepers = list(self.shares.values()) or [None]
@@ -157,11 +157,11 @@ class Lease:
     # -- errors -----------------------------------------------------------------------------------------------------
 
     def cancelled_by(self, error: BaseException | None) -> bool:
-        """Whether ``error``, with which the section has ended, is the cancellation that its loss has sent."""
+        """Whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
         return self.canceller is not None and self.canceller.caused(error)
 
     def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
-        """What a release raises that Redis did not hear."""
+        """The error for a release that did not reach Redis."""
         left = self.remaining()
         return LockUnavailable(
             f"{str(error).rstrip('.')}. The lock was not released: unless you try again, it stays locked for "
@@ -172,17 +172,17 @@ class Lease:
 
     @property
     def unclaimed(self) -> bool:
-        """Whether it should have been claimed, and was not."""
+        """Whether it should have been claimed in a database, and was not."""
         return bool(self.fenced) and not self.claimed
 
     def binds(self, aliases: Collection[str]) -> bool:
-        """Whether there are any, and it was claimed on all of these databases: what they have committed is valid,
-        whatever has become of the lock since. Nobody's work was overwritten."""
+        """Whether it was claimed on all of these databases (and there is one): then what they have committed is valid
+        even if the lock was lost since, as nobody's work was overwritten."""
         return bool(aliases) and self.claimed.issuperset(aliases)
 
     @property
     def end_reason(self) -> str:
-        """Why it is lost where only its time is over."""
+        """Why it is lost if only its time is over."""
         return ENDED if self.renewing else OVER
 
     def lost_error(self) -> LockLost:
@@ -196,7 +196,7 @@ class Lease:
 
 
 class Section(Protocol):
-    """Something under a lock, as those see it who do not make it; it is an Acquisition."""
+    """An Acquisition, as seen by code that does not make it: a section under a lock."""
 
     lease: Lease | None
 

@@ -27,8 +27,8 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         watchdog.unwatch(lease)
         how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
         answer = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
-        # a repeated release that finds nothing, within the lease, did its work the first time; and a closed one was
-        # released in the background meanwhile, as its block was interrupted
+        # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
+        # released in the background meanwhile, because its block was interrupted
         repeated = answer.twice or lease.tried_release
         done = answer.state == calls.RELEASED or lease.closed or (repeated and not lease.lost)
         watchdog.end(lease)
@@ -37,7 +37,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         watchdog.forget(lease)
         lease.tried_release = True
         raise lease.unreleased_error(error) from error.__cause__
-    except BaseException:  # cancelled or interrupted: it has to end all the same
+    except BaseException:  # cancelled or interrupted: the lock has to be released all the same
         section.leave()
         release_later(lease)
         raise
@@ -52,7 +52,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
 
 
 def release_surely(section: Section, **facts: Any) -> Steps[bool]:
-    """Release where the work is done, and an error would invite a retry: if need be, in the background.
+    """Release after work whose success must not be hidden by an error: if necessary, in the background.
 
     LockLost propagates. ``facts`` are for the log.
     """
@@ -65,7 +65,7 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
 
 
 def release_later(lease: Lease) -> None:
-    """Release in the background, as often as it takes."""
+    """Release in the background, trying as often as it takes."""
     watchdog = runtime().watchdog
     how = calls.BEARER if lease.detaching else calls.HOLDER
     # a renewal whose answer was lost may have moved its end
@@ -75,12 +75,12 @@ def release_later(lease: Lease) -> None:
 
 
 def release_by_token(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
-    """Release the lock, whoever has acquired it, if ``bears`` agrees to its token. Returns whether it was held so."""
+    """Release the lock, whoever acquired it, if ``bears`` accepts its token. Returns whether it was held with it."""
     held = yield from calls.find_held(backend, name, bears)
     if held is None:
         return False
     answer = yield from calls.release(held, unknown=False, how=calls.BEARER)
     released = answer.state == calls.RELEASED or answer.twice
     if released:
-        runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells other processes alone
+        runtime().watchdog.lose_by_id(held.id, RELEASED)  # Redis tells only other processes
     return released
