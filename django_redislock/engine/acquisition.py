@@ -24,6 +24,7 @@ from ..store.keys import make_keys
 from ..store.place import Backend
 from ..store.places import get_backend
 from ..times import Deadline
+from . import waiting
 from .attempt import Attempt, Granted, give_up_at
 from .canceller import Canceller
 from .description import describe_owner
@@ -94,7 +95,7 @@ class Acquisition:
         attempt = self._attempt = self._make_attempt(deadline)
         attempt.begun = begun
         adopts = self.options.adopt and not seizes
-        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else attempt.obtain())
+        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else waiting.obtain(attempt))
         if granted is None:
             try:
                 yield from attempt.withdraw()
