@@ -138,9 +138,10 @@ class Acquisition:
 
         LockError where the owner would wait for itself without end. Redis is asked: the lease may be gone.
         """
-        reentrant = self.options.reentrant or (self.token is not None and held.token == self.token)
-        if not reentrant and not seizes and not (deadline.endless and self.options.attempts is None):
-            return False  # it waits for itself, but not without end
+        adopts, endless = self.options.adopt and not seizes, deadline.endless and self.options.attempts is None
+        reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
+        if not reentrant and not seizes and (adopts or not endless):
+            return False  # it waits for itself, but not without end; or wants another acquisition than its own
         by = give_up_at(deadline)
         answer = yield from calls.renew(held.wanted, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
         if answer.state != calls.HELD:
