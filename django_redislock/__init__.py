@@ -8,6 +8,7 @@ from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, Lock
 from .inspection import (
     LockInfo,
     LockStatus,
+    PoolInfo,
     PoolSummary,
     SuspensionInfo,
     WaiterInfo,
@@ -23,7 +24,8 @@ from .inspection import (
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
 from .names import lock_digest, lock_name
-from .pool import LockPool, PoolInfo, PoolMember
+from .pool import LockPool
+from .pool_member import PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released
 from .values import ConditionalValue
 from .web import locked_atomic, locked_view

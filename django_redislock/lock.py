@@ -3,86 +3,32 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine, signals
 from .conf import conf
 from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
-from .exceptions import LockError, LockNotOwned, LockUnavailable
+from .exceptions import LockNotOwned, LockUnavailable
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
 from .inspection.suspension import resume, suspend
-from .name_templates import has_fields
+from .name_templates import warn_of_fields
 from .names import check_name, check_token
-from .open_transactions import HERE, warn_of_release
+from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .steps import Steps, arun, run_blocking
 from .store.calls import read_holder
 from .store.place import Backend
 from .store.places import get_backend
 from .times import Seconds, seconds
+from .warn import is_ours
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
-
-
-Kind = type[BaseException] | None
-
-
-def _leave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> None:
-    section = None
-    try:
-        section = _section_of(block)
-        run_blocking(_end(block, section, error), "Use async with instead.")
-    except (LockError, SynchronousOnlyOperation):
-        raise
-    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
-        section = section or _section_of(block)
-        if section is not None:
-            section.undo()
-        raise
-
-
-def _aleave(block: WithBlock, kind: Kind, error: BaseException | None, traceback: TracebackType | None) -> Any:
-    return _aend(block, error, block.exit)
-
-
-async def _aend(block: WithBlock, error: BaseException | None, kept: object) -> None:
-    await arun(_end(block, _section_of(block), error))
-
-
-def _section_of(block: WithBlock) -> Section | None:
-    """An ExitStack enters the lock itself, so its block has none."""
-    return block.section or current_owner().section(block.lock)
-
-
-def _end(block: WithBlock, section: Section | None, error: BaseException | None) -> Steps[None]:
-    """The block has ended: with ``error``, or (None) normally."""
-    lock: Any = block.lock
-    lease = lock._latest if section is None else section.lease
-    if lease is not None and lease.detached:
-        return  # handed over inside the block
-    if section is not None and section.lease is not None and section.lease.closed:
-        section = current_owner().section(lock)  # released inside the block, and perhaps acquired again
-    if section is None:
-        if error is None:
-            raise LockNotOwned.to("release", lock.name)
-    elif (yield from section.exit(error)) and error is None:
-        warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
-
-
-def _warn_of_fields(name: str, caller: str) -> None:
-    """Warn of a name that looks like a template, unless a decorator made it of one: ``{{pk}}``."""
-    if not caller.startswith(HERE):
-        text = f"Lock({name!r}) locks this very name: only decorators fill templates. Use lock_name() or an f-string."
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 class Lock:
@@ -162,8 +108,8 @@ class Lock:
 
     def __init__(self, name: str, *, token: str | None = None, **options: Unpack[LockOptions]) -> None:
         self.name: str = check_name(name)
-        if "{" in name and has_fields(name):
-            _warn_of_fields(name, sys._getframe(1).f_code.co_filename)
+        if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
+            warn_of_fields(name)
         self._options = read_options(options, "Lock()", beside=["token"])
         self._token = None if token is None else check_token(token)
         self._latest: Lease | None = None  # acquired by any thread or task
@@ -293,9 +239,6 @@ class Lock:
     async def adetach(self, caller: Caller, ttl: Seconds | None = None) -> str:
         """See detach()."""
         return await arun(self._detach(caller.owner(), ttl))
-
-    __exit__: engine.ExitMethod = engine.ExitMethod(_leave)
-    __aexit__: engine.ExitMethod = engine.ExitMethod(_aleave)
 
     # -- while it is held -------------------------------------------------------------------------------------------
 
@@ -484,6 +427,22 @@ class Lock:
             raise LockNotOwned.to("release", self.name)
         if free:
             warn_of_release(self.name, unclaimed=section is not None and section.held.unclaimed)
+
+    def _end(self, section: Section | None, error: BaseException | None) -> Steps[None]:
+        """The ``with`` block of this section (None: there is none) has ended: with ``error``, or (None) normally."""
+        lease = self._latest if section is None else section.lease
+        if lease is not None and lease.detached:
+            return  # handed over inside the block
+        if section is not None and section.lease is not None and section.lease.closed:
+            section = current_owner().section(self)  # released inside the block, and perhaps acquired again
+        if section is None:
+            if error is None:
+                raise LockNotOwned.to("release", self.name)
+        elif (yield from section.exit(error)) and error is None:
+            warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
+
+    __exit__: engine.ExitMethod = engine.exit_of(_end)
+    __aexit__: engine.ExitMethod = engine.aexit_of(_end)
 
     def _detach(self, owner: Owner, ttl: Seconds | None) -> Steps[str]:
         section = self._held(owner, "detach")

@@ -10,6 +10,7 @@ from typing import Any
 
 from .display import shown
 from .names import MAX_NAME_BYTES, capped_name, check_name, lock_digest, quote
+from .warn import warn
 
 DIGEST = "digest"  # the format that stands for lock_digest()
 _FIELD = re.compile(r"[^\W\d]\w*(\.\w+|\[[^]]+\])*")
@@ -21,6 +22,12 @@ def has_fields(text: str) -> bool:
         return any(field is not None for _, field, _, _ in string.Formatter().parse(text))
     except ValueError:  # a lone brace
         return False
+
+
+def warn_of_fields(name: str) -> None:
+    """Warn of a ``name`` that looks like a template where it is none."""
+    if has_fields(name):
+        warn(f"Lock({name!r}) locks this very name: only decorators fill templates. Use lock_name() or an f-string.")
 
 
 class _Formatter(string.Formatter):

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import warnings
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .conf import conf
-
-HERE = f"{Path(__file__).parent}{os.sep}"
+from .warn import warn
 
 
 def in_atomic_block(connection: BaseDatabaseWrapper) -> bool:
@@ -42,7 +37,7 @@ def warn_unclaimed(name: str) -> None:
         f"overwrite what a younger holder wrote. Use locked_atomic() or locked_view(), or call claim() first in "
         f"each transaction."
     )
-    warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
+    warn(text)
 
 
 def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[str] = ()) -> None:
@@ -67,12 +62,4 @@ def warn_of_release(name: str, *, unclaimed: bool = False, claimed: Collection[s
     )
     if reaction == "error":
         raise RuntimeError(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=_stacklevel())
-
-
-def _stacklevel() -> int:
-    """Of the site's own line, as seen from the caller."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
-        level, frame = level + 1, frame.f_back
-    return level
+    warn(text)

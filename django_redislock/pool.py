@@ -3,97 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from . import engine
 from .display import shown
-from .engine import Acquisition, Caller, Lease, Owner, current_owner, twin
-from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .inspection import LockInfo, LockStatus, WaiterInfo
-from .inspection.info import read_queue, read_statuses
-from .inspection.listing import read_matching
+from .engine import Acquisition, Caller, Owner, current_owner, twin
+from .exceptions import LockNotAcquired, LockUnavailable
+from .inspection import LockStatus
+from .inspection.pools import PoolInfo, count_states, inspect_pool, read_items, read_keys
 from .inspection.suspension import resume, suspend
-from .lock import Lock
-from .names import check_name, member_name, pool_name, quote, unquoted
-from .options import AcquireOptions, LockOptions, read_options
+from .names import check_name, member_name, pool_name, quote
+from .options import AcquireOptions, read_options
+from .pool_member import PoolMember
 from .steps import Steps, arun, run_blocking
-from .store.holder import check_member
 from .store.keys import Keys, make_keys
 from .store.place import Backend
 from .store.places import get_backend
-from .store.pool_calls import change_members, count_members, has_member, read_members, replace_members
+from .store.pool_calls import change_members, count_members, has_member, replace_members
 from .times import Seconds
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
 
 
 NONE_HELD = 5.0  # seconds that checkout.lua gives where no lease will end
-
-
-class PoolMember(Lock):
-    """An already acquired :class:`Lock` on a member of a pool, as :meth:`LockPool.acquire` returns it.
-
-    ``key`` is the member. ``with`` does not acquire it again, and releases it at its end. A second ``with`` inside of
-    that raises LockError.
-    """
-
-    __slots__ = ("_entered", "key")
-
-    def __init__(self, name: str, **options: Unpack[LockOptions]) -> None:
-        super().__init__(name, **options)
-        self.key: str = unquoted(name.rpartition(":")[2])
-        self._entered: Lease | None = None  # by a block, which will release it
-
-    @classmethod
-    def of(cls, lease: Lease, options: LockOptions) -> Self:
-        """The member that this lease is for."""
-        return cls(lease.name, **options)._acquired(lease)
-
-    def __enter__(self) -> Self:
-        if not self._go_on(None):
-            super().__enter__()
-            self._entered = self._latest
-        return self
-
-    async def _aenter(self, block: engine.WithBlock | None) -> Self:
-        if not self._go_on(block):
-            await super()._aenter(block)
-            self._entered = self._latest
-        return self
-
-    def _go_on(self, block: engine.WithBlock | None) -> bool:
-        """Whether it is held already, so that the block only has to release it."""
-        section = current_owner().section(self)
-        if section is None:
-            return False
-        if section.held.lost:  # and may be somebody else's
-            raise section.held.lost_error()
-        if section.held is self._entered:
-            raise LockError(
-                f"Cannot enter a block with the member {self.name!r}: this thread or task is in one already, which "
-                f"releases it.",
-                self.name,
-            )
-        self._entered = section.held
-        block = block or engine.block_of(self)
-        if block is not None:
-            block.enter(section)
-        return True
-
-
-@dataclass(frozen=True)
-class PoolInfo:
-    """What Redis said about a pool. ``waiters`` counts all who wait for any member, ``queue`` has the first 100."""
-
-    name: str
-    members: int
-    free: int
-    locks: tuple[LockInfo, ...]  # of the members that are held
-    waiters: int
-    queue: tuple[WaiterInfo, ...]
 
 
 class LockPool:
@@ -213,19 +147,19 @@ class LockPool:
 
     def health_check(self) -> tuple[int, int]:
         """How many members are (held, free), whoever holds them."""
-        return _count(run_blocking(self._items(current_owner()), "Await ahealth_check() instead"))
+        return count_states(run_blocking(self._items(current_owner()), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
-        return _count(await self.aitems_locked_status())
+        return count_states(await self.aitems_locked_status())
 
     def info(self) -> PoolInfo:
         """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
-        return run_blocking(self._info(), "Await ainfo() instead")
+        return run_blocking(inspect_pool(self._backend(), self.name), "Await ainfo() instead")
 
     async def ainfo(self) -> PoolInfo:
         """See info()."""
-        return await arun(self._info())
+        return await arun(inspect_pool(self._backend(), self.name))
 
     # -- out of use -------------------------------------------------------------------------------------------------
 
@@ -325,15 +259,15 @@ class LockPool:
         member_name(self.name, key)  # raises if it is too long
         return quote(key)
 
+    def _backend(self) -> Backend:
+        return get_backend(self.using, pool_name(self.name))
+
     def _place(self) -> tuple[Backend, Keys, str]:
-        pool = pool_name(self.name)
-        backend = get_backend(self.using, pool)
+        backend, pool = self._backend(), pool_name(self.name)
         return backend, make_keys(backend.prefix, pool), pool
 
     def _keys(self) -> Steps[list[str]]:
-        backend, keys, pool = self._place()
-        members = yield from read_members(backend, keys, pool)
-        return [unquoted(check_member(backend, pool, raw)) for raw in members]
+        return (yield from read_keys(self._backend(), self.name))
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
@@ -356,27 +290,9 @@ class LockPool:
         return (yield from resume(get_backend(self.using, name), name))
 
     def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
-        backend, _, _ = self._place()
-        keys = yield from self._keys()
-        names = [member_name(self.name, key) for key in keys]
-        tokens = [owner.token_of(backend, name) for name in names]
-        statuses = yield from read_statuses(backend, names, tokens)
-        return list(zip(keys, statuses, strict=True))
-
-    def _info(self) -> Steps[PoolInfo]:
-        backend, _, pool = self._place()
-        items = yield from self._items(current_owner())
-        _, free = _count(items)
-        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
-        queue = yield from read_queue(backend, pool)
-        return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
+        backend = self._backend()
+        return (yield from read_items(backend, self.name, partial(owner.token_of, backend)))
 
 
 def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:
     return [status for _, status in items]
-
-
-def _count(items: list[tuple[str, LockStatus]]) -> tuple[int, int]:
-    """How many are (held, free)."""
-    free = _statuses(items).count(LockStatus.FREE)
-    return len(items) - free, free

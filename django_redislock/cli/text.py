@@ -12,8 +12,7 @@ from typing import Any
 from django.utils import timezone
 
 from ..display import duration, printable
-from ..inspection import LockInfo, LockStatus, PoolSummary, SuspensionInfo, WaiterInfo
-from ..pool import PoolInfo
+from ..inspection import LockInfo, LockStatus, PoolInfo, PoolSummary, SuspensionInfo, WaiterInfo
 
 GAP = "  "
 ENDLESS = "somebody else has written it, or removed its expiry: it stays until force-released"

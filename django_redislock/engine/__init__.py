@@ -9,7 +9,7 @@ from .lease import Lease, Section
 from .owner import Owner, current_owner, shown_owner
 from .release import release, release_by_token, release_surely
 from .twin import Caller, twin
-from .with_block import ExitMethod, WithBlock, block_of
+from .with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
 
 __all__ = [
     "Acquisition",
@@ -20,10 +20,12 @@ __all__ = [
     "Owner",
     "Section",
     "WithBlock",
+    "aexit_of",
     "block_of",
     "current_owner",
     "describe_owner",
     "detach",
+    "exit_of",
     "raise_fence",
     "release",
     "release_by_token",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Callable
-from logging import DEBUG, WARNING
+from logging import WARNING
 from time import monotonic
 from typing import Any
 
@@ -13,17 +13,17 @@ from ..conf import check_flag, conf
 from ..display import Secret
 from ..exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ..log import log_event
-from ..names import known_as, named
+from ..names import known_as
 from ..options import Options
-from ..signals import lock_acquired, lock_force_released, lock_not_acquired, sending
 from ..steps import Request, Steps
 from ..store import calls
 from ..store.calls import Wanted
-from ..store.holder import parse_holder
 from ..store.keys import make_keys
 from ..store.place import Backend
 from ..store.places import get_backend
 from ..times import Deadline
+from . import waiting
+from .announcements import tell_acquired, tell_refused
 from .attempt import Attempt, Granted, give_up_at
 from .canceller import Canceller
 from .description import describe_owner
@@ -94,7 +94,7 @@ class Acquisition:
         attempt = self._attempt = self._make_attempt(deadline)
         attempt.begun = begun
         adopts = self.options.adopt and not seizes
-        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else attempt.obtain())
+        granted = yield from (attempt.seize() if seizes else attempt.adopt() if adopts else waiting.obtain(attempt))
         if granted is None:
             try:
                 yield from attempt.withdraw()
@@ -103,11 +103,11 @@ class Acquisition:
             attempt.leave()
             self._witness = None  # there is nothing to undo
             refusal = attempt.refusal(adopting=adopts)
-            yield from self._announce_refusal(refusal)
+            yield from tell_refused(self.name, self._template, refusal)
             return refusal
         self._take(attempt, granted, canceller)
         attempt.leave()  # not before the lease is watched: a late wake must find somebody it belongs to
-        yield from self._announce(attempt)
+        yield from tell_acquired(self.held, monotonic() - begun, attempt.seized)
         return None
 
     def _deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
@@ -138,9 +138,10 @@ class Acquisition:
 
         LockError where the owner would wait for itself without end. Redis is asked: the lease may be gone.
         """
-        reentrant = self.options.reentrant or (self.token is not None and held.token == self.token)
-        if not reentrant and not seizes and not (deadline.endless and self.options.attempts is None):
-            return False  # it waits for itself, but not without end
+        adopts, endless = self.options.adopt and not seizes, deadline.endless and self.options.attempts is None
+        reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
+        if not reentrant and not seizes and (adopts or not endless):
+            return False  # it waits for itself, but not without end; or wants another acquisition than its own
         by = give_up_at(deadline)
         answer = yield from calls.renew(held.wanted, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
         if answer.state != calls.HELD:
@@ -224,24 +225,6 @@ class Acquisition:
         self.owner.enter(self, lease)
         if self._witness is not None and self.owner.task is not None and running_task() is None:
             lease.follow(self, self._witness())  # the task may be cancelled, and its sync code goes on
-
-    def _announce_refusal(self, refusal: LockNotAcquired) -> Steps[None]:
-        facts = {"template": self._template, "outcome": refusal.outcome, "waited": refusal.waited}
-        log_event(DEBUG, "not-acquired", **named(self.name), **facts)
-        if lock_not_acquired.receivers:
-            yield sending(lock_not_acquired, name=self.name, **facts)
-
-    def _announce(self, attempt: Attempt) -> Steps[None]:
-        lease, waited = self.held, monotonic() - attempt.begun
-        log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
-        if attempt.seized is not None:
-            by = lease.wanted.owner.partition("\n")[0]
-            old = parse_holder(attempt.seized)
-            was = "?" if old is None else old.described
-            log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)
-            yield sending(lock_force_released, name=lease.name, by=by)
-        if lock_acquired.receivers:
-            yield sending(lock_acquired, name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
 
     # -- having it --------------------------------------------------------------------------------------------------
 

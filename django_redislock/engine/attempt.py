@@ -1,4 +1,4 @@
-"""One attempt to get a lock: ask, queue, wait until woken or (polling) for a while, look again, clean up behind."""
+"""One attempt to get a lock: what it asks of Redis, and what it may leave behind there. How it waits: waiting.py."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from redis.backoff import AbstractBackoff
 
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..names import known_as
-from ..pace import POLLING, Pace, alive_for
+from ..pace import POLLING
 from ..steps import DrivingLoop, Pause, Steps
 from ..store import calls
 from ..store.calls import Taken, Wanted
 from ..store.keys import make_keys
 from ..store.loop_connections import ENTERING, RETURNING
-from ..store.probe import counts_us
 from ..store.retry import ACKNOWLEDGED_WITHIN
 from ..times import Deadline
 from .blocker import Blocker
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter
 
-WAKE_LATE = 1_000_000  # microseconds after which the wake of a handoff has not come, rather than not come yet
-LOOK_LATE = 0.5  # seconds by which a process that runs is never late to look
 GRACE = 0.8  # seconds beyond the deadline that an answer may take
 LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
 GONE = "it was released, has ended, or somebody else holds it"
@@ -79,13 +76,9 @@ class Attempt:
         self.unknown: bool = False  # a request may still arrive whose answer we never saw
         self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
 
-    def obtain(self) -> Steps[Granted | None]:
-        """Get the lock, or None in the end."""
-        return self._poll() if self.polls else self._await_wakes()
-
     def seize(self) -> Steps[Granted | None]:
         """Get the lock whoever holds it."""
-        taken, granted = yield from self._look(calls.SEIZING)
+        taken, granted = yield from self.look(calls.SEIZING)
         # one whose answer was lost may have taken the lock from somebody
         self.seized = b"" if taken.repeated and taken.state == calls.ALREADY else taken.holder
         return granted
@@ -95,89 +88,20 @@ class Attempt:
 
         It never waits, and never takes a free lock.
         """
-        yield from self._listen_first()
-        taken, granted = yield from self._look(calls.ADOPTING)
+        yield from self.listen_first()
+        taken, granted = yield from self.look(calls.ADOPTING)
         if taken.state == calls.GIVEN_UP:
             raise LockLost(f"Could not adopt the lock {self.wanted.name!r}: {GONE}.", self.wanted.name, reason=GONE)
         return granted
 
-    def _poll(self) -> Steps[Granted | None]:
-        """Look, and look again after a while."""
-        pace = Pace(self.backoff)
-        while True:
-            delay = pace.next_look()
-            last = not self.deadline.waits or self.deadline.passed
-            last = last or (self.attempts is not None and self.attempts <= self.tries + 1)
-            taken, granted = yield from self._look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
-            if granted is not None or last or taken.state in (calls.GIVEN_UP, calls.FULL):
-                return granted
-            self.ticket = taken.number or self.ticket
-            if monotonic() >= self.blocker.tell_at:
-                self._tell_that_it_waits()
-            yield Pause(min(delay, self.deadline.left()))
-
-    def _await_wakes(self) -> Steps[Granted | None]:
-        """Look when told to, and by the clock for when nobody tells."""
-        listener = self.listener
-        unasked = False  # this look was made by the clock alone, and in time
-        heard = counted = 0
-        pace: Pace | None = None
-        if self.wanted.token is not None:
-            yield from self._listen_first()
-        while True:
-            if self.deadline.waits and listener.ready:
-                yield from self._register()
-            queued = self.waiter is not None and self.deadline.waits and listener.ready
-            generation = listener.generation
-            wait, delay = calls.QUEUED if queued else calls.NOT_AT_ALL, 0.0
-            if queued and listener.polled:
-                pace = pace or Pace(self.backoff)
-                delay = pace.next_look()
-                wait = calls.polled(alive_for(delay))
-            taken, granted = yield from self._look(wait)
-            # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
-            # grant, as a rule.)
-            missed = taken.state == calls.ALREADY and taken.us - taken.number > WAKE_LATE
-            if unasked and (missed or (taken.unheard and listener.heard == heard)):
-                listener.reconnect()
-            if unasked and taken.state == calls.REQUEUED and generation == counted:
-                yield from self._check_subscription()
-            counted = generation if queued else 0
-            if granted is not None:
-                return granted
-            if taken.state in (calls.GIVEN_UP, calls.FULL) or not self.deadline.waits:
-                return None
-            self.ticket = taken.number or self.ticket
-            waiter = yield from self._register()
-            if listener.ready and not (queued and generation == listener.generation):
-                continue  # asked under no subscription, or an older one
-            listener.schedule(waiter, taken.left, delay)
-            if taken.state == calls.REQUEUED and unasked:
-                listener.tell_all(self.wanted.name)
-            heard = listener.heard
-            granted, unasked = yield from self._wait(waiter, taken.us)
-            if granted is not None:
-                return granted
-            if self.deadline.passed:
-                return None
-
-    def _check_subscription(self) -> Steps[None]:
-        """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
-        try:
-            counted = yield from counts_us(self.wanted.backend)
-        except LockUnavailable:
-            return  # the next look says so
-        if not counted:
-            self.listener.reconnect()
-
-    def _listen_first(self) -> Steps[None]:
+    def listen_first(self) -> Steps[None]:
         """Whoever has the same token takes a process that does not listen for dead, and adopts what it holds."""
-        waiter, end = (yield from self._register()), monotonic() + LISTENING_WITHIN
+        waiter, end = (yield from self.register()), monotonic() + LISTENING_WITHIN
         while not self.listener.ready and (left := end - monotonic()) > 0:
             yield Park(waiter, left)
             waiter.look = False
 
-    def _register(self) -> Steps[Waiter]:
+    def register(self) -> Steps[Waiter]:
         """Let wakes reach us."""
         waiter = self.waiter
         if waiter is None:
@@ -188,7 +112,7 @@ class Attempt:
             self.listener.start()
         return waiter
 
-    def _look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
+    def look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
         """Ask Redis; again where a grant came after its own end, which is none.
 
         One who already waits sits out an outage of SIT_OUT seconds.
@@ -228,12 +152,12 @@ class Attempt:
                 return taken, None
             ends = calls.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
-                self._got(f"{self.wanted.name}{taken.member}")
+                self.got(f"{self.wanted.name}{taken.member}")
                 granted: Granted | None = Granted(taken.number, ends, taken.state == calls.ALREADY)
                 if taken.state == calls.GRANTED:
                     self._check_acknowledged(taken.acknowledged)
                 elif wanted.replicas:
-                    granted = yield from self._confirm(taken.number)
+                    granted = yield from self.confirm(taken.number)
                 if granted is None:
                     continue
                 return taken, granted
@@ -246,49 +170,7 @@ class Attempt:
                     name,
                 )
 
-    def _wait(self, waiter: Waiter, refused: int) -> Steps[tuple[Granted | None, bool]]:
-        """Sleep until told, or until it is time to look or to leave. Returns (the handoff if any, by the clock).
-
-        ``refused``: microseconds of the server's clock at which the last look found the lock to be somebody else's.
-        """
-        listener = self.listener
-        while True:
-            if waiter.grant is not None:
-                grant, waiter.grant = waiter.grant, None
-                if grant.us <= refused:
-                    # it came during that look, and was force-released in between, say; or the clock has jumped back
-                    return None, False
-                ends = listener.deadline_of(grant)
-                if monotonic() < ends:
-                    self._got(grant.name)
-                    backend = self.wanted.backend
-                    backend.known = max(backend.known, grant.fence)
-                    if self.wanted.replicas:
-                        return (yield from self._confirm(grant.fence)), False
-                    return Granted(grant.fence, ends, True), False
-                # woken too late: it may be somebody else's by now, and others here may have been dropped for that
-                listener.doubt(self.wanted.name)
-                return None, False
-            if waiter.look:
-                waiter.look = False
-                return None, False
-            look = listener.next_look(waiter)
-            due = self.deadline.at if look is None else min(look, self.deadline.at)
-            now = monotonic()
-            if now >= due:
-                return None, now < due + LOOK_LATE
-            if now >= self.blocker.tell_at:
-                until, by = self.deadline.at, give_up_at(self.deadline)
-                if (yield from self.blocker.learn(self.wanted, waiter, until=until, by=by)):
-                    self._tell_that_it_waits()  # another may have had it since the last look
-                continue
-            due = min(due, self.blocker.tell_at)
-            yield Park(waiter, None if due == math.inf else due - now)
-
-    def _tell_that_it_waits(self) -> None:
-        self.blocker.tell(self.wanted.name, monotonic() - self.begun)
-
-    def _confirm(self, fence: int) -> Steps[Granted | None]:
+    def confirm(self, fence: int) -> Steps[Granted | None]:
         """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
 
         None: it is lost already.
@@ -314,7 +196,7 @@ class Attempt:
             name,
         )
 
-    def _got(self, name: str) -> None:
+    def got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
         if name != self.wanted.name:
             keys = make_keys(self.wanted.backend.prefix, name)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from logging import DEBUG, ERROR
-from time import monotonic
+from logging import ERROR
 from typing import Any
 
 from ..exceptions import LockUnavailable
 from ..log import log_event
-from ..signals import lock_released, sending
 from ..steps import Steps
 from ..store import calls
 from ..store.place import Backend
+from .announcements import tell_released
 from .lease import RELEASED, VANISHED, Lease, Section
 from .runtime import runtime
 
@@ -45,10 +44,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
         watchdog.lose(lease, VANISHED, released=True)
     if lease.lost_reason:
         raise lease.lost_error()
-    held_for = monotonic() - lease.since
-    log_event(DEBUG, "released", name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
-    if lock_released.receivers:
-        yield sending(lock_released, name=lease.name, template=lease.template, fence=lease.fence, held=held_for)
+    yield from tell_released(lease)
 
 
 def release_surely(section: Section, **facts: Any) -> Steps[bool]:

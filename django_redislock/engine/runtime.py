@@ -10,6 +10,7 @@ from ..per_process import PerProcess
 from ..store.place import Backend, Place
 from .listener import Listener
 from .notifier import Notifier
+from .strays import Strays
 from .subscriber import Subscriber
 from .watchdog import Watchdog
 
@@ -20,6 +21,7 @@ class Runtime:
     def __init__(self) -> None:
         self.notifier: Notifier = Notifier()
         self.watchdog: Watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
+        self._strays = Strays(self.watchdog)
         self._listeners: dict[Backend, Listener] = {}
         self._subscribers: dict[Place, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
@@ -35,8 +37,8 @@ class Runtime:
             with self._mutex:
                 found = self._listeners.get(backend)
                 if found is None:
-                    want, watchdog = self._subscriber(backend.place).want, self.watchdog
-                    made = Listener(backend, want, watchdog.on_stray, watchdog.pass_on, watchdog.renew_all)
+                    want, strays = self._subscriber(backend.place).want, self._strays
+                    made = Listener(backend, want, strays.take, strays.pass_on, self.watchdog.renew_all)
                     found = self._listeners.setdefault(backend, made)
                     backend.place.on_close.append(lambda: self._listeners.pop(backend, None))
         return found

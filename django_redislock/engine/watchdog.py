@@ -10,38 +10,31 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import ERROR, WARNING
 from time import monotonic
 from typing import Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
-from redis.exceptions import ClusterDownError, ResponseError
-
-from ..log import log_event
 from ..store.calls import HELD, HOLDER, WITHDRAWAL, Renewed, Wanted, left_to_release, renew_command, renewed
-from ..store.keys import make_keys
 from ..store.node import Node
 from ..store.place import Backend
 from ..store.places import all_places
-from ..store.wire import wording
 from .agenda import Agenda, PendingRelease, Task
+from .dispatch import Dispatch
 from .interruptions import Interruptions, Witness
 from .lease import Lease, Section
-from .loss import TOLD, reason_of, tell_lost
+from .loss import reason_of, tell_lost
 from .notifier import Notifier
-from .outage import LAST_RETRY, Outage
+from .outage import LAST_RETRY
 from .renewal import CONFIRM_AFTER, call_for, first_look, next_look
-from .sender import Parcel, Sender, send_last
+from .sender import Parcel
 from .threads import make_thread, start
 
-LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 REMEMBER_FOR = 60.0  # seconds after which Redis has forgotten an abandoned waiter by itself
 LOOK_AROUND = 1.0  # seconds between looks for sections that were interrupted
 IDLE_LOOK = 5.0  # the same where nothing is held
-MOST_STRAYS = 100  # messages for nobody that are answered in a second: anybody may have sent them
 UNRENEWED = "no longer renewed"
 
 
@@ -65,11 +58,8 @@ class Watchdog:
         self.interruptions: Interruptions = Interruptions()
         self._sleeps_until = -math.inf
         self._thread: threading.Thread | None = None
-        self._sender = Sender(self._answered, self._failed)
-        self._outages: WeakKeyDictionary[Node, Outage] = WeakKeyDictionary()
+        self._dispatch = Dispatch(notifier, self._answered, self._again, self.renew_all)
         self._trim_at = 0.0
-        self._strays = 0  # up to this time (monotonic):
-        self._strays_until = 0.0
 
     @property
     def _mutex(self) -> threading.RLock:
@@ -153,14 +143,8 @@ class Watchdog:
 
     def send_pending(self) -> None:
         """Before the process ends, and its threads with it: what was not yet sent. Takes LAST_WORDS in all."""
-        parcels: dict[Node, list[Parcel]] = defaultdict(list)
-        for pending in (known := list(self._pending)):
-            node = pending.wanted.backend.node_if_known
-            if node is not None:
-                parcels[node].append(pending.parcel())
-        for node, error in send_last(parcels, LAST_WORDS):
-            if any(parcel.task.matters for parcel in parcels[node]):
-                log_event(WARNING, "releases-not-sent", alias=node.origin.alias, error=error)
+        known = list(self._pending)
+        self._dispatch.send_last([pending.parcel() for pending in known])
         self._pending.difference_update(known)  # there are several ways in which a process ends: not once more
 
     def _plan(self, due: float, task: Task) -> None:
@@ -179,28 +163,11 @@ class Watchdog:
         self._thread = thread = make_thread(self._run, "redislock-watchdog")
         return start(thread)  # at the end of the process, locks are held without it, and not renewed
 
-    # -- for the listener -------------------------------------------------------------------------------------------
+    # -- for whoever hears of it elsewhere ---------------------------------------------------------------------------
 
-    def on_stray(self, backend: Backend, kind: str, id: str, name: str) -> None:
-        """A message for an id that nobody here waits with."""
-        lease = self._leases.get(id)
-        if lease is None:
-            if kind in "gw" and self._may_answer():  # it has left in the meantime
-                self.pass_on(backend, id, name)
-        elif kind in TOLD:
-            self.lose(lease, TOLD[kind])
-
-    def pass_on(self, backend: Backend, id: str, name: str) -> None:
-        """Nobody waits with this id any more: what has been given to it, or may yet be, is for the next one."""
-        left = Wanted(backend, make_keys(backend.prefix, name), name, id)
-        self.release_later(left, unknown=False, how=WITHDRAWAL)
-
-    def _may_answer(self) -> bool:
-        now = monotonic()
-        if now >= self._strays_until:
-            self._strays, self._strays_until = 0, now + 1.0
-        self._strays += 1
-        return self._strays <= MOST_STRAYS
+    def holds(self, id: str) -> bool:
+        """Whether this acquisition holds a lock here, or is being released."""
+        return id in self._leases
 
     def lose_by_id(self, id: str, reason: str) -> None:
         """The acquisition of this id is over, if it is one of this process."""
@@ -267,26 +234,16 @@ class Watchdog:
                 place.trim()
 
     def _work(self, tasks: Sequence[Task]) -> None:
-        parcels: dict[Node, list[Parcel]] = defaultdict(list)
+        parcels: list[Parcel] = []
         for task in tasks:
-            node = task.backend.node_if_known
             try:
                 parcel = task.parcel() if isinstance(task, PendingRelease) else self._look_after(task)
             except Exception as error:
                 self._put_off([task], error)  # and no other
                 continue
-            if parcel is None:
-                continue
-            if node is None:  # of a cluster that could never be asked
-                self._again([parcel], LAST_RETRY)
-            else:
-                parcels[node].append(parcel)
-        # C5: each node for itself, with a time limit of its own
-        for node, batch in parcels.items():
-            patience = min(
-                (parcel.task.ttl / 6 for parcel in batch if isinstance(parcel.task, Lease)), default=math.inf
-            )
-            self._sender.send(node, batch, max(0.05, min(node.origin.timeout, patience)))
+            if parcel is not None:
+                parcels.append(parcel)
+        self._dispatch.send(parcels)
 
     def _look_after(self, lease: Lease) -> Parcel | None:
         """What is to be sent for this lease now, if anything; else plan the next look."""
@@ -329,59 +286,17 @@ class Watchdog:
             self._plan(due, lease)
         return Parcel(lease, command, due)
 
-    # -- the sender's side ------------------------------------------------------------------------------------------
+    # -- what comes of what was sent ---------------------------------------------------------------------------------
 
-    def _answered(self, node: Node, parcels: list[Parcel], answers: list[Any], sent: float) -> None:
-        moved: list[Parcel] = []
-        refused: list[Parcel] = []
-        trouble: ResponseError | None = None
-        for parcel, answer in zip(parcels, answers, strict=True):
-            task, _, due = parcel
-            task.backend.heard_from(node)
-            if isinstance(answer, ResponseError):
-                if task.backend.place.redirect(task.backend, answer, node):
-                    moved.append(parcel)
-                else:
-                    trouble = trouble or answer
-                    refused.append(parcel)
-                continue
-            if isinstance(task, Lease):
-                self._note(task, due, renewed(node, answer, sent))
-                continue
-            self._pending.discard(task)
-            rest = left_to_release(task.wanted, answer)
-            if rest is not None:
-                self.release_later(rest, unknown=False, how=WITHDRAWAL)
-        self._again(moved, 0.0)
-        if trouble is not None:
-            self._failed(node, refused, trouble)
+    def _answered(self, parcel: Parcel, answer: Any, node: Node, sent: float) -> None:
+        task, _, due = parcel
+        if isinstance(task, Lease):
+            self._note(task, due, renewed(node, answer, sent))
             return
-        over = self._outages.pop(node, None)
-        if over is not None:
-            if over.end_is_due() and not over.is_stale(node.origin.timeout):
-                self._notifier.log(WARNING, "renewal-recovered", alias=node.origin.alias, outage=over.lasted)
-            for backend in {parcel.task.backend for parcel in parcels}:
-                self.renew_all(backend)
-
-    def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
-        """Plan another try."""
-        outage = self._outages.get(node)
-        if outage is None or outage.is_stale(node.origin.timeout):
-            outage = self._outages[node] = Outage()
-        self._again(parcels, outage.fail())
-        if any(parcel.task.matters for parcel in parcels) and outage.log_is_due():
-            self._notifier.log(
-                WARNING,
-                "renewal-failed",
-                alias=node.origin.alias,
-                tasks=len(parcels),
-                outage=outage.lasted,
-                error=wording(error),
-            )
-        # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
-        if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
-            for place in {parcel.task.backend.place for parcel in parcels}:
-                place.look_around(node)
+        self._pending.discard(task)
+        rest = left_to_release(task.wanted, answer)
+        if rest is not None:
+            self.release_later(rest, unknown=False, how=WITHDRAWAL)
 
     def _again(self, parcels: list[Parcel], delay: float) -> None:
         with self._mutex:

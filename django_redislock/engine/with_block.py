@@ -11,9 +11,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
+from types import TracebackType
 from typing import Any
 
+from django.core.exceptions import SynchronousOnlyOperation
+
+from ..exceptions import LockError
+from ..steps import Steps, arun, run_blocking
 from .lease import Section
+from .owner import current_owner
+
+# what ends a block: the steps of (the lock; the section, if there is one; the error, if there is one)
+End = Callable[[Any, Section | None, BaseException | None], Steps[None]]
 
 
 class WithBlock:
@@ -59,6 +68,55 @@ class ExitMethod:
         block = WithBlock(lock)
         _last.block = weakref.ref(block)
         return block.looked_up(self._function)
+
+
+def exit_of(end: End) -> ExitMethod:
+    """``__exit__`` of a lock whose blocks end with these steps."""
+    return ExitMethod(partial(_leave, end))
+
+
+def aexit_of(end: End) -> ExitMethod:
+    """``__aexit__`` of the same."""
+    return ExitMethod(partial(_aleave, end))
+
+
+def _leave(
+    end: End,
+    block: WithBlock,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
+    section = None
+    try:
+        section = _section_of(block)
+        run_blocking(end(block.lock, section, error), "Use async with instead.")
+    except (LockError, SynchronousOnlyOperation):
+        raise
+    except BaseException:  # interrupted; what an ExitStack has entered, nobody else gives back
+        section = section or _section_of(block)
+        if section is not None:
+            section.undo()
+        raise
+
+
+def _aleave(
+    end: End,
+    block: WithBlock,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+) -> Any:
+    return _await_end(end, block, error, block.exit)
+
+
+async def _await_end(end: End, block: WithBlock, error: BaseException | None, kept: object) -> None:
+    await arun(end(block.lock, _section_of(block), error))
+
+
+def _section_of(block: WithBlock) -> Section | None:
+    """An ExitStack enters the lock itself, so its block has none."""
+    return block.section or current_owner().section(block.lock)
 
 
 class _Last(threading.local):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from .force import aforce_release, force_release
 from .info import LockInfo, LockStatus, SuspensionInfo, WaiterInfo, aget_lock, get_lock
 from .listing import alist_locks, list_locks
-from .pools import PoolSummary, alist_pools, list_pools
+from .pools import PoolInfo, PoolSummary, alist_pools, list_pools
 
 __all__ = [
     "LockInfo",
     "LockStatus",
+    "PoolInfo",
     "PoolSummary",
     "SuspensionInfo",
     "WaiterInfo",

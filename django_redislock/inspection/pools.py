@@ -1,18 +1,22 @@
-"""The pools there are, in numbers."""
+"""The pools there are, in numbers; one pool, with who holds its members and who waits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..names import known_as, matcher
+from ..names import known_as, matcher, member_name, pool_name, unquoted
 from ..steps import Steps, arun, run_blocking
+from ..store.holder import check_member
 from ..store.keys import make_keys, pools_key
 from ..store.place import Backend
 from ..store.places import get_place
+from ..store.pool_calls import read_members
 from ..store.reading import read_all
 from ..store.together import together
 from ..store.wire import Command
+from .info import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
+from .listing import read_matching
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,48 @@ def _counts(backend: Backend, pool: str, us: int) -> list[Command]:
     """Members, those that are held, and those who wait."""
     keys = make_keys(backend.prefix, pool)
     return [("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)]
+
+
+@dataclass(frozen=True)
+class PoolInfo:
+    """What Redis said about a pool. ``waiters`` counts all who wait for any member, ``queue`` has the first 100."""
+
+    name: str
+    members: int
+    free: int
+    locks: tuple[LockInfo, ...]  # of the members that are held
+    waiters: int
+    queue: tuple[WaiterInfo, ...]
+
+
+def read_keys(backend: Backend, name: str) -> Steps[list[str]]:
+    """The members of the pool, by name; one round trip."""
+    pool = pool_name(name)
+    members = yield from read_members(backend, make_keys(backend.prefix, pool), pool)
+    return [unquoted(check_member(backend, pool, raw)) for raw in members]
+
+
+def read_items(
+    backend: Backend, name: str, token_of: Callable[[str], str | None]
+) -> Steps[list[tuple[str, LockStatus]]]:
+    """The members of the pool with their statuses; two round trips. ``token_of``: by which a lock is held here."""
+    keys = yield from read_keys(backend, name)
+    names = [member_name(name, key) for key in keys]
+    statuses = yield from read_statuses(backend, names, [token_of(each) for each in names])
+    return list(zip(keys, statuses, strict=True))
+
+
+def count_states(items: Sequence[tuple[str, LockStatus]]) -> tuple[int, int]:
+    """How many are (held, free)."""
+    free = [status for _, status in items].count(LockStatus.FREE)
+    return len(items) - free, free
+
+
+def inspect_pool(backend: Backend, name: str) -> Steps[PoolInfo]:
+    """Five round trips."""
+    pool = pool_name(name)
+    items = yield from read_items(backend, name, lambda member: None)
+    _, free = count_states(items)
+    locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
+    queue = yield from read_queue(backend, pool)
+    return PoolInfo(name, len(items), free, tuple(locks), queue.waiters, queue.first)

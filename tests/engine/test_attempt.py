@@ -187,7 +187,7 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", late)
     monkeypatch.setattr("django_redislock.engine.listener.JITTER", 0.0)
     if suspected:
-        monkeypatch.setattr("django_redislock.engine.attempt.LOOK_LATE", float(GENEROUS))
+        monkeypatch.setattr("django_redislock.engine.waiting.LOOK_LATE", float(GENEROUS))
     before, me, lock = far_ears.generation, crowd(), Lock(NAME, ttl=600)
     lock.acquire()
     waiting = me.start(Lock(NAME, ttl=600, using="far"), "acquire")

@@ -72,7 +72,7 @@ def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
             raise failures.pop()
         return counts_us(backend)
 
-    monkeypatch.setattr("django_redislock.engine.attempt.counts_us", ask)
+    monkeypatch.setattr("django_redislock.engine.waiting.counts_us", ask)
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)
     ears = listener("far")
     ears.start()

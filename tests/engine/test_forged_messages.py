@@ -12,7 +12,7 @@ import redis
 
 from django_redislock import Lock, LockPool
 from django_redislock.engine.listener import Listener
-from django_redislock.engine.watchdog import MOST_STRAYS
+from django_redislock.engine.strays import MOST_STRAYS
 from django_redislock.store.places import get_backend
 from tests.helpers.state import NAME, count, listener
 

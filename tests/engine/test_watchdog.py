@@ -22,12 +22,13 @@ from django_redislock import Lock, LockLost, force_release
 from django_redislock.engine import Frame, raise_fence
 from django_redislock.engine import agenda as agenda_module
 from django_redislock.engine.agenda import Agenda
+from django_redislock.engine.dispatch import LAST_WORDS
 from django_redislock.engine.interruptions import Interruptions
 from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 from django_redislock.engine.notifier import Notifier
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.sender import Parcel
-from django_redislock.engine.watchdog import LAST_WORDS, Watchdog
+from django_redislock.engine.watchdog import Watchdog
 from django_redislock.log import logger
 from django_redislock.steps import run
 from django_redislock.store import calls
@@ -127,7 +128,7 @@ def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(
     lock = Lock(NAME, ttl=1, on_lost=losses.append, poll=True)  # told of nothing
     me(lock, "acquire")
     lease = me.read(lambda: lease_of(lock))
-    answered, noted = watchdog._sender._answered, threading.Event()
+    answered, noted = watchdog._dispatch._sender._answered, threading.Event()
 
     def late(backend: Any, parcels: list[Any], answers: list[Any], sent: float) -> None:
         lost = (lease, calls.LOST) in [
@@ -139,7 +140,7 @@ def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(
         if lost:
             noted.set()
 
-    monkeypatch.setattr(watchdog._sender, "_answered", late)
+    monkeypatch.setattr(watchdog._dispatch._sender, "_answered", late)
     seized = Lock(NAME, ttl=600)
     you(seized, "seize")
     assert noted.wait(GENEROUS)
@@ -248,7 +249,7 @@ def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
     lock.release()
     due = lease.due
     eventually(lambda: "event=renewal-failed" in caplog.text)
-    eventually(lambda: not watchdog._sender._trips[backend.node])
+    eventually(lambda: not watchdog._dispatch._sender._trips[backend.node])
     assert lease.due == due
     held.let_go()
 
@@ -754,7 +755,7 @@ def test_a_renewal_whose_slot_has_moved_goes_to_the_new_node_at_once(monkeypatch
     monkeypatch.setattr(lease.backend.place, "redirect", lambda backend, error, node: error is moved)
     with watchdog._mutex:  # nothing else is planned meanwhile
         watchdog._plan(lease.ends, lease)
-        watchdog._answered(lease.backend.node, [Parcel(lease, (), lease.due)], [moved], 0.0)
+        watchdog._dispatch._answered(lease.backend.node, [Parcel(lease, (), lease.due)], [moved], 0.0)
         assert lease.due < lease.ends - 50
     assert not lock.lost
     lock.release()

@@ -70,6 +70,17 @@ def test_what_is_gone_is_lost(since: str, crowd: Crowd, using: str, eventually: 
     assert (get_lock(NAME, using=using) is not None) == (since == "taken")
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_gone_is_lost_for_one_who_holds_the_lock_by_another_acquisition(crowd: Crowd, reentrant: bool) -> None:
+    me = crowd()
+    token = left(me)
+    me(Lock(NAME), "seize")
+    lock = adopter(token, reentrant=reentrant)
+    with pytest.raises(LockLost, match="Could not adopt"):
+        me(lock, "acquire")
+    assert me.read(lambda: fence_of(lock)) is None
+
+
 def test_it_does_not_take_what_others_wait_for(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
     me, you, third = crowd(), crowd(), crowd()
     token = left(me)

@@ -14,7 +14,7 @@ from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, Lock
 from django_redislock.engine.acquisition import Acquisition
 from django_redislock.engine.runtime import runtime
 from django_redislock.engine.watchdog import REMEMBER_FOR
-from django_redislock.lock import _leave
+from django_redislock.engine.with_block import _leave
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
@@ -167,7 +167,7 @@ def test_an_exit_stack_that_has_released_its_lock_has_nothing_to_give_back(
         with contextlib.ExitStack() as stack:
             stack.enter_context(Lock(NAME)).release()
 
-    monkeypatch.setattr("django_redislock.lock._end", interrupted)
+    monkeypatch.setattr("django_redislock.engine.with_block.run_blocking", interrupted)
     with pytest.raises(Interrupt):
         section()
     assert holder(client) == ""

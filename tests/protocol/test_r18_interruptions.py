@@ -23,7 +23,7 @@ from django.test import RequestFactory
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from django_redislock.cachelock import CacheLock
-from django_redislock.lock import _leave
+from django_redislock.engine.with_block import _leave
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
 from tests.helpers.state import NAME, fence_of, leases, leftovers, queued

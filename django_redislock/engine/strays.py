@@ -1,0 +1,42 @@
+"""Messages for nobody who waits here: about what this process holds, or for one who has left."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from ..store.calls import WITHDRAWAL, Wanted
+from ..store.keys import make_keys
+from ..store.place import Backend
+from .loss import TOLD
+from .watchdog import Watchdog
+
+MOST_STRAYS = 100  # messages for nobody that are answered in a second: anybody may have sent them
+
+
+class Strays:
+    """Sees to it that what such a message tells of is lost, or passed on."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._count = 0  # up to this time (monotonic):
+        self._count_until = 0.0
+
+    def take(self, backend: Backend, kind: str, id: str, name: str) -> None:
+        """A message for this id, which nobody here waits with."""
+        if self._watchdog.holds(id):
+            if kind in TOLD:
+                self._watchdog.lose_by_id(id, TOLD[kind])
+        elif kind in "gw" and self._may_answer():  # it has left in the meantime
+            self.pass_on(backend, id, name)
+
+    def pass_on(self, backend: Backend, id: str, name: str) -> None:
+        """Nobody waits with this id any more: what has been given to it, or may yet be, is for the next one."""
+        left = Wanted(backend, make_keys(backend.prefix, name), name, id)
+        self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
+
+    def _may_answer(self) -> bool:
+        now = monotonic()
+        if now >= self._count_until:
+            self._count, self._count_until = 0, now + 1.0
+        self._count += 1
+        return self._count <= MOST_STRAYS
