@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..conf import conf
 from ..exceptions import LockUnavailable
@@ -30,7 +30,7 @@ def check_server(**kwargs: Any) -> list[CheckMessage]:
     except ImproperlyConfigured:
         return []  # reported by the other checks
     except LockUnavailable as error:
-        return [_unseen(conf().CACHE, str(error))]
+        return [_unseen(conf().CACHE, error)]
     return [message for place in places for message in _check(place)]
 
 
@@ -40,8 +40,8 @@ def _check(place: Place) -> list[CheckMessage]:
     try:
         # any backend of each node of a cluster: what differs from node to node is told once for each
         backends = list({place.node_of(tag): place.backend(tag) for tag in range(place.tags)}.values())
-    except (RedisError, OSError) as error:
-        return [_unseen(place.alias, str(error))]
+    except Exception as error:  # whatever the site's own connection class or credential provider raises
+        return [_unseen(place.alias, error)]
     found = [message for backend in backends for message in _check_node(backend)]
     return list({str(message): message for message in found}.values())
 
@@ -49,11 +49,11 @@ def _check(place: Place) -> list[CheckMessage]:
 def _check_node(backend: Backend) -> Iterator[CheckMessage]:
     try:
         info, cluster, *rights = _ask(backend, listening=not conf().POLL)
-    except (RedisError, OSError) as error:
-        yield _unseen(backend.alias, str(error))
+    except Exception as error:  # see _check()
+        yield _unseen(backend.alias, error)
         return
     if isinstance(info, ResponseError):
-        yield _unseen(backend.alias, str(info))
+        yield _unseen(backend.alias, info)
     else:
         facts = dict(_FACT.findall(info))
         yield from _version(backend, facts)
@@ -100,7 +100,7 @@ def _server(alias: str, article: str = "The") -> str:
     return f"{article} Redis server used for locks (cache alias {alias!r})"
 
 
-def _unseen(alias: str, trouble: str) -> CheckMessage:
+def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     return Warning(
         f"Could not inspect {_server(alias, 'the')}: {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",

@@ -65,6 +65,19 @@ def test_a_server_out_of_reach_is_no_more_than_a_warning(settings: Any) -> None:
     assert "refused" in message.msg
 
 
+def test_credentials_that_cannot_be_had_are_no_more_than_a_warning(own: RedisServer, settings: Any) -> None:
+    class Provider(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str]:
+            raise RuntimeError("the vault is sealed")
+
+    options = {"CONNECTION_POOL_KWARGS": {"credential_provider": Provider()}}
+    locks = {"BACKEND": BACKEND, "LOCATION": f"{own.url}?client_name=sealed", "OPTIONS": options}
+    settings.CACHES = {**settings.CACHES, "locks": locks}
+    ((message),) = check(deploy=True)
+    assert message.id == "django_redislock.W004"
+    assert "the vault is sealed" in message.msg
+
+
 def test_a_server_that_does_not_answer_is_given_up_soon(
     pretender: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
