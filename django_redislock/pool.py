@@ -367,7 +367,7 @@ class LockPool:
         backend, _, pool = self._place()
         items = yield from self._items(current_owner())
         _, free = _count(items)
-        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
+        locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1])
         queue = yield from read_queue(backend, pool)
         return PoolInfo(self.name, len(items), free, tuple(locks), queue.waiters, queue.first)
 
