@@ -18,7 +18,7 @@ MAX_NAME_BYTES = 512
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000)]  # what _FORBIDDEN finds
 _SPACES = [code for code in range(0x3001) if chr(code).isspace()]  # all that there are
-_NO_PREFIX = re.compile("[{}\\s\x00-\x1f\ud800-\udfff]")
+_NO_PREFIX = re.compile(rf"[{{}}\s]|{_FORBIDDEN.pattern}")
 TOKEN = "[A-Za-z0-9_-]{22,128}"
 _TOKEN = re.compile(TOKEN)
 

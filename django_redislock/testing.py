@@ -286,7 +286,7 @@ def assert_locked(name: str, *, using: str | None = None) -> None:
     info = run(inspect(get_backend(using, check_name(name)), name, waiters=0))
     if info is None or not info.held:
         everywhere = get_place(using).everywhere()
-        held = ", ".join(repr(lock.name) for lock in run(read_matching(everywhere, lambda name: True, errors=True)))
+        held = ", ".join(repr(lock.name) for lock in run(read_matching(everywhere, lambda name: True)))
         raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
 
 

@@ -61,7 +61,7 @@ class LockFields:
         state = ("state",) if obj.info.status is LockStatus.ERROR or obj.info.suspension else ()
         note = ("note",) if obj.info.note else ()
         token = ("token_hint",) if obj.info.token_hint else ()
-        known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ()
+        known = ("shown_owner", *note, "held_since", "expires", "fence", *token) if obj.fence else ("expires",)
         sections: list[tuple[Any, Any]] = [
             (None, {"fields": ("shown_name", *state, *known)}),
             (_("Queue"), {"fields": ("waiters", "queue")}),
@@ -79,9 +79,7 @@ class LockFields:
             return gettext("Nobody holds this lock now.")
         if lock.info.suspension is not None:
             return self._suspended(lock.info.suspension, held=lock.info.held)
-        return gettext(
-            "Not a lock of this app: somebody else has written it or removed its expiry. It stays until force-released."
-        )
+        return gettext("Somebody else has written it, or removed its expiry.")
 
     def _suspended(self, suspension: SuspensionInfo, *, held: bool) -> str:
         text = gettext("Suspended by %(owner)s for another %(duration)s: nobody acquires it until then.")

@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import conf
 from ..display import printable
 from ..exceptions import LockUnavailable
-from ..inspection import LockInfo, force_release
-from ..inspection.listing import read_lock, read_page
+from ..inspection import LockInfo, force_release, get_lock
+from ..inspection.listing import read_page
 from ..models import HeldLock
 from ..names import is_name
 from ..store.aliases import lock_aliases
@@ -104,7 +104,7 @@ class LockAdmin(LockFields, ModelAdmin):
         key = HeldLock(key=object_id)
         if not _can_exist(key):
             return None
-        info = read_lock(key.name, using=key.using)
+        info = get_lock(key.name, using=key.using)
         return key if info is None else HeldLock.of(info)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..conf import conf
 from ..exceptions import LockUnavailable
@@ -30,7 +30,7 @@ def check_server(**kwargs: Any) -> list[CheckMessage]:
     except ImproperlyConfigured:
         return []  # reported by the other checks
     except LockUnavailable as error:
-        return [_unseen(conf().CACHE, str(error))]
+        return [_unseen(conf().CACHE, error)]
     return [message for place in places for message in _check(place)]
 
 
@@ -40,40 +40,43 @@ def _check(place: Place) -> list[CheckMessage]:
     try:
         # any backend of each node of a cluster: what differs from node to node is told once for each
         backends = list({place.node_of(tag): place.backend(tag) for tag in range(place.tags)}.values())
-    except (RedisError, OSError) as error:
-        return [_unseen(place.alias, str(error))]
+    except Exception as error:  # whatever the site's own connection class or credential provider raises
+        return [_unseen(place.alias, error)]
     found = [message for backend in backends for message in _check_node(backend)]
     return list({str(message): message for message in found}.values())
 
 
 def _check_node(backend: Backend) -> Iterator[CheckMessage]:
     try:
-        info, cluster, *rights = _ask(backend, listening=not conf().POLL)
-    except (RedisError, OSError) as error:
-        yield _unseen(backend.alias, str(error))
+        info, cluster, probe, *rights = _ask(backend, listening=not conf().POLL)
+    except Exception as error:  # see _check()
+        yield _unseen(backend.alias, error)
         return
     if isinstance(info, ResponseError):
-        yield _unseen(backend.alias, str(info))
+        yield _unseen(backend.alias, info)
     else:
         facts = dict(_FACT.findall(info))
+        if facts.get("slave_read_only") == "1":
+            yield _useless(backend, "it is a read-only replica")
         yield from _version(backend, facts)
         yield from _eviction(backend, facts)
         yield from _replicas(backend, facts)
     yield from _cluster(backend, dict(_FACT.findall(str(cluster))))
-    yield from _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
+    if _is_refusal(probe):
+        yield _useless(backend, probe)
+    else:
+        yield from _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
 
 
 def _ask(backend: Backend, *, listening: bool) -> list[Any]:
-    """The replies to INFO, to CLUSTER INFO and, unless we poll, to a PUBLISH from a script and a SUBSCRIBE.
+    """The replies to INFO, to CLUSTER INFO and to a script; where waiters listen, also to its PUBLISH and a SUBSCRIBE.
 
     Errors are among them. CLUSTER INFO takes a right that a user needs nowhere else: a server without cluster mode is
     not asked, and "" stands for its reply.
     """
-    commands: list[Command] = []
-    if listening:
-        # subscribing comes last: after it, the connection is for messages
-        verb = "SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE"
-        commands = [probe_command(backend), (verb, backend.channel)]
+    # subscribing comes last: after it, the connection is for messages
+    verb = "SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE"
+    commands: list[Command] = [probe_command(backend), *[(verb, backend.channel)] * listening]
     origin = backend.node.origin
     connection = origin.connection(min(PATIENCE, origin.timeout))
     try:
@@ -81,11 +84,11 @@ def _ask(backend: Backend, *, listening: bool) -> list[Any]:
         info, cluster = _text(exchange(connection, [("INFO",)])[0]), ""
         if "cluster_enabled:1" in str(info):
             cluster = _text(exchange(connection, [("CLUSTER", "INFO")])[0])
-        rights = exchange(connection, commands)
+        probe, *subscribed = exchange(connection, commands)
     finally:
         connection.disconnect()
-    # what the probe met stands in its answer
-    return [info, cluster, *(right[0] if isinstance(right, list) else right for right in rights)]
+    published = probe[:1] if listening and isinstance(probe, list) else []
+    return [info, cluster, probe, *published, *subscribed]
 
 
 def _is_refusal(answer: Any) -> bool:
@@ -100,11 +103,19 @@ def _server(alias: str, article: str = "The") -> str:
     return f"{article} Redis server used for locks (cache alias {alias!r})"
 
 
-def _unseen(alias: str, trouble: str) -> CheckMessage:
+def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     return Warning(
         f"Could not inspect {_server(alias, 'the')}: {trouble}",
         hint="Run this check where the site will run, with the server up and INFO allowed.",
         id="django_redislock.W004",
+    )
+
+
+def _useless(backend: Backend, trouble: object) -> CheckMessage:
+    return Error(
+        f"{_server(backend.alias)} refuses all locks: {trouble}.",
+        hint='Name a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
+        id="django_redislock.E008",
     )
 
 
@@ -162,6 +173,6 @@ def _rights(backend: Backend, errors: list[str]) -> Iterator[CheckMessage]:
         yield Warning(
             f"{_server(backend.alias)} denies the user the channel that wakes "
             f"waiters, so they have to poll: {'; '.join(errors)}",
-            hint=f"Grant the user channels and scripts: ACL SETUSER ... +@pubsub +@scripting +time &{backend.prefix}*",
+            hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{backend.prefix}*",
             id="django_redislock.W006",
         )

@@ -12,11 +12,10 @@ from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
 
 from ..display import duration, printable
-from ..inspection import LockInfo, force_release
-from ..inspection.listing import read_lock
+from ..inspection import LockInfo, force_release, get_lock
 from ..log import unprinted
 from .arguments import add_using, name_of_lock
-from .found import find_foreign, find_held, find_places, label, matching, none_matches, not_held
+from .found import find_held, find_places, label, matching, none_matches, not_held
 from .output import Output
 from .text import table
 
@@ -71,7 +70,7 @@ def handle(
         if interactive:
             _confirm(output, locks, several)
         left = _release(output, locks, several, user or _system_user())
-        stay = [lock for lock in left if read_lock(lock.name, using=lock.alias)]
+        stay = [lock for lock in left if get_lock(lock.name, using=lock.alias)]
         missing += [lock.name for lock in left if lock not in stay]
         if stay:
             changed = ", ".join(label(lock, several) for lock in stay)
@@ -81,7 +80,7 @@ def handle(
     elif not missing:
         output.say(none_matches(pattern))
     if names:
-        lines += not_held(missing, find_foreign(missing, places))
+        lines += not_held(missing)
     if lines:
         raise CommandError("\n".join(lines))
 

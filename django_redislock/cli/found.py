@@ -8,12 +8,9 @@ from typing import TypeVar
 from django.core.management.base import CommandError
 
 from ..display import printable
-from ..inspection import LockInfo
-from ..inspection.listing import read_lock, read_locks
-from ..lock import Lock
-from ..store.keys import Keys, make_keys
+from ..inspection import LockInfo, get_lock, list_locks
 from ..store.place import Place
-from ..store.places import get_backend, get_places
+from ..store.places import get_places
 from .output import Output
 
 T = TypeVar("T")
@@ -42,7 +39,7 @@ def warn_of_memory(output: Output, place: Place) -> None:
 
 def find_held(names: Iterable[str], places: Sequence[Place]) -> list[LockInfo]:
     """The locks of these names that are held, wherever they are."""
-    found = [read_lock(name, using=place.alias) for name in names for place in places]
+    found = [get_lock(name, using=place.alias) for name in names for place in places]
     return [lock for lock in found if lock is not None]
 
 
@@ -55,7 +52,7 @@ def the_only(found: Mapping[str, T]) -> T:
 
 def matching(pattern: str, places: Sequence[Place]) -> list[LockInfo]:
     """The held locks whose names match, wherever they are, by name."""
-    found = [lock for place in places for lock in read_locks(pattern, using=place.alias)]
+    found = [lock for place in places for lock in list_locks(pattern, using=place.alias)]
     return sorted(found, key=lambda lock: lock.name)
 
 
@@ -68,30 +65,10 @@ def label(lock: LockInfo, several: bool) -> str:
     return f"{printable(lock.name)} ({printable(lock.alias)})" if several else printable(lock.name)
 
 
-def find_foreign(names: Iterable[str], places: Sequence[Place]) -> dict[str, str]:
-    """Which of these names, that are no locks of ours, somebody else has taken for a while; and how to free them."""
-    return {
-        name: _to_free(make_keys(get_backend(place.alias, name).prefix, name))
-        for name in names
-        for place in places
-        if Lock(name, using=place.alias).locked()
-    }
-
-
-def _to_free(keys: Keys) -> str:
-    if keys.member is None:
-        return f"Somebody else has written the key {keys.lock!r}; delete it to free the name."
-    # the hash has all held members
-    return (
-        f"Somebody else has written the field {keys.member!r} of the hash {keys.lock!r}; delete that field (HDEL), and "
-        f"no other, to free the name."
-    )
-
-
-def not_held(names: Iterable[str], foreign: Mapping[str, str]) -> list[str]:
-    """What to say of locks that are not held by one of us."""
-    free = [printable(name) for name in names if name not in foreign]
+def not_held(names: Iterable[str]) -> list[str]:
+    """What to say of locks that nobody holds."""
+    free = [printable(name) for name in names]
     lines = [f"Not held: {', '.join(free)}"] if free else []
     if any(character in name for name in free for character in "*?["):
         lines.append("NAME is not a pattern: use list PATTERN, or clear --match PATTERN.")
-    return lines + [f"Not a lock of this app: {printable(name)}. {text}" for name, text in foreign.items()]
+    return lines

@@ -7,12 +7,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from .arguments import add_format, add_using, name_of_lock
-from .found import find_foreign, find_held, find_places, not_held, the_only
+from .found import find_held, find_places, not_held, the_only
 from .output import Output
 from .text import json_or, portrait, with_queue
 
 HELP = "Show one lock: its holder, and its queue in order. Exits 1 if it is free."
-FOREIGN = 65  # EX_DATAERR: taken, but by somebody else's value that says nothing
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -22,10 +21,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def handle(output: Output, *, name: str, format: str, using: str | None, **options: Any) -> None:
-    places = find_places(output, using)
-    locks = find_held([name], places)
+    locks = find_held([name], find_places(output, using))
     if not locks:
-        foreign = find_foreign([name], places)
-        raise CommandError("\n".join(not_held([name], foreign)), returncode=FOREIGN if foreign else 1)
+        raise CommandError("\n".join(not_held([name])))
     lock = the_only({lock.alias: lock for lock in locks})
     output.say(json_or(lambda: portrait(lock), with_queue(lock), format))

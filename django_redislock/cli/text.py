@@ -15,7 +15,7 @@ from ..display import duration, printable
 from ..inspection import LockInfo, LockStatus, PoolInfo, PoolSummary, SuspensionInfo, WaiterInfo
 
 GAP = "  "
-ENDLESS = "somebody else has written it, or removed its expiry: it stays until force-released"
+FOREIGN = "somebody else has written it, or removed its expiry"
 NARROW = 16  # columns, of a fence: what is no wider is not cut
 
 
@@ -85,25 +85,23 @@ def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None 
 def portrait(lock: LockInfo) -> str:
     """One lock with everything known about it, and its queue below."""
     since = timezone.localtime(lock.since)
-    known = [  # of a lock of ours
-        ("SINCE", f"{since:%Y-%m-%d %H:%M:%S %Z}"),
-        ("HELD FOR", duration(lock.held_for)),
-        ("LEASE LEFT", duration(lock.lease_left)),
-        ("FENCE", str(lock.fence)),
-        *([("TOKEN", printable(lock.token_hint))] if lock.token_hint else []),
-    ]
-    facts = [
-        ("NAME", printable(lock.name)),
-        *([("STATE", ENDLESS)] if lock.status is LockStatus.ERROR else []),
-        ("OWNER", printable(lock.owner)),
-        *(known if lock.fence else []),
-        ("WAITERS", str(lock.waiters)),
-        *([("FOR ANY", f"{lock.pool_waiters} for any member of the pool")] if lock.pool_waiters else []),
-        *([("NOTE", printable(lock.note))] if lock.note else []),
-        *([("SUSPENDED", _planned(lock.suspension))] if lock.held and lock.suspension else []),
-    ]
+    facts = {
+        "NAME": printable(lock.name),
+        "STATE": FOREIGN if lock.status is LockStatus.ERROR else "",
+        "OWNER": printable(lock.owner),
+        "SINCE": f"{since:%Y-%m-%d %H:%M:%S %Z}" if lock.fence else "",
+        "HELD FOR": duration(lock.held_for) if lock.fence else "",
+        "LEASE LEFT": duration(lock.lease_left),
+        "FENCE": str(lock.fence or ""),
+        "TOKEN": printable(lock.token_hint),
+        "WAITERS": str(lock.waiters),
+        "FOR ANY": f"{lock.pool_waiters} for any member of the pool" if lock.pool_waiters else "",
+        "NOTE": printable(lock.note),
+        "SUSPENDED": _planned(lock.suspension) if lock.held and lock.suspension else "",
+    }
     of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
-    return "\n\n".join([columns(facts), *_queue(lock.queue, lock.waiters), *of_pool])
+    known = [(title, text) for title, text in facts.items() if text]
+    return "\n\n".join([columns(known), *_queue(lock.queue, lock.waiters), *of_pool])
 
 
 def _planned(suspension: SuspensionInfo) -> str:

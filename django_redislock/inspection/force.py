@@ -18,8 +18,6 @@ from .info import LockInfo, inspect, make_info
 def force_release(name: str, *, using: str | None = None, by: str = "", fence: int | None = None) -> LockInfo | None:
     """Force-release the lock, whoever holds it; return what was released, None when nobody held it.
 
-    Of what somebody else wrote, status ERROR is returned if it would never have ended, else None.
-
     The next waiter gets the lock and the old holder is told at once (``lost``), but its code keeps running until it
     checks the lock: make sure that it is dead or harmless. ``by`` says who asked, for the log and the signal. ``fence``
     spares an acquisition with a higher fence (None is returned then): pass the fence that you saw when you decided.
@@ -39,13 +37,13 @@ def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[Lo
     backend = get_backend(using, check_name(name))
     if fence is not None:
         check_count(fence, "fence")
-    before = yield from inspect(backend, name, waiters=0, errors=True)
+    before = yield from inspect(backend, name, waiters=0)
     value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
     if value is None:
         return None
     released = make_info(backend.alias, name, value, 0, 0.0)
-    if before is not None and (released is None or before.fence == released.fence):
+    if before is not None and before.fence == released.fence:
         released = before  # knows more; it has not changed hands since
-    log_event(WARNING, "force-released", name=name, by=by, owner=released.owner if released else "?")
+    log_event(WARNING, "force-released", name=name, by=by, owner=released.owner)
     yield sending(lock_force_released, name=name, by=by)
     return released

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..names import check_name
 from ..steps import Steps, arun, run_blocking
 from ..store import calls
-from ..store.holder import Holder, parse_holder, parse_waiter
+from ..store.holder import parse_holder, parse_waiter, shown_holder
 from ..store.keys import make_keys
 from ..store.place import Backend
 from ..store.places import get_backend
@@ -20,7 +20,6 @@ from ..store.reading import Found, read_values
 from ..times import LONGEST
 
 LISTED_WAITERS = 100
-UNKNOWN = "?"  # the owner of what somebody else has written
 
 
 class LockStatus(Enum):
@@ -35,7 +34,7 @@ class LockStatus(Enum):
         Held elsewhere, or suspended. It has nothing to do with :exc:`LockUnavailable`, which means that Redis cannot be
         reached.
     ``ERROR``
-        It never ends, so somebody else wrote its key.
+        Somebody else has written its key, or removed its expiry.
     """
 
     FREE = "free"
@@ -77,8 +76,8 @@ class LockInfo:
     acquisitions apart.
 
     ``pool_waiters`` and ``pool_queue``: those who wait for any member of the pool, if this is a member. ``status`` is
-    UNAVAILABLE, or ERROR: it never ends (``lease_left`` is infinite), so somebody else wrote it. ``alias`` is the cache
-    alias that it was read from.
+    UNAVAILABLE, or ERROR: somebody else has written it (``owner`` is "?", ``fence`` 0) or removed its expiry
+    (``lease_left`` is infinite). ``alias`` is the cache alias that it was read from.
 
     ``suspension``: the lock is suspended. If ``held`` is False, nobody holds it: ``owner`` says so, and ``since``,
     ``lease_left`` and ``note`` are those of the suspension. Else it begins as soon as nobody holds the lock;
@@ -130,17 +129,9 @@ def make_info(
     pool: Queue = NOBODY,
     *,
     planned: SuspensionInfo | None = None,
-    errors: bool = False,
-) -> LockInfo | None:
-    """``left``: seconds of lease. None for a value that is not ours, unless (``errors``) it never ends.
-
-    ``planned``: the suspension that begins when the holder's lock ends.
-    """
-    holder = parse_holder(value)
-    if holder is None:
-        if not errors or left < math.inf:
-            return None
-        holder = Holder("", "", 0, us, UNKNOWN, "")
+) -> LockInfo:
+    """``left``: seconds of lease. ``planned``: the suspension that begins when the holder's lock ends."""
+    holder = shown_holder(value, us)
     lease_left = left if left == math.inf else min(max(0.0, left), LONGEST)
     return LockInfo(
         name=name,
@@ -150,26 +141,24 @@ def make_info(
         held_for=max(0.0, (us - holder.since) / 1e6),
         lease_left=lease_left,
         waiters=own.waiters,
-        token_hint="" if holder.suspension else f"{holder.token[:4]}…",
+        token_hint=f"{holder.token[:4]}…" if holder.token and not holder.suspension else "",
         queue=own.first,
         note=holder.note,
         pool_waiters=pool.waiters,
         pool_queue=pool.first,
-        status=LockStatus.ERROR if left == math.inf else LockStatus.UNAVAILABLE,
+        status=LockStatus.UNAVAILABLE if holder.id and left < math.inf else LockStatus.ERROR,
         alias=alias,
         suspension=SuspensionInfo(holder.owner, lease_left, holder.note) if holder.suspension else planned,
         held=not holder.suspension,
     )
 
 
-def inspect(
-    backend: Backend, name: str, *, waiters: int = LISTED_WAITERS, errors: bool = False
-) -> Steps[LockInfo | None]:
-    """One round trip; None when nobody holds the lock. ``errors``: see make_info()."""
+def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
+    """One round trip; None when nobody holds the lock."""
     value, left, us, planned, *queues = yield from _ask(backend, name, waiters)
     if value is None:
         return None
-    return make_info(backend.alias, name, value, us, left, *queues, planned=planned, errors=errors)
+    return make_info(backend.alias, name, value, us, left, *queues, planned=planned)
 
 
 def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockStatus]:
@@ -181,10 +170,10 @@ def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockSta
 def status_of(found: Found, token: str | None) -> LockStatus:
     if found.value is None:
         return LockStatus.FREE
-    if found.left == math.inf:
-        return LockStatus.ERROR
     holder = parse_holder(found.value)
-    return LockStatus.LOCKED if token and holder and holder.token == token else LockStatus.UNAVAILABLE
+    if holder is None or found.left == math.inf:
+        return LockStatus.ERROR
+    return LockStatus.LOCKED if token and holder.token == token else LockStatus.UNAVAILABLE
 
 
 def read_statuses(backend: Backend, names: Sequence[str], tokens: Sequence[str | None]) -> Steps[list[LockStatus]]:

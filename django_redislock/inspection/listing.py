@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from ..names import is_name, matcher
 from ..steps import Steps, arun, run_blocking
-from ..store.holder import Holder, parse_holder
+from ..store.holder import shown_holder
 from ..store.keys import Keys, make_keys
 from ..store.place import Backend
-from ..store.places import get_backend, get_place, get_places
+from ..store.places import get_place, get_places
 from ..store.reading import read_index, read_values
 from ..store.together import together
-from .info import UNKNOWN, LockInfo, Queue, inspect, make_info
+from .info import LockInfo, Queue, make_info
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ INDEXED = {"name", "lease_left"}  # what the index of held locks knows by itself
 def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """The held locks whose names match the shell-style ``pattern``, by name, without their queues.
 
-    Those that never end (their expiry was removed, status ERROR) are among them. Two round trips; on a cluster, two to
-    each node.
+    Those with the status ERROR are among them if one of our processes has held or asked for them. Two round trips; on a
+    cluster, two to each node.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
@@ -66,16 +66,6 @@ def list_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo
 async def alist_locks(pattern: str = "*", *, using: str | None = None) -> list[LockInfo]:
     """See list_locks()."""
     return await arun(_list(pattern, using))
-
-
-def read_lock(name: str, *, using: str | None = None) -> LockInfo | None:
-    """Like get_lock(), but also returns a lock whose status is ERROR, whatever somebody else wrote there."""
-    return run_blocking(inspect(get_backend(using, name), name, errors=True), "Await aget_lock() instead")
-
-
-def read_locks(pattern: str, *, using: str | None = None) -> list[LockInfo]:
-    """Like list_locks(), but also lists locks that somebody else wrote, if they never end and the index knows them."""
-    return run_blocking(_list(pattern, using, errors=True), "Await alist_locks() instead")
 
 
 def read_page(
@@ -91,34 +81,28 @@ def read_page(
     ``using`` is an alias; None: all that have locks. ``order`` names columns, the first one counts most, ``-`` reverses
     one. ``cut`` takes how many match and returns which of them the page shows. At most three round trips for each
     alias, however many locks there are: the index; what searching and sorting need of all locks, if it is more than the
-    index tells; and the locks of the page. A lock that is released in between is left out. Locks that never end, status
-    ERROR, are among them as far as the index knows them: those that one of our processes has held or asked for.
+    index tells; and the locks of the page. A lock that is released in between is left out.
 
     Raises LockUnavailable when Redis cannot be reached.
     """
     return run_blocking(_read_page(cut, words, names, order, using), "Await alist_locks() instead")
 
 
-def _list(pattern: str, using: str | None, *, errors: bool = False) -> Steps[list[LockInfo]]:
-    return (yield from read_matching(get_place(using).everywhere(), matcher(pattern), errors=errors))
+def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
+    return (yield from read_matching(get_place(using).everywhere(), matcher(pattern)))
 
 
-def read_matching(
-    backends: Sequence[Backend], matches: Callable[[str], object], *, errors: bool
-) -> Steps[list[LockInfo]]:
-    """The held locks whose names ``matches`` finds true, by name; two round trips for each node.
-
-    ``errors``: also what somebody else wrote, if it never ends.
-    """
-    found = yield from together([_read_matching(backend, matches, errors) for backend in backends])
+def read_matching(backends: Sequence[Backend], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
+    found = yield from together([_read_matching(backend, matches) for backend in backends])
     return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
 
 
-def _read_matching(backend: Backend, matches: Callable[[str], object], errors: bool) -> Steps[list[LockInfo]]:
+def _read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
     _, index = yield from read_index(backend)
     # those whose time is up, too: they have expired, or never will
     rows = [_Row(name, ends, backend) for name, ends in index if is_name(name) and matches(name)]
-    return (yield from _read_locks(backend, rows, errors=errors))
+    return (yield from _read_locks(backend, rows))
 
 
 def _read_page(
@@ -145,7 +129,7 @@ def _read_page(
     mine: dict[Backend, list[_Row]] = defaultdict(list)
     for row in chosen:
         mine[row.backend].append(row)
-    read = yield from together([_read_locks(backend, some, errors=True) for backend, some in mine.items()])
+    read = yield from together([_read_locks(backend, some) for backend, some in mine.items()])
     number = {(row.backend.alias, row.name): number for number, row in enumerate(chosen)}
     locks = sorted((lock for some in read for lock in some), key=lambda lock: number[lock.alias, lock.name])
     return Page(locks, len(rows), total)
@@ -176,36 +160,28 @@ def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
-    _, found, counts = yield from read_values(backend, keys, sizes=_queues(*keys) if count else ())
+    us, found, counts = yield from read_values(backend, keys, sizes=_queues(*keys) if count else ())
     known = []
     for row, key, each in zip(rows, keys, found, strict=True):
-        holder = parse_holder(each.value)
-        if holder is None and each.value is not None:
-            holder = Holder("", "", 0, 0, UNKNOWN, "")
-        if holder is not None:
+        if each.value is not None:
+            holder = shown_holder(each.value, us)
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
             known.append(_Row(row.name, row.ends, backend, holder.described, holder.fence, holder.since, waiters))
     return known
 
 
-def _read_locks(backend: Backend, rows: Sequence[_Row], *, errors: bool) -> Steps[list[LockInfo]]:
-    """What Redis says of these locks, in their order, without those that are free by now: one round trip.
-
-    ``errors``: also what somebody else wrote, if it never ends.
-    """
+def _read_locks(backend: Backend, rows: Sequence[_Row]) -> Steps[list[LockInfo]]:
+    """What Redis says of these locks, in their order, without those that are free by now: one round trip."""
     if not rows:
         return []
     keys = [make_keys(backend.prefix, row.name) for row in rows]
     us, found, counts = yield from read_values(backend, keys, lefts=True, sizes=_queues(*keys))
     locks = []
     for row, key, each in zip(rows, keys, found, strict=True):
-        if each.value is None:
-            continue
-        assert each.left is not None
-        own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
-        lock = make_info(backend.alias, row.name, each.value, us, each.left, own, pool, errors=errors)
-        if lock is not None:
-            locks.append(lock)
+        if each.value is not None:
+            assert each.left is not None
+            own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
+            locks.append(make_info(backend.alias, row.name, each.value, us, each.left, own, pool))
     return locks
 
 

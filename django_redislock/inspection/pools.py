@@ -109,6 +109,6 @@ def inspect_pool(backend: Backend, name: str) -> Steps[PoolInfo]:
     pool = pool_name(name)
     items = yield from read_items(backend, name, lambda member: None)
     _, free = count_states(items)
-    locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1], errors=True)
+    locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1])
     queue = yield from read_queue(backend, pool)
     return PoolInfo(name, len(items), free, tuple(locks), queue.waiters, queue.first)

@@ -10,6 +10,7 @@ from ..exceptions import LockError
 from ..names import known_as, read_member
 from .place import Backend
 
+UNKNOWN = "?"  # the owner, where a foreign value holds the lock
 LONGEST_OWNER = 2000  # bytes, with the note: we write nothing longer
 
 _VALUE = re.compile(rb"(\S+) (\S+) (\S) (\d{1,18}) (\d{1,17}) (\S+) (.*)", re.S)
@@ -44,10 +45,15 @@ def parse_holder(value: bytes | None) -> Holder | None:
     )
 
 
+def shown_holder(value: bytes, us: int) -> Holder:
+    """Whoever holds a lock with this ``value``, even if the scripts did not write it. ``us``: the server's time."""
+    return parse_holder(value) or Holder("", "", 0, us, UNKNOWN, "")
+
+
 def parse_waiter(entry: bytes | None) -> tuple[str, str]:
     """Owner and note of a waiter (waiter.lua)."""
     found = _ENTRY.fullmatch(entry or b"")
-    return ("?", "") if found is None else split_owner(found[5])
+    return (UNKNOWN, "") if found is None else split_owner(found[5])
 
 
 def split_owner(text: bytes) -> tuple[str, str]:

@@ -65,6 +65,19 @@ def test_a_server_out_of_reach_is_no_more_than_a_warning(settings: Any) -> None:
     assert "refused" in message.msg
 
 
+def test_credentials_that_cannot_be_had_are_no_more_than_a_warning(own: RedisServer, settings: Any) -> None:
+    class Provider(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str]:
+            raise RuntimeError("the vault is sealed")
+
+    options = {"CONNECTION_POOL_KWARGS": {"credential_provider": Provider()}}
+    locks = {"BACKEND": BACKEND, "LOCATION": f"{own.url}?client_name=sealed", "OPTIONS": options}
+    settings.CACHES = {**settings.CACHES, "locks": locks}
+    ((message),) = check(deploy=True)
+    assert message.id == "django_redislock.W004"
+    assert "the vault is sealed" in message.msg
+
+
 def test_a_server_that_does_not_answer_is_given_up_soon(
     pretender: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +141,8 @@ def acl(client: redis.Redis, *rights: str) -> None:
         (["+@all", "resetchannels", "&redislock*"], []),
         (["+@all", "&*", "-subscribe"], ["W006"]),
         (["+@all", "&*", "-info"], ["W004"]),
+        (["+@all", "&*", "-eval"], ["E008"]),
+        (["+@all", "&*", "resetkeys", "~other*"], ["E008"]),
     ],
 )
 def test_missing_rights_are_found(rights: list[str], expected: list[str], own: RedisServer, settings: Any) -> None:
@@ -144,12 +159,23 @@ def test_where_all_locks_poll_nobody_needs_rights_to_channels(own: RedisServer, 
     assert ids(deploy=True) == ["W006"]
     settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}
     assert ids(deploy=True) == []
+    with own.client() as client:
+        acl(client, "+@all", "-eval")
+    assert ids(deploy=True) == ["E008"]
+
+
+def test_a_replica_is_found(own: RedisServer, server: RedisServer) -> None:
+    with own.client() as client:
+        client.replicaof("127.0.0.1", str(server.port))
+    ((message),) = check(deploy=True)
+    assert message.id == "django_redislock.E008"
+    assert "(cache alias 'locks') refuses all locks: it is a read-only replica." in message.msg
 
 
 def test_the_hint_to_missing_rights_helps(own: RedisServer, settings: Any) -> None:
     with own.client() as client:
-        acl(client, "+info", "resetchannels")
+        acl(client, "+info", "+eval", "+time", "resetchannels")
         use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
         ((message),) = check(deploy=True)
-        acl(client, "+info", "resetchannels", *(message.hint or "").rpartition("... ")[2].split())
+        acl(client, "+info", "+eval", "+time", "resetchannels", *(message.hint or "").rpartition("... ")[2].split())
     assert ids(deploy=True) == []

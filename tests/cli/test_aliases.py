@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-import redis
 from django.core.cache import cache
 from django.core.management import CommandError, call_command
 
@@ -103,12 +102,6 @@ def test_one_alias_that_cannot_be_reached_leads_to_using(arguments: list[str], s
         redislocks("list", "--using=locks")
     assert "--using" not in str(raised.value)
     assert redislocks("list", "--using=default").startswith("NAME")
-
-
-def test_a_foreign_key_on_any_alias_is_told(client: redis.Redis) -> None:
-    client.set("redislock{0}:lock:x", "of somebody else", px=60_000)
-    with pytest.raises(CommandError, match=r"^Not held: y\nNot a lock of this app: x\."):
-        redislocks("clear", "x", "y", "--noinput")
 
 
 def test_every_alias_in_the_memory_of_this_process_is_told(settings: Any) -> None:

@@ -295,7 +295,7 @@ def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     def hang(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("django_redislock.cli.found.read_locks", hang)
+    monkeypatch.setattr("django_redislock.cli.found.list_locks", hang)
     with pytest.raises(SystemExit) as caught:
         load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
     assert caught.value.code == 128 + signal.SIGINT

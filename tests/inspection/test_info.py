@@ -13,7 +13,6 @@ from django.test import override_settings
 
 import django_redislock
 from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
-from django_redislock.inspection.listing import read_lock
 from tests.helpers.actors import Crowd, Ghost, server_time
 from tests.inspection.conftest import Queue, hold
 
@@ -172,11 +171,13 @@ each_foreign = pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(
 
 
 @each_foreign
-def test_a_foreign_value_is_no_lock(value: bytes, client: redis.Redis) -> None:
+def test_a_foreign_value_keeps_the_lock_from_everybody_and_says_so(value: bytes, client: redis.Redis) -> None:
     client.set(f"{PREFIX}lock:foreign", value, px=60_000)
-    assert get_lock("foreign") is None
-    assert read_lock("foreign") is None
-    assert Lock("foreign").status() is LockStatus.UNAVAILABLE
+    info = known("foreign")
+    assert (info.status, info.owner, info.fence, info.note, info.token_hint) == (LockStatus.ERROR, "?", 0, "", "")
+    assert info.held_for == 0
+    assert 50 < info.lease_left <= 60
+    assert Lock("foreign").status() is LockStatus.ERROR
 
 
 @each_foreign
@@ -215,25 +216,15 @@ def test_a_lock_behind_a_key_of_the_wrong_type_is_a_clear_error(key: str, client
 
 @pytest.mark.usefixtures("endless")
 def test_a_lock_of_ours_that_never_ends_says_so() -> None:
-    for info in (get_lock("persisted"), read_lock("persisted")):
-        assert info is not None
-        assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
-        assert info.owner == "web-1"
+    info = known("persisted")
+    assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
+    assert info.owner == "web-1"
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_foreign_value_that_never_ends_is_shown_where_errors_are_asked_for() -> None:
-    assert get_lock("foreign") is None
-    info = read_lock("foreign")
-    assert info is not None
-    assert (info.status, info.lease_left, info.owner, info.fence, info.note) == (
-        LockStatus.ERROR,
-        math.inf,
-        "?",
-        0,
-        "",
-    )
-    assert info.held_for == 0
+def test_a_foreign_value_that_never_ends_says_so() -> None:
+    info = known("foreign")
+    assert (info.status, info.lease_left, info.owner) == (LockStatus.ERROR, math.inf, "?")
     assert Lock("foreign").status() is LockStatus.ERROR
 
 
@@ -242,8 +233,7 @@ def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(cli
     pool.extend(["alice"])
     with pool.acquire(ttl=600) as alice:
         client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
-        info = read_lock(alice.name)
-        assert info is not None
+        info = known(alice.name)
         assert (info.status, info.fence) == (LockStatus.UNAVAILABLE, alice.fence)
         assert 500 < info.lease_left <= 600
         assert alice.status() is LockStatus.LOCKED
@@ -251,7 +241,6 @@ def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(cli
 
 def test_a_pools_member_that_somebody_else_holds_without_end_says_so(client: redis.Redis) -> None:
     client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
-    info = read_lock("pool:accounts:alice")
-    assert info is not None
+    info = known("pool:accounts:alice")
     assert (info.status, info.lease_left) == (LockStatus.ERROR, math.inf)
     assert Lock("pool:accounts:alice").status() is LockStatus.ERROR

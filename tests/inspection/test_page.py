@@ -199,7 +199,7 @@ def test_what_others_wrote_under_our_keys_hides_no_lock(column: str, client: red
     client.lpush(f"{PREFIX}lock:wrong type", "x")
     put(client, "queue")
     client.set(f"{PREFIX}queue:queue", "no queue")
-    assert {lock.name: lock.waiters for lock in page(column).locks} == {"ours": 1, "queue": 0}
+    assert {lock.name: lock.waiters for lock in page(column).locks} == {"foreign": 0, "ours": 1, "queue": 0}
 
 
 def test_a_user_that_may_not_read_the_index_is_lock_unavailable(client: redis.Redis, server: RedisServer) -> None:

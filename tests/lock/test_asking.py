@@ -51,7 +51,7 @@ def test_what_a_lock_says_comes_from_redis(crowd: Crowd, client: redis.Redis) ->
     assert answers(you, second) == HELD_HERE
 
 
-def test_a_lock_that_never_ends_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_lock_that_never_ends_or_that_somebody_else_wrote_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     client.persist(LOCK)
@@ -61,7 +61,7 @@ def test_a_lock_that_never_ends_is_an_error(crowd: Crowd, client: redis.Redis) -
     client.set(LOCK, "of somebody else")
     assert me(lock, "status") is LockStatus.ERROR
     client.set(LOCK, "of somebody else", px=30_000)
-    assert me(lock, "status") is LockStatus.UNAVAILABLE
+    assert me(lock, "status") is LockStatus.ERROR
 
 
 @pytest.mark.usefixtures("fresh")

@@ -232,7 +232,7 @@ NO_LOCKS = [
             {"BACKEND": DJANGO_REDIS, "LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": prefix},
             rf"'default' must not contain braces .*, whitespace.*: {re.escape(repr(prefix))}",
         )
-        for prefix in ("{site}", "a{", "}", "my site", "a\n")
+        for prefix in ("{site}", "a{", "}", "my site", "a\n", "\x7f")
     ),
 ]
 

@@ -284,10 +284,3 @@ def test_a_lock_that_never_ends_is_looked_at_no_more_often_than_any_other(client
     with pytest.raises(LockNotAcquired) as caught, Lock(NAME, blocking_timeout=0.7):
         pass
     assert caught.value.attempts <= 4
-
-
-@pytest.mark.parametrize("command", [["show"], ["clear", "--noinput"]])
-def test_the_command_says_which_key_stands_where_a_lock_should(command: list[str], client: redis.Redis) -> None:
-    client.set(LOCK, "foreign", px=60_000)
-    with pytest.raises(CommandError, match=r"Somebody else has written the key 'redislock\{0\}:lock:order:42'"):
-        call_command("redislocks", *command, NAME)
