@@ -1,4 +1,4 @@
-"""Processes that all want one lock, or one of several, again and again."""
+"""Processes that all acquire one lock, or one of several, again and again."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ ROWS = (
 
 class Competed(NamedTuple):
     log: list[Section]
-    cpu: float  # seconds of all threads of the process
+    cpu: float  # CPU seconds of all threads of the process
     troubles: list[str]
 
 
 def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> Deed[Competed]:
-    """Enter as often as possible for ``seconds``, each time under any of so many names."""
+    """Enter as often as possible for ``seconds``, each time under a random one of so many names."""
     contenders = [worker.contender(kind, TTL, name) for name in range(names)]
     again = kind in worker.kept
     worker.kept.append(kind)
@@ -88,7 +88,7 @@ def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seco
 
 
 def clocks(worker: Worker, seconds: float) -> Deed[list[float]]:
-    """The server's clock minus ours, under the load of all asking for it."""
+    """The server's clock minus ours, while all workers ask for it."""
     client = worker.stage.client(worker.url)
     yield (client.ping,)
     yield worker.ready()
@@ -137,7 +137,7 @@ def measure(
                 statistics = observer.read()
                 log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
                 sections[key].append(log)
-                # not those that were still waiting at the end: nobody competes with them any more
+                # not those that were still waiting at the end, as nobody competes with them any more
                 end = min(section.asked for section in log) + span
                 speeds[key].append(sum(section.got <= end for section in log) / span)
                 requests[key] += statistics.requests

@@ -1,4 +1,4 @@
-"""Many threads or coroutines of one process wait for one lock that this process holds; then it releases."""
+"""Many threads or coroutines of one process wait for a lock that this process holds; then it releases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .serverstats import Observer
 from .stages import Deed
 from .worker import Worker
 
-SETTLE = 0.3  # seconds until all wait, where the requests themselves take none
+SETTLE = 0.3  # seconds until all wait, in addition to the time for the requests
 LIMIT = 20.0  # seconds for all to get it
 
 ROWS = (
@@ -44,10 +44,11 @@ class Drained(NamedTuple):
 
 
 def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -> Deed[Drained]:
-    """Hold, let the others queue, release after ``seconds``, and wait until all have had the lock for a moment."""
+    """Hold the lock, let the others queue, release after ``seconds``, and wait until each has had the lock for a
+    moment."""
     stage = worker.stage
     settle = SETTLE + waiters * stage.each
-    # the holder's first renewal, at a third, is due when it has released
+    # the holder's first renewal, at a third of the TTL, would be due after its release
     contender = worker.contender(kind, TTL + round(3 * (settle + seconds)))
     worker.note_tickets()
     held = yield (contender.acquire,)
@@ -70,13 +71,13 @@ def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -
         worker.troubles.append(f"the holder: {_told(error)}")
         released = False
     release_ms = (monotonic() - began) * 1000
-    if released:  # else the others wait for its TTL
+    if released:  # otherwise the others wait for its TTL
         yield stage.aside, crowd.over.wait, max(0.0, began + LIMIT - monotonic())
     return Drained(began, release_ms, released, sections.copy(), worker.troubles.copy())
 
 
 def clocks(worker: Worker, waiters: int) -> Deed[list[float]]:
-    """The server's clock minus ours, when many ask for it at once."""
+    """The server's clock minus ours, while many ask for it at once."""
     client = worker.stage.client(worker.url)
     offsets: list[float] = []
 

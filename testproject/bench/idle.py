@@ -1,4 +1,4 @@
-"""Processes full of threads or coroutines that wait while one holds: what waiting costs."""
+"""What waiting costs: processes full of threads or coroutines that wait while one holds the lock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .serverstats import Observer
 from .stages import Crowd, Deed
 from .worker import Worker
 
-SETTLE = 1.0  # seconds from the last request to the first count, where the requests themselves take none
+SETTLE = 1.0  # seconds from the last request to the first count
 
 ROWS = (
     Row("waiting", "waiting", "{:d}"),
@@ -31,7 +31,7 @@ def hold(worker: Worker, kind: type[Contender], ttl: int) -> Deed[None]:
     def keep(number: int) -> Deed[None]:
         worker.kept.append((yield (worker.contender(kind, ttl).acquire,)))
         held.set()
-        yield worker.stage.sleep, ttl  # a lock is its thread's or task's: both must live
+        yield worker.stage.sleep, ttl  # a lock belongs to its thread or task, which must live on
 
     worker.stage.start(1, keep)
     yield worker.stage.aside, held.wait
@@ -39,7 +39,7 @@ def hold(worker: Worker, kind: type[Contender], ttl: int) -> Deed[None]:
 
 
 def wait(worker: Worker, kind: type[Contender], ttl: int, waiters: int) -> Deed[float]:
-    """Start many that wait, and return when all have asked."""
+    """Start many waiters, and return when all have sent their request."""
     contender = worker.contender(kind, ttl)
     asked = Crowd(waiters)
 
@@ -57,7 +57,7 @@ def wait(worker: Worker, kind: type[Contender], ttl: int, waiters: int) -> Deed[
 
 
 def look(worker: Worker) -> Deed[tuple[int, list[str]]]:
-    """How many still wait, and why others do not."""
+    """How many are still waiting, and why others are not."""
     yield worker.ready()
     return sum(kept.alive for kept in worker.kept if isinstance(kept, Crowd)), worker.troubles
 
@@ -73,7 +73,7 @@ def measure(
     tell: Callable[[str], None],
 ) -> dict[str, Figures]:
     """``procs`` processes of ``waiters`` each, for ``seconds``, for one contender after the other."""
-    ttl = round(3 * seconds) + 60  # the holder's first renewal, at a third, comes when we have finished counting
+    ttl = round(3 * seconds) + 60  # the holder's first renewal, at a third of the TTL, comes after the counting
     figures: dict[str, Figures] = {}
     for key, kind in kinds.items():
         tell(key)

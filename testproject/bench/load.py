@@ -1,7 +1,7 @@
-"""One process holds many locks, and many wait for some of them: what each costs the server.
+"""What many held locks and many waiters cost the server.
 
-The locks are held by ``Lock`` objects. The waiters are rows in Redis: their requests are the package's own, but sent
-many at a time by one process, which listens to what they are told and does nothing about it.
+The locks are held by ``Lock`` objects. The waiters are just entries in Redis: their requests are the package's own, but
+sent in batches by one process, which receives their messages and ignores them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .serverstats import Observer
 from .stages import Deed
 from .worker import Job, Worker
 
-TTL = 3600  # seconds: nothing ends or is renewed meanwhile
+TTL = 3600  # seconds; long enough that nothing ends or is renewed during the run
 LIMIT = 600.0  # seconds for each step
 BATCH = 100  # requests in one write
 FORGOTTEN_AFTER = 60.0  # seconds after which Redis forgets a queue in which nobody looks
 TURNS = 10  # hand-overs of each lock
-THREADS = 40  # that all want a connection at once
+THREADS = 40  # all of them want a connection at once
 RUSH = 0.5  # seconds
 LISTS = 3
 
@@ -60,7 +60,7 @@ ROWS = (
 
 
 class Ours(Entrant):
-    """No other lock has a queue, or a list."""
+    """The only contender: no other lock has a queue, or a list."""
 
     key: ClassVar[str] = OurLock.key
     on_cluster = True
@@ -70,7 +70,8 @@ KINDS = (Ours,)
 
 
 class Waiting(Wanted):
-    """One who waits. The process proper would give back at once what is granted on its own channel to no one there."""
+    """A waiter, with a channel of its own: on its own channel, the process would at once release locks granted to
+    unknown waiters."""
 
     @property
     def channel(self) -> str:
@@ -78,7 +79,7 @@ class Waiting(Wanted):
 
 
 class Scene:
-    """The locks that are held, and those who wait: ``queues`` has those of each name, in their order."""
+    """The held locks and the waiters: ``queues`` has those of each name, in order."""
 
     def __init__(self, locks: int, names: int) -> None:
         self.locks = [Lock(f"load:{number}", ttl=TTL) for number in range(locks)]
@@ -93,7 +94,7 @@ class Scene:
         return Waiting(backend, make_keys(backend.prefix, name), name, id, TTL, owner="host:4711 MainThread")
 
     def listen(self) -> None:
-        """Else the scripts take those who wait for dead."""
+        """Subscribe, or the scripts would consider the waiters dead."""
         for channel, backend in {waiter.channel: waiter.backend for queue in self.queues for waiter in queue}.items():
             ear = backend.node.origin.connection(LIMIT)
             ear.connect()
@@ -106,7 +107,7 @@ class Scene:
             ear.disconnect()
 
     def ask(self, wanted: Wanted) -> Command:
-        """The request by which it queues, and later looks."""
+        """The request with which a waiter queues, and later looks."""
         values = {
             **wanted._asdict(),
             "channel": wanted.channel,
@@ -122,7 +123,7 @@ class Scene:
 
 
 def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, Any]]:
-    """Each with its answer."""
+    """Send requests; yield each with its answer."""
     parts: dict[Backend, list[tuple[Wanted, Command]]] = defaultdict(list)
     for wanted, command in commands:
         parts[wanted.backend].append((wanted, command))
@@ -176,7 +177,7 @@ def renew(worker: Worker) -> Deed[int]:
 
 
 def hand_over(worker: Worker) -> Deed[int]:
-    """Each in turn gives the lock back, but for the last ones of each queue, who go on waiting."""
+    """Each holder in turn releases the lock, except for the last ones of each queue, which keep waiting."""
     scene = _scene(worker)
     for lock, _ in zip(scene.locks, scene.queues, strict=False):
         lock.release()  # to the first of them
@@ -191,7 +192,7 @@ def hand_over(worker: Worker) -> Deed[int]:
 
 
 def leave(worker: Worker) -> Deed[int]:
-    """All but the first of each queue, who has the lock."""
+    """All waiters leave except the first of each queue, which has the lock."""
     scene = _scene(worker)
     leaving = [wanted for row in scene.queues for wanted in row[1:]]
     commands = [(wanted, release_command(wanted, unknown=False, how=WITHDRAWAL)) for wanted in leaving]
@@ -200,7 +201,7 @@ def leave(worker: Worker) -> Deed[int]:
 
 
 def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
-    """Seconds, seconds of CPU time, and how many it shows."""
+    """List all locks; return seconds, CPU seconds, and how many were listed."""
     scene = _scene(worker)
     scene.hear_no_more()
     yield worker.ready()
@@ -214,7 +215,7 @@ def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
 
 
 def rush(worker: Worker) -> Deed[None]:
-    """Many threads at once, each with a lock of its own."""
+    """Many threads at once, each using a lock of its own."""
 
     def hurry(number: int) -> Deed[None]:
         end = monotonic() + RUSH
@@ -244,7 +245,7 @@ def measure(
     seconds: float,
     tell: Callable[[str], None],
 ) -> dict[str, Figures]:
-    """All steps once. ``seconds``: the rest, in which connections are closed that nobody needs."""
+    """Run all steps once. ``seconds``: idle time, in which unneeded connections are closed."""
     figures: Figures = {}
     with hire(1) as crew:
 
@@ -254,7 +255,7 @@ def measure(
             return answer
 
         def server_us(calls: int) -> float | None:
-            """CPU time: what Redis counts for scripts goes on while it has no CPU."""
+            """The server's CPU time. Redis's own time for scripts would include time in which it had no CPU."""
             return observer.read().cpu / calls * 1e6 if calls else None
 
         memory = observer.memory()

@@ -1,4 +1,4 @@
-"""Processes that check members of one pool out and in, as often as possible."""
+"""Processes that check members of one pool out and in again, as often as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modes with their options, and a run of one of them."""
+"""The modes with their options, and how one is run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .serverstats import Observer
 
 
 class Mode(NamedTuple):
-    """``crowd``: many of a process wait at once. ``options``: their defaults, and where those of coroutines differ.
+    """``crowd``: many of a process wait at once. ``options``: the defaults, and those of coroutines where they differ.
 
-    ``awake``: the CPUs had better not sleep meanwhile. ``others``: another checkout can be measured, too. ``cluster``:
+    ``awake``: keep the CPUs awake meanwhile. ``others``: another checkout can be measured, too. ``cluster``:
     it can be measured on one.
     """
 
@@ -74,7 +74,7 @@ MODES = {
         cluster=True,
     ),
 }
-LEAST = {"seconds": 0.1, "hold_ms": 0}  # of all others: 1
+LEAST = {"seconds": 0.1, "hold_ms": 0}  # least values; 1 for all others
 MOST = {
     "seconds": 3600,
     "hold_ms": 10_000,
@@ -127,7 +127,7 @@ def run(
             machine["CPUs"] += ", kept awake"
 
         def hire(size: int, *, elsewhere: bool = False, names: int = 1) -> Crew:
-            # a database of its own: what the other one writes may mean something else
+            # a database of its own, as the other version may write its keys differently
             url, path = (f"{servers[0].url}?db=1", str(other)) if elsewhere else (servers[0].url, None)
             return Crew(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
 
@@ -146,7 +146,7 @@ def run(
 
 @contextmanager
 def _servers(masters: int) -> Iterator[Sequence[RedisServer]]:
-    """One, or so many masters of a cluster, for the time of a block."""
+    """One server, or a cluster of so many masters, for the duration of a block."""
     with ExitStack() as stack:
         with unreached_by_interrupts():
             if masters:

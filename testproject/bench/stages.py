@@ -1,6 +1,6 @@
-"""What the jobs of a worker do is written once, as generators that yield calls; threads or coroutines make them.
+"""The jobs of a worker are written once, as generators that yield calls. Threads or coroutines run them.
 
-A *deed* yields tuples of a function and its arguments, is sent what the function returned (with coroutines: what came
+A *deed* yields tuples of a function and its arguments, is sent what the function returned (with coroutines: the result
 of awaiting that), and returns its result.
 """
 
@@ -23,7 +23,7 @@ Deed = Generator[Act, Any, T]
 
 
 class Crowd:
-    """Threads or coroutines of this process that each do a deed. ``over`` is set when all have done theirs."""
+    """Threads or coroutines of this process that each run a deed. ``over`` is set when all have finished."""
 
     def __init__(self, size: int) -> None:
         self.alive = size
@@ -38,7 +38,7 @@ class Crowd:
 
 
 class Stage(ABC):
-    """Where deeds are done."""
+    """Runs deeds, in threads or in coroutines."""
 
     each: ClassVar[
         float
@@ -46,11 +46,11 @@ class Stage(ABC):
 
     @abstractmethod
     def run(self, deed: Deed[T]) -> T:
-        """Called from outside; returns the deed's result."""
+        """Run a deed and return its result. Called from outside."""
 
     @abstractmethod
     def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
-        """Called by a deed: start so many more, each given its number."""
+        """Start so many more deeds, each given its number. Called by a deed."""
 
     @abstractmethod
     def client(self, url: str) -> Any:
@@ -61,7 +61,7 @@ class Stage(ABC):
 
     @abstractmethod
     def aside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call what blocks a thread, while the others of a crowd go on."""
+        """Call a function that blocks its thread, while the others of a crowd go on."""
 
 
 class Threads(Stage):
@@ -106,7 +106,7 @@ class Threads(Stage):
 
 
 class Coroutines(Stage):
-    """Tasks of one event loop, which runs in a thread of its own: it goes on when no job is being done."""
+    """Tasks of one event loop, which runs in a thread of its own, also between jobs."""
 
     each = 0.0005
 

@@ -72,7 +72,7 @@ def measure(
                 ((one_wall, one_cpu),) = crew.call(block, kinds[key], when_ready=observer.reset)
                 statistics = observer.read()
                 if rounds == 1:
-                    continue  # connections, scripts and caches get warm
+                    continue  # warm-up of connections, scripts and caches
                 wall[key].append(one_wall)
                 cpu[key].append(one_cpu)
                 requests[key] += statistics.requests
