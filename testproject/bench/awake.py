@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker
 
-from .crew import unreached_by_interrupts
+from .workers import unreached_by_interrupts
 
 POSSIBLE = hasattr(os, "SCHED_IDLE")  # on Linux
 

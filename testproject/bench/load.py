@@ -28,12 +28,12 @@ from django_redislock.store.scripts import Script, with_source
 from django_redislock.store.wire import Command
 
 from .contenders import Entrant, OurLock
-from .crew import BenchError, Crew
 from .figures import Figures
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Job, Worker
+from .workers import BenchError, Workers
 
 TTL = 3600  # seconds; long enough that nothing ends or is renewed during the run
 LIMIT = 600.0  # seconds for each step
@@ -142,7 +142,7 @@ def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, A
 # -- the steps, in their order ----------------------------------------------------------------------------------------
 
 
-def hold(worker: Worker, locks: int, names: int) -> Deed[None]:
+def hold(worker: Worker, locks: int, names: int) -> Routine[None]:
     scene = Scene(locks, names)
     worker.kept.append(scene)
     yield worker.ready()
@@ -150,7 +150,7 @@ def hold(worker: Worker, locks: int, names: int) -> Deed[None]:
         lock.acquire()
 
 
-def queue(worker: Worker, waiters: int) -> Deed[None]:
+def queue(worker: Worker, waiters: int) -> Routine[None]:
     scene = _scene(worker)
     for number in range(waiters):
         row = scene.queues[number % len(scene.queues)]
@@ -161,14 +161,14 @@ def queue(worker: Worker, waiters: int) -> Deed[None]:
         scene.tickets[wanted.id] = str(answer[2])
 
 
-def look(worker: Worker) -> Deed[int]:
+def look(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
     commands = [(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]
     yield worker.ready()
     return sum(1 for _ in send(commands))
 
 
-def renew(worker: Worker) -> Deed[int]:
+def renew(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
     held = [scene.waiter(lock.name)._replace(id=lock.token or "") for lock in scene.locks]
     commands: list[tuple[Wanted, Command]] = [(wanted, renew_command(wanted, "keep", TTL)) for wanted in held]
@@ -176,7 +176,7 @@ def renew(worker: Worker) -> Deed[int]:
     return sum(answer[0] for _, answer in send(commands))
 
 
-def hand_over(worker: Worker) -> Deed[int]:
+def hand_over(worker: Worker) -> Routine[int]:
     """Each holder in turn releases the lock, except for the last ones of each queue, which keep waiting."""
     scene = _scene(worker)
     for lock, _ in zip(scene.locks, scene.queues, strict=False):
@@ -191,7 +191,7 @@ def hand_over(worker: Worker) -> Deed[int]:
     return done
 
 
-def leave(worker: Worker) -> Deed[int]:
+def leave(worker: Worker) -> Routine[int]:
     """All waiters leave except the first of each queue, which has the lock."""
     scene = _scene(worker)
     leaving = [wanted for row in scene.queues for wanted in row[1:]]
@@ -200,7 +200,7 @@ def leave(worker: Worker) -> Deed[int]:
     return sum(1 for _ in send(commands))
 
 
-def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
+def listing(worker: Worker) -> Routine[tuple[float, float, int]]:
     """List all locks; return seconds, CPU seconds, and how many were listed."""
     scene = _scene(worker)
     scene.hear_no_more()
@@ -214,10 +214,10 @@ def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
     return median(wall), median(cpu), output.getvalue().count("\nload:")
 
 
-def rush(worker: Worker) -> Deed[None]:
+def rush(worker: Worker) -> Routine[None]:
     """Many threads at once, each using a lock of its own."""
 
-    def hurry(number: int) -> Deed[None]:
+    def acquire_and_release(number: int) -> Routine[None]:
         end = monotonic() + RUSH
         while monotonic() < end:
             with Lock(f"rush:{number}"):
@@ -225,7 +225,7 @@ def rush(worker: Worker) -> Deed[None]:
         yield (int,)
 
     yield worker.ready()
-    yield worker.stage.aside, worker.stage.start(THREADS, hurry).over.wait, LIMIT
+    yield worker.runner.run_blocking, worker.runner.start(THREADS, acquire_and_release).over.wait, LIMIT
 
 
 def _scene(worker: Worker) -> Scene:
@@ -235,7 +235,7 @@ def _scene(worker: Worker) -> Scene:
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Ours]],
     *,
@@ -247,11 +247,11 @@ def measure(
 ) -> dict[str, Figures]:
     """Run all steps once. ``seconds``: idle time, in which unneeded connections are closed."""
     figures: Figures = {}
-    with hire(1) as crew:
+    with start_workers(1) as workers:
 
         def step(job: Job, *args: Any) -> Any:
             tell(job.__name__)
-            [answer] = crew.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
+            [answer] = workers.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
             return answer
 
         def server_us(calls: int) -> float | None:

@@ -12,11 +12,11 @@ from redisserver import RedisServer, redis_server
 
 from . import awake, contended, dogpile, drain, idle, load, pool, uncontended
 from .contenders import KINDS, OTHERS, Entrant, able, installed
-from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
 from .machine import describe
 from .report import Row, label
 from .serverstats import Observer
+from .workers import BenchError, Workers, unreached_by_interrupts
 
 
 class Mode(NamedTuple):
@@ -126,13 +126,13 @@ def run(
         if stay_awake:
             machine["CPUs"] += ", kept awake"
 
-        def hire(size: int, *, elsewhere: bool = False, names: int = 1) -> Crew:
+        def start_workers(size: int, *, elsewhere: bool = False, names: int = 1) -> Workers:
             # a database of its own, as the other version may write its keys differently
             url, path = (f"{servers[0].url}?db=1", str(other)) if elsewhere else (servers[0].url, None)
-            return Crew(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
+            return Workers(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
 
         with awake.cpus_awake() if stay_awake else nullcontext():
-            figures = MODES[mode].measure(hire, observer, kinds, tell=tell, **measured)
+            figures = MODES[mode].measure(start_workers, observer, kinds, tell=tell, **measured)
     return {
         "mode": mode,
         "asyncio": coroutines,

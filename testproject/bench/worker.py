@@ -19,11 +19,11 @@ from django_redislock import Lock
 
 from .contenders import Contender
 from .figures import Section
-from .stages import Act, Coroutines, Deed, Stage, Threads
+from .runners import Call, Coroutines, Routine, Runner, Threads
 
 READY = "ready"
 
-Job = Callable[..., Deed[Any]]
+Job = Callable[..., Routine[Any]]
 """Called with the worker and its arguments. It must yield ``worker.ready()`` once; its result goes to the parent."""
 
 
@@ -40,7 +40,7 @@ class Worker:
         self.number = number
         self.inside = inside
         self.url = url
-        self.stage: Stage = Coroutines() if coroutines else Threads()
+        self.runner: Runner = Coroutines() if coroutines else Threads()
         self.troubles: list[str] = []  # warnings of our locks, and errors of waiters
         self.kept: list[object] = []  # kept after the end of the job
         self._pipe = pipe
@@ -58,21 +58,21 @@ class Worker:
             self._contenders[kind, ttl, name] = found
         return found
 
-    def ready(self) -> Act:
+    def ready(self) -> Call:
         """Say that the warm-up is over; wait for the other workers, and start with them."""
-        return self.stage.aside, self._wait_for_the_others
+        return self.runner.run_blocking, self._wait_for_the_others
 
     def _wait_for_the_others(self) -> None:
         self._pipe.send(READY)
         time.sleep(max(0.0, self._pipe.recv() - monotonic()))
 
-    def offset(self, client: Any) -> Deed[float]:
+    def offset(self, client: Any) -> Routine[float]:
         """The server's clock minus ours, at the time of sending."""
         asked = monotonic()
         seconds, us = yield (client.time,)
         return float(seconds + us / 1e6 - asked)
 
-    def section(self, contender: Contender, who: int, hold: float, name: int = 0) -> Deed[Section]:
+    def section(self, contender: Contender, who: int, hold: float, name: int = 0) -> Routine[Section]:
         """Acquire, stay inside for ``hold`` seconds, release. ``name``: the number of the contender's."""
         inside, mark = self.inside, who + 1
         asked = monotonic()
@@ -84,7 +84,7 @@ class Worker:
         if isinstance(held, Lock):
             fence, ticket = held.fence, self._tickets.pop(held.token or "", None)
         if hold:
-            yield self.stage.sleep, hold
+            yield self.runner.sleep, hold
         clash = clash or inside[name] != mark
         inside[name] = 0
         leaving = monotonic()
@@ -120,7 +120,7 @@ class Worker:
             while True:
                 job, args = self._pipe.recv()
                 try:
-                    answer = self.stage.run(job(self, *args))
+                    answer = self.runner.run(job(self, *args))
                 except (EOFError, BrokenPipeError):
                     raise
                 except Exception:

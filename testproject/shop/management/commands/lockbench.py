@@ -12,9 +12,9 @@ from typing import IO, Any, cast
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
-from bench.crew import BenchError
 from bench.report import label, show
 from bench.run import CLUSTER_OPTIONS, MODES, run
+from bench.workers import BenchError
 from redisserver import NoServerError
 
 WIDTH = 132  # if the output is not a terminal

@@ -46,7 +46,7 @@ def _searched_first(path: str | None) -> Iterator[None]:
         sys.path[:] = before
 
 
-class Crew:
+class Workers:
     """Several fresh processes, for the duration of a ``with`` block; at its end they are killed, whatever they are
     doing.
 
@@ -66,7 +66,7 @@ class Crew:
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         context = get_context("spawn")
         resource_tracker.ensure_running()  # its start unblocks SIGINT
         inside = context.RawArray("l", self.names)
