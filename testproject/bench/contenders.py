@@ -1,4 +1,4 @@
-"""The locks that are compared, each used as its users would: a new lock object for each acquisition."""
+"""The locks that are compared, each used as in real code: a new lock object for each acquisition."""
 
 from __future__ import annotations
 
@@ -37,23 +37,24 @@ class _Usual(Held, Protocol):
 
 
 class Entrant(ABC):
-    """What can be compared with others of its kind; made once per process, shared by its threads or coroutines."""
+    """Something that is compared with others of its kind; made once per process, shared by its threads or
+    coroutines."""
 
     key: ClassVar[str]
-    package: ClassVar[str | None] = None  # that must be importable
-    coroutines: ClassVar[bool] = False  # for them, not for threads: what its methods return must be awaited
-    few: ClassVar[bool] = True  # can be used by one thread or coroutine of a process
-    many: ClassVar[bool] = True  # can be used by a crowd of them
-    elsewhere: ClassVar[bool] = False  # of another checkout of this package
+    package: ClassVar[str | None] = None  # a package that it needs
+    coroutines: ClassVar[bool] = False  # for coroutines, not threads: what its methods return must be awaited
+    few: ClassVar[bool] = True  # can be used by a single thread or coroutine of a process
+    many: ClassVar[bool] = True  # can be used by many of them
+    elsewhere: ClassVar[bool] = False  # is from another checkout of this package
     on_server: ClassVar[bool] = True
     on_cluster: ClassVar[bool] = False
-    note: ClassVar[str] = ""  # for who reads the figures
+    note: ClassVar[str] = ""  # shown below the figures
 
 
 class Contender(Entrant):
     """One kind of lock on one name.
 
-    ``commands``: what it sends to Redis. ``in_script``: those among them that each of its scripts calls once as well.
+    ``commands``: what it sends to Redis. ``in_script``: those of them that each of its scripts also calls once.
     """
 
     commands: ClassVar[tuple[str, ...]]
@@ -69,7 +70,7 @@ class Contender(Entrant):
         return redis.Redis.from_url(url, **self.options)
 
     def under(self, name: str) -> Contender:
-        """The same on another name, by the same connections."""
+        """The same lock on another name, over the same connections."""
         other = copy.copy(self)
         other.name = name
         return other
@@ -83,10 +84,10 @@ class Contender(Entrant):
 
 
 class Floor(Contender):
-    """The least that a lock can do: what everything else is measured by."""
+    """The least that a lock can do. Everything else is compared with it."""
 
     key = "floor"
-    many = False  # hundreds that spin would measure the spinning
+    many = False  # with hundreds of spinning waiters, this would measure the spinning
     commands = ("set", "evalsha")
     script = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
     spin = 0.001  # seconds
@@ -116,7 +117,7 @@ class _FloorHeld:
 
 
 class RedisPy(Contender):
-    """redis-py's own, which is what django-redis gives as ``cache.lock``."""
+    """redis-py's own lock, which is also django-redis's ``cache.lock()``."""
 
     key = "redis-py"
     commands = ("set", "evalsha")
@@ -157,7 +158,8 @@ class PythonRedisLock(Contender):
 
 
 class RedisFifoLock(Contender):
-    """redis-fifo-lock, the other one with a queue and a fence. It is for asyncio: each process drives a loop."""
+    """redis-fifo-lock, the only other one with a queue and a fence. It is for asyncio, so each process runs an event
+    loop."""
 
     key = "redis-fifo-lock"
     package = "redis_fifo_lock"
@@ -171,7 +173,7 @@ class RedisFifoLock(Contender):
         self._make_lock()
 
     def _make_lock(self) -> None:
-        # kept, not made anew: each new object asks Redis for its eviction policy, an extra round trip
+        # kept, because each new object asks Redis for its eviction policy, an extra round trip
         self.lock = import_module("redis_fifo_lock").FifoLock(self.fifo_client, self.name)
 
     def under(self, name: str) -> RedisFifoLock:
@@ -209,21 +211,21 @@ class OurLock(Contender):
 
 
 class OtherLock(OurLock):
-    """That of another checkout."""
+    """The Lock of another checkout."""
 
     key = "other Lock"
     elsewhere = True
 
 
 class OtherFairLock(OtherLock):
-    """One that had two kinds."""
+    """The FairLock of another checkout, from when Lock and FairLock were two kinds."""
 
     key = "other FairLock"
     kind = FairLock
 
 
 class ForCoroutines(Contender):
-    """What a contender becomes in an event loop."""
+    """A contender for use in an event loop."""
 
     coroutines = True
 
@@ -242,7 +244,7 @@ class AsyncFloor(ForCoroutines, Floor):
 
 
 class AsyncRedisPy(ForCoroutines, RedisPy):
-    """redis.asyncio's own."""
+    """redis.asyncio's own lock."""
 
     many = False
 
@@ -263,7 +265,7 @@ class AsyncClusterRedisPy(AsyncRedisPy):
 
 
 class CrowdedAsyncRedisPy(AsyncRedisPy):
-    """The same for a crowd."""
+    """The same for many coroutines at once."""
 
     few = False
     many = True
@@ -313,7 +315,7 @@ E = TypeVar("E", bound=Entrant)
 
 
 def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool, cluster: bool = False) -> dict[str, type[E]]:
-    """Those that coroutines, or threads, can use, one of a process or a crowd of them, on a server or a cluster."""
+    """The contenders for coroutines or threads, for one per process or many, on a server or a cluster."""
     return {
         kind.key: kind
         for kind in kinds
@@ -325,11 +327,11 @@ def able(kinds: Sequence[type[E]], *, coroutines: bool, crowd: bool, cluster: bo
 
 @lru_cache
 def installed(kinds: tuple[type[Entrant], ...] = KINDS) -> tuple[str, ...]:
-    """The keys of those whose package is there."""
+    """The keys of those whose package is installed."""
     return tuple(dict.fromkeys(kind.key for kind in kinds if kind.package is None or find_spec(kind.package)))
 
 
 @lru_cache
 def packages() -> tuple[str, ...]:
-    """What to ``pip install`` for the contenders that are no part of something else."""
+    """What to ``pip install`` for the contenders that come from packages of their own."""
     return tuple(kind.key for kind in KINDS if kind.package is not None and kind.key in installed())

@@ -17,12 +17,12 @@ from django.core.cache import cache
 from django_redislock import alocked_get_or_set, locked_get_or_set
 
 from .contenders import Entrant
-from .crew import Crew
 from .figures import Figures, percentile
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Worker
+from .workers import Workers
 
 LIMIT = 60.0  # seconds for all to get the value
 TIMEOUT = 300  # seconds that the cache keeps it
@@ -122,7 +122,7 @@ class Asked(NamedTuple):
     troubles: list[str]
 
 
-def ask(worker: Worker, kind: type[Getter], waiters: int, hold: float) -> Deed[Asked]:
+def ask(worker: Worker, kind: type[Getter], waiters: int, hold: float) -> Routine[Asked]:
     """All want one value at once. Before that each process has a pile of its own, so that connections are open."""
     getter = kind(worker.url)
     computed: list[int] = []
@@ -138,8 +138,8 @@ def ask(worker: Worker, kind: type[Getter], waiters: int, hold: float) -> Deed[A
         await asyncio.sleep(hold)
         return "value"
 
-    def pile_up(key: str) -> Deed[None]:
-        def want(number: int) -> Deed[None]:
+    def pile_up(key: str) -> Routine[None]:
+        def want(number: int) -> Routine[None]:
             asked = monotonic()
             try:
                 yield getter.get, key, acompute if kind.coroutines else compute
@@ -148,8 +148,8 @@ def ask(worker: Worker, kind: type[Getter], waiters: int, hold: float) -> Deed[A
             else:
                 times.append((asked, monotonic()))
 
-        crowd = worker.stage.start(waiters, want)
-        yield worker.stage.aside, crowd.over.wait, LIMIT
+        crowd = worker.runner.start(waiters, want)
+        yield worker.runner.run_blocking, crowd.over.wait, LIMIT
 
     yield from pile_up(f"warm-{worker.number}")
     computed.clear()
@@ -160,7 +160,7 @@ def ask(worker: Worker, kind: type[Getter], waiters: int, hold: float) -> Deed[A
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Getter]],
     *,
@@ -179,9 +179,9 @@ def measure(
         for key, kind in kinds.items():
             tell(f"round {number} of {rounds}: {key}")
             observer.flush()
-            with hire(procs) as crew:
+            with start_workers(procs) as workers:
                 answers[key].append(
-                    crew.call(ask, kind, waiters, hold_ms / 1000, seconds=LIMIT, when_ready=observer.reset)
+                    workers.call(ask, kind, waiters, hold_ms / 1000, seconds=LIMIT, when_ready=observer.reset)
                 )
                 statistics = observer.read()
                 requests[key] += statistics.requests

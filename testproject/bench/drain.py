@@ -1,4 +1,4 @@
-"""Many threads or coroutines of one process wait for one lock that this process holds; then it releases."""
+"""Many threads or coroutines of one process wait for a lock that this process holds; then it releases."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from time import monotonic
 from typing import NamedTuple
 
 from .contenders import TTL, Contender
-from .crew import Crew
 from .figures import Figures, Section, order, scatter, violations
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Worker
+from .workers import Workers
 
-SETTLE = 0.3  # seconds until all wait, where the requests themselves take none
+SETTLE = 0.3  # seconds until all wait, in addition to the time for the requests
 LIMIT = 20.0  # seconds for all to get it
 
 ROWS = (
@@ -43,24 +43,25 @@ class Drained(NamedTuple):
     troubles: list[str]
 
 
-def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -> Deed[Drained]:
-    """Hold, let the others queue, release after ``seconds``, and wait until all have had the lock for a moment."""
-    stage = worker.stage
-    settle = SETTLE + waiters * stage.each
-    # the holder's first renewal, at a third, is due when it has released
+def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -> Routine[Drained]:
+    """Hold the lock, let the others queue, release after ``seconds``, and wait until each has had the lock for a
+    moment."""
+    runner = worker.runner
+    settle = SETTLE + waiters * runner.each
+    # the holder's first renewal, at a third of the TTL, would be due after its release
     contender = worker.contender(kind, TTL + round(3 * (settle + seconds)))
     worker.note_tickets()
     held = yield (contender.acquire,)
     sections: list[Section] = []
 
-    def enter(number: int) -> Deed[None]:
+    def enter(number: int) -> Routine[None]:
         try:
             sections.append((yield from worker.section(contender, number, 0)))
         except Exception as error:
             worker.troubles.append(_told(error))
 
-    crowd = stage.start(waiters, enter)
-    yield stage.sleep, settle
+    crowd = runner.start(waiters, enter)
+    yield runner.sleep, settle
     yield worker.ready()
     released = True
     began = monotonic()
@@ -70,22 +71,22 @@ def drain(worker: Worker, kind: type[Contender], waiters: int, seconds: float) -
         worker.troubles.append(f"the holder: {_told(error)}")
         released = False
     release_ms = (monotonic() - began) * 1000
-    if released:  # else the others wait for its TTL
-        yield stage.aside, crowd.over.wait, max(0.0, began + LIMIT - monotonic())
+    if released:  # otherwise the others wait for its TTL
+        yield runner.run_blocking, crowd.over.wait, max(0.0, began + LIMIT - monotonic())
     return Drained(began, release_ms, released, sections.copy(), worker.troubles.copy())
 
 
-def clocks(worker: Worker, waiters: int) -> Deed[list[float]]:
-    """The server's clock minus ours, when many ask for it at once."""
-    client = worker.stage.client(worker.url)
+def clocks(worker: Worker, waiters: int) -> Routine[list[float]]:
+    """The server's clock minus ours, while many ask for it at once."""
+    client = worker.runner.client(worker.url)
     offsets: list[float] = []
 
-    def ask(number: int) -> Deed[None]:
+    def ask(number: int) -> Routine[None]:
         offsets.append((yield from worker.offset(client)))
 
     yield worker.ready()
-    crowd = worker.stage.start(min(waiters, 90), ask)  # redis-py's pool ends at 100
-    yield worker.stage.aside, crowd.over.wait
+    crowd = worker.runner.start(min(waiters, 90), ask)  # redis-py's pool ends at 100
+    yield worker.runner.run_blocking, crowd.over.wait
     return offsets
 
 
@@ -94,7 +95,7 @@ def _told(error: Exception) -> str:
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Contender]],
     *,
@@ -107,8 +108,8 @@ def measure(
     answers: dict[str, list[Drained]] = defaultdict(list)
     requests: dict[str, int] = defaultdict(int)
     connections: dict[str, int] = defaultdict(int)
-    with hire(1) as crew:
-        tolerance = scatter(crew.call(clocks, waiters)[0])
+    with start_workers(1) as workers:
+        tolerance = scatter(workers.call(clocks, waiters)[0])
     for number in range(1, rounds + 1):
         for key, kind in kinds.items():
             tell(f"round {number} of {rounds}: {key}")
@@ -123,8 +124,8 @@ def measure(
             def count(key: str = key) -> None:
                 connections[key] = max(connections[key], observer.connections())
 
-            with hire(1) as crew:
-                answers[key] += crew.call(drain, kind, waiters, seconds, seconds=LIMIT, when_ready=watch)
+            with start_workers(1) as workers:
+                answers[key] += workers.call(drain, kind, waiters, seconds, seconds=LIMIT, when_ready=watch)
                 count()
     return {
         key: {

@@ -1,4 +1,4 @@
-"""Figures out of what was logged."""
+"""Computes figures from the log of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Section(NamedTuple):
     asked: float  # just before the lock object was made
     got: float
     leaving: float  # just before the release
-    clash: bool  # somebody else's mark stood in the shared memory
+    clash: bool  # another worker's mark was in the shared memory
     ticket: int | None = None  # ours only: the place in the queue, in the server's order
     fence: int | None = None
     name: int = 0  # the number of the lock's name
@@ -32,18 +32,18 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def jain(shares: Sequence[float]) -> float | None:
-    """Jain's index of fairness: 1 when all have the same, 1/n when one has everything."""
+    """Jain's fairness index: 1 if all have the same, 1/n if one has everything."""
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else None
 
 
 def median_ratio(values: Sequence[float], base: Sequence[float] | None) -> float | None:
-    """The median of the rounds' own ratios: a slow moment of the machine hits both sides of a ratio."""
+    """The median of the ratios of the rounds: a slow moment of the machine affects both sides of a ratio."""
     return median(one / other for one, other in zip(values, base, strict=True)) if base else None
 
 
 def overtaken(asked: Sequence[float], tolerance: float = 0) -> int:
-    """How many were served after somebody who had asked later by more than ``tolerance``. In order of grant."""
+    """How many were served after another one that had asked later by more than ``tolerance``. In order of grant."""
     latest, count = float("-inf"), 0
     for one in asked:
         if latest - one > tolerance:
@@ -53,12 +53,12 @@ def overtaken(asked: Sequence[float], tolerance: float = 0) -> int:
 
 
 def overtaking(asked: Sequence[float], tolerance: float = 0) -> int:
-    """How many were served before somebody who had asked earlier by more than ``tolerance``. In order of grant."""
+    """How many were served before another one that had asked earlier by more than ``tolerance``. In order of grant."""
     return overtaken([-one for one in reversed(asked)], tolerance)
 
 
 def violations(sections: Sequence[Section]) -> int:
-    """How many entered while somebody else was inside, by the clock or by the mark. Sorted by ``got``."""
+    """How many entered while another one was inside, according to the clock or the mark. Sorted by ``got``."""
     count, left = 0, float("-inf")
     for section in sections:
         if section.clash or section.got < left:
@@ -68,7 +68,7 @@ def violations(sections: Sequence[Section]) -> int:
 
 
 def handovers(sections: Sequence[Section]) -> list[float]:
-    """Seconds from a release to the next one's entry, where that was another one who had waited. Sorted by ``got``."""
+    """Seconds from a release to the next entry, if that was by another process that had waited. Sorted by ``got``."""
     return [
         after.got - before.leaving
         for before, after in pairwise(sections)
@@ -77,13 +77,14 @@ def handovers(sections: Sequence[Section]) -> list[float]:
 
 
 def kept(sections: Sequence[Section]) -> float | None:
-    """The share of sections that the one before had already: a lock that is hogged has many. Sorted by ``got``."""
+    """The share of sections of the same process as the one before: high if a process hogs the lock. Sorted by
+    ``got``."""
     same = [after.who == before.who for before, after in pairwise(sections)]
     return sum(same) / len(same) if same else None
 
 
 def by_name(sections: Sequence[Section]) -> list[list[Section]]:
-    """Those of each lock, in the same order."""
+    """The sections of each lock, in the same order."""
     found: dict[int, list[Section]] = defaultdict(list)
     for section in sections:
         found[section.name].append(section)
@@ -91,9 +92,10 @@ def by_name(sections: Sequence[Section]) -> list[list[Section]]:
 
 
 def order(sections: Sequence[Section], tolerance: float) -> Figures:
-    """Who jumped the queue of a lock: by when the requests were made (all alike), and exactly, in the server's order.
+    """How many jumped the queue: by the time of the requests (for all locks), and exactly, in the server's order
+    (ours).
 
-    A lock that one process hogs has many that overtake and few that are overtaken; in order means none of either.
+    If a process hogs the lock, many overtake and few are overtaken; a lock that keeps the order has none of either.
     """
     before = after = inversions = numbered = 0
     for one in by_name(sections):
@@ -119,7 +121,7 @@ def shares(sections: Sequence[Section], processes: int) -> list[int]:
 
 
 def scatter(offsets: Sequence[float]) -> float:
-    """By how many seconds the way from a clock read here to the server may differ: p99 over the quickest."""
+    """By how many seconds the time from reading a clock here to the server may vary: p99 minus the minimum."""
     return (percentile(offsets, 99) or 0.0) - min(offsets, default=0.0)
 
 

@@ -1,7 +1,7 @@
-"""One process holds many locks, and many wait for some of them: what each costs the server.
+"""What many held locks and many waiters cost the server.
 
-The locks are held by ``Lock`` objects. The waiters are rows in Redis: their requests are the package's own, but sent
-many at a time by one process, which listens to what they are told and does nothing about it.
+The locks are held by ``Lock`` objects. The waiters are just entries in Redis: their requests are the package's own, but
+sent in batches by one process, which receives their messages and ignores them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from django_redislock.store.scripts import Script, with_source
 from django_redislock.store.wire import Command
 
 from .contenders import Entrant, OurLock
-from .crew import BenchError, Crew
 from .figures import Figures
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Job, Worker
+from .workers import BenchError, Workers
 
-TTL = 3600  # seconds: nothing ends or is renewed meanwhile
+TTL = 3600  # seconds; long enough that nothing ends or is renewed during the run
 LIMIT = 600.0  # seconds for each step
 BATCH = 100  # requests in one write
 FORGOTTEN_AFTER = 60.0  # seconds after which Redis forgets a queue in which nobody looks
 TURNS = 10  # hand-overs of each lock
-THREADS = 40  # that all want a connection at once
+THREADS = 40  # all of them want a connection at once
 RUSH = 0.5  # seconds
 LISTS = 3
 
@@ -60,7 +60,7 @@ ROWS = (
 
 
 class Ours(Entrant):
-    """No other lock has a queue, or a list."""
+    """The only contender: no other lock has a queue, or a list."""
 
     key: ClassVar[str] = OurLock.key
     on_cluster = True
@@ -70,7 +70,8 @@ KINDS = (Ours,)
 
 
 class Waiting(Wanted):
-    """One who waits. The process proper would give back at once what is granted on its own channel to no one there."""
+    """A waiter, with a channel of its own: on its own channel, the process would at once release locks granted to
+    unknown waiters."""
 
     @property
     def channel(self) -> str:
@@ -78,7 +79,7 @@ class Waiting(Wanted):
 
 
 class Scene:
-    """The locks that are held, and those who wait: ``queues`` has those of each name, in their order."""
+    """The held locks and the waiters: ``queues`` has those of each name, in order."""
 
     def __init__(self, locks: int, names: int) -> None:
         self.locks = [Lock(f"load:{number}", ttl=TTL) for number in range(locks)]
@@ -93,7 +94,7 @@ class Scene:
         return Waiting(backend, make_keys(backend.prefix, name), name, id, TTL, owner="host:4711 MainThread")
 
     def listen(self) -> None:
-        """Else the scripts take those who wait for dead."""
+        """Subscribe, or the scripts would consider the waiters dead."""
         for channel, backend in {waiter.channel: waiter.backend for queue in self.queues for waiter in queue}.items():
             ear = backend.node.origin.connection(LIMIT)
             ear.connect()
@@ -106,7 +107,7 @@ class Scene:
             ear.disconnect()
 
     def ask(self, wanted: Wanted) -> Command:
-        """The request by which it queues, and later looks."""
+        """The request with which a waiter queues, and later looks."""
         values = {
             **wanted._asdict(),
             "channel": wanted.channel,
@@ -122,7 +123,7 @@ class Scene:
 
 
 def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, Any]]:
-    """Each with its answer."""
+    """Send requests; yield each with its answer."""
     parts: dict[Backend, list[tuple[Wanted, Command]]] = defaultdict(list)
     for wanted, command in commands:
         parts[wanted.backend].append((wanted, command))
@@ -141,7 +142,7 @@ def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, A
 # -- the steps, in their order ----------------------------------------------------------------------------------------
 
 
-def hold(worker: Worker, locks: int, names: int) -> Deed[None]:
+def hold(worker: Worker, locks: int, names: int) -> Routine[None]:
     scene = Scene(locks, names)
     worker.kept.append(scene)
     yield worker.ready()
@@ -149,7 +150,7 @@ def hold(worker: Worker, locks: int, names: int) -> Deed[None]:
         lock.acquire()
 
 
-def queue(worker: Worker, waiters: int) -> Deed[None]:
+def queue(worker: Worker, waiters: int) -> Routine[None]:
     scene = _scene(worker)
     for number in range(waiters):
         row = scene.queues[number % len(scene.queues)]
@@ -160,14 +161,14 @@ def queue(worker: Worker, waiters: int) -> Deed[None]:
         scene.tickets[wanted.id] = str(answer[2])
 
 
-def look(worker: Worker) -> Deed[int]:
+def look(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
     commands = [(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]
     yield worker.ready()
     return sum(1 for _ in send(commands))
 
 
-def renew(worker: Worker) -> Deed[int]:
+def renew(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
     held = [scene.waiter(lock.name)._replace(id=lock.token or "") for lock in scene.locks]
     commands: list[tuple[Wanted, Command]] = [(wanted, renew_command(wanted, "keep", TTL)) for wanted in held]
@@ -175,8 +176,8 @@ def renew(worker: Worker) -> Deed[int]:
     return sum(answer[0] for _, answer in send(commands))
 
 
-def hand_over(worker: Worker) -> Deed[int]:
-    """Each in turn gives the lock back, but for the last ones of each queue, who go on waiting."""
+def hand_over(worker: Worker) -> Routine[int]:
+    """Each holder in turn releases the lock, except for the last ones of each queue, which keep waiting."""
     scene = _scene(worker)
     for lock, _ in zip(scene.locks, scene.queues, strict=False):
         lock.release()  # to the first of them
@@ -190,8 +191,8 @@ def hand_over(worker: Worker) -> Deed[int]:
     return done
 
 
-def leave(worker: Worker) -> Deed[int]:
-    """All but the first of each queue, who has the lock."""
+def leave(worker: Worker) -> Routine[int]:
+    """All waiters leave except the first of each queue, which has the lock."""
     scene = _scene(worker)
     leaving = [wanted for row in scene.queues for wanted in row[1:]]
     commands = [(wanted, release_command(wanted, unknown=False, how=WITHDRAWAL)) for wanted in leaving]
@@ -199,8 +200,8 @@ def leave(worker: Worker) -> Deed[int]:
     return sum(1 for _ in send(commands))
 
 
-def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
-    """Seconds, seconds of CPU time, and how many it shows."""
+def listing(worker: Worker) -> Routine[tuple[float, float, int]]:
+    """List all locks; return seconds, CPU seconds, and how many were listed."""
     scene = _scene(worker)
     scene.hear_no_more()
     yield worker.ready()
@@ -213,10 +214,10 @@ def listing(worker: Worker) -> Deed[tuple[float, float, int]]:
     return median(wall), median(cpu), output.getvalue().count("\nload:")
 
 
-def rush(worker: Worker) -> Deed[None]:
-    """Many threads at once, each with a lock of its own."""
+def rush(worker: Worker) -> Routine[None]:
+    """Many threads at once, each using a lock of its own."""
 
-    def hurry(number: int) -> Deed[None]:
+    def acquire_and_release(number: int) -> Routine[None]:
         end = monotonic() + RUSH
         while monotonic() < end:
             with Lock(f"rush:{number}"):
@@ -224,7 +225,7 @@ def rush(worker: Worker) -> Deed[None]:
         yield (int,)
 
     yield worker.ready()
-    yield worker.stage.aside, worker.stage.start(THREADS, hurry).over.wait, LIMIT
+    yield worker.runner.run_blocking, worker.runner.start(THREADS, acquire_and_release).over.wait, LIMIT
 
 
 def _scene(worker: Worker) -> Scene:
@@ -234,7 +235,7 @@ def _scene(worker: Worker) -> Scene:
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Ours]],
     *,
@@ -244,17 +245,17 @@ def measure(
     seconds: float,
     tell: Callable[[str], None],
 ) -> dict[str, Figures]:
-    """All steps once. ``seconds``: the rest, in which connections are closed that nobody needs."""
+    """Run all steps once. ``seconds``: idle time, in which unneeded connections are closed."""
     figures: Figures = {}
-    with hire(1) as crew:
+    with start_workers(1) as workers:
 
         def step(job: Job, *args: Any) -> Any:
             tell(job.__name__)
-            [answer] = crew.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
+            [answer] = workers.call(job, *args, seconds=LIMIT, when_ready=observer.reset)
             return answer
 
         def server_us(calls: int) -> float | None:
-            """CPU time: what Redis counts for scripts goes on while it has no CPU."""
+            """The server's CPU time. Redis's own time for scripts would include time in which it had no CPU."""
             return observer.read().cpu / calls * 1e6 if calls else None
 
         memory = observer.memory()

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine on which the figures were measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .serverstats import Observer
 
 
 def describe(observer: Observer) -> dict[str, str]:
-    """Machine and versions, by what they are of."""
+    """Machine and versions, by label."""
     found = {
         "CPUs": f"{os.cpu_count()} x {_cpu()}",
         "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),

@@ -1,4 +1,4 @@
-"""Processes that check members of one pool out and in, as often as possible."""
+"""Processes that check members of one pool out and in again, as often as possible."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 from django_redislock import LockPool
 
 from .contenders import TTL, Entrant
-from .crew import Crew
 from .figures import Figures, Section, percentile, violations
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Worker
+from .workers import Workers
 
 WARM_UP = 20  # check-outs
 
@@ -74,17 +74,17 @@ class Used(NamedTuple):
     troubles: list[str]
 
 
-def use(worker: Worker, kind: type[Desk], members: int, hold: float, seconds: float) -> Deed[Used]:
+def use(worker: Worker, kind: type[Desk], members: int, hold: float, seconds: float) -> Routine[Used]:
     """Check out and in for ``seconds``. The first process fills the pool; the others wait for its members."""
     desk = kind()
     turns: list[tuple[str, Section]] = []
 
-    def turn(hold: float) -> Deed[tuple[str, Section]]:
+    def turn(hold: float) -> Routine[tuple[str, Section]]:
         asked = monotonic()
         member = yield (desk.check_out,)
         got = monotonic()
         if hold:
-            yield worker.stage.sleep, hold
+            yield worker.runner.sleep, hold
         section = Section(worker.number, asked, got, monotonic(), False)
         yield desk.check_in, member
         return member.key, section
@@ -101,7 +101,7 @@ def use(worker: Worker, kind: type[Desk], members: int, hold: float, seconds: fl
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Desk]],
     *,
@@ -116,8 +116,10 @@ def measure(
     for key, kind in kinds.items():
         tell(key)
         observer.flush()
-        with hire(procs) as crew:
-            answers = crew.call(use, kind, members, hold_ms / 1000, seconds, seconds=seconds, when_ready=observer.reset)
+        with start_workers(procs) as workers:
+            answers = workers.call(
+                use, kind, members, hold_ms / 1000, seconds, seconds=seconds, when_ready=observer.reset
+            )
             statistics = observer.read()
         uses: dict[str, list[Section]] = defaultdict(list)
         for answer in answers:

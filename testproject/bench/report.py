@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 class Row(NamedTuple):
-    """A figure's key, what it is called, and how it is written."""
+    """A figure's key, its label, and its format."""
 
     key: str
     title: str

@@ -1,4 +1,4 @@
-"""The modes with their options, and a run of one of them."""
+"""The modes with their options, and how one is run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from redisserver import RedisServer, redis_server
 
 from . import awake, contended, dogpile, drain, idle, load, pool, uncontended
 from .contenders import KINDS, OTHERS, Entrant, able, installed
-from .crew import BenchError, Crew, unreached_by_interrupts
 from .figures import Figures
 from .machine import describe
 from .report import Row, label
 from .serverstats import Observer
+from .workers import BenchError, Workers, unreached_by_interrupts
 
 
 class Mode(NamedTuple):
-    """``crowd``: many of a process wait at once. ``options``: their defaults, and where those of coroutines differ.
+    """``crowd``: many of a process wait at once. ``options``: the defaults, and those of coroutines where they differ.
 
-    ``awake``: the CPUs had better not sleep meanwhile. ``others``: another checkout can be measured, too. ``cluster``:
+    ``awake``: keep the CPUs awake meanwhile. ``others``: another checkout can be measured, too. ``cluster``:
     it can be measured on one.
     """
 
@@ -74,7 +74,7 @@ MODES = {
         cluster=True,
     ),
 }
-LEAST = {"seconds": 0.1, "hold_ms": 0}  # of all others: 1
+LEAST = {"seconds": 0.1, "hold_ms": 0}  # least values; 1 for all others
 MOST = {
     "seconds": 3600,
     "hold_ms": 10_000,
@@ -126,13 +126,13 @@ def run(
         if stay_awake:
             machine["CPUs"] += ", kept awake"
 
-        def hire(size: int, *, elsewhere: bool = False, names: int = 1) -> Crew:
-            # a database of its own: what the other one writes may mean something else
+        def start_workers(size: int, *, elsewhere: bool = False, names: int = 1) -> Workers:
+            # a database of its own, as the other version may write its keys differently
             url, path = (f"{servers[0].url}?db=1", str(other)) if elsewhere else (servers[0].url, None)
-            return Crew(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
+            return Workers(url, size, cluster=cluster, coroutines=coroutines, path=path, names=names)
 
         with awake.cpus_awake() if stay_awake else nullcontext():
-            figures = MODES[mode].measure(hire, observer, kinds, tell=tell, **measured)
+            figures = MODES[mode].measure(start_workers, observer, kinds, tell=tell, **measured)
     return {
         "mode": mode,
         "asyncio": coroutines,
@@ -146,7 +146,7 @@ def run(
 
 @contextmanager
 def _servers(masters: int) -> Iterator[Sequence[RedisServer]]:
-    """One, or so many masters of a cluster, for the time of a block."""
+    """One server, or a cluster of so many masters, for the duration of a block."""
     with ExitStack() as stack:
         with unreached_by_interrupts():
             if masters:

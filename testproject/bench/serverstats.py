@@ -1,4 +1,4 @@
-"""What the servers count, read over connections of our own."""
+"""Statistics of the servers, read over separate connections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Command(NamedTuple):
 class Statistics(NamedTuple):
     """Since the last reset."""
 
-    requests: int  # read events: a client's request arrives in one, so it is a round trip
+    requests: int  # read events: each request of a client arrives in one, so they count round trips
     commands: Mapping[str, Command]
-    cpu: float = 0.0  # seconds of the process: with the reading and writing, which its time for commands leaves out
-    nodes: tuple[Statistics, ...] = ()  # those of each, where there are several
+    cpu: float = 0.0  # CPU seconds of the process, including reading and writing, which the time of commands leaves out
+    nodes: tuple[Statistics, ...] = ()  # the statistics of each node, if there are several
 
     def server_us(self, contender: type[Contender]) -> float:
-        """Microseconds that the server worked for this contender's commands.
+        """Microseconds that the server spent on this contender's commands.
 
         Redis counts a command inside a script once for itself and once more within its script, so only what the
         client sent counts; of a command that does both, the share of its calls.
@@ -40,12 +40,12 @@ class Statistics(NamedTuple):
         return total
 
     def busiest(self, contender: type[Contender]) -> float:
-        """The part of that which fell to one node."""
+        """The busiest node's part of that."""
         return max((node.server_us(contender) for node in self.nodes), default=self.server_us(contender))
 
 
 class Observer:
-    """Reads and resets the statistics of one server, or of the nodes of a cluster, without counting itself."""
+    """Reads and resets the statistics of a server, or of the nodes of a cluster, without counting its own commands."""
 
     def __init__(self, *clients: redis.Redis) -> None:
         self.clients = clients
@@ -78,7 +78,7 @@ class Observer:
         return Statistics(sum(node.requests for node in nodes), commands, sum(node.cpu for node in nodes), tuple(nodes))
 
     def _read(self, number: int) -> Statistics:
-        # one INFO, which the server has read before it answers; RESETSTAT wipes out its own read
+        # one INFO, which the server has read before it answers; RESETSTAT resets the count of its own read
         info = _info(self.clients[number], "all")
         commands = {
             key.removeprefix("cmdstat_"): Command(int(value["calls"]), int(value["usec"]))

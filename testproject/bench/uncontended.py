@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from statistics import median
 
 from .contenders import TTL, Contender
-from .crew import Crew
 from .figures import Figures, median_ratio
 from .report import Row
+from .runners import Routine
 from .serverstats import Observer
-from .stages import Deed
 from .worker import Worker
+from .workers import Workers
 
 PAIRS = 100  # in a block: about 20 ms
 WARM_UP = 10
@@ -32,13 +32,13 @@ ROWS = (
 )
 
 
-def pairs(contender: Contender, number: int) -> Deed[None]:
+def pairs(contender: Contender, number: int) -> Routine[None]:
     for _ in range(number):
         held = yield (contender.acquire,)
         yield contender.release, held
 
 
-def block(worker: Worker, kind: type[Contender]) -> Deed[tuple[float, float]]:
+def block(worker: Worker, kind: type[Contender]) -> Routine[tuple[float, float]]:
     """Seconds per pair: time, and CPU time of all threads of the process."""
     contender = worker.contender(kind, TTL)
     yield from pairs(contender, WARM_UP)
@@ -49,7 +49,7 @@ def block(worker: Worker, kind: type[Contender]) -> Deed[tuple[float, float]]:
 
 
 def measure(
-    hire: Callable[[int], Crew],
+    start_workers: Callable[[int], Workers],
     observer: Observer,
     kinds: Mapping[str, type[Contender]],
     *,
@@ -63,16 +63,16 @@ def measure(
     server_us: dict[str, float] = defaultdict(float)
     server_cpu: dict[str, float] = defaultdict(float)
     dice = random.Random(0)
-    with hire(1) as crew:
+    with start_workers(1) as workers:
         rounds, end = 0, time.monotonic() + seconds
         while rounds < LEAST_ROUNDS or time.monotonic() < end:
             rounds += 1
             tell(f"round {rounds}")
             for key in dice.sample(list(kinds), len(kinds)):
-                ((one_wall, one_cpu),) = crew.call(block, kinds[key], when_ready=observer.reset)
+                ((one_wall, one_cpu),) = workers.call(block, kinds[key], when_ready=observer.reset)
                 statistics = observer.read()
                 if rounds == 1:
-                    continue  # connections, scripts and caches get warm
+                    continue  # warm-up of connections, scripts and caches
                 wall[key].append(one_wall)
                 cpu[key].append(one_cpu)
                 requests[key] += statistics.requests

@@ -1,4 +1,4 @@
-"""A worker process: does the jobs that come down its pipe, each started by a time on the shared clock."""
+"""A worker process: runs the jobs that come through its pipe, each started at a given time of the shared clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from django_redislock import Lock
 
 from .contenders import Contender
 from .figures import Section
-from .stages import Act, Coroutines, Deed, Stage, Threads
+from .runners import Call, Coroutines, Routine, Runner, Threads
 
 READY = "ready"
 
-Job = Callable[..., Deed[Any]]
+Job = Callable[..., Routine[Any]]
 """Called with the worker and its arguments. It must yield ``worker.ready()`` once; its result goes to the parent."""
 
 
@@ -32,7 +32,7 @@ class Failure(str):
 
 
 class Worker:
-    """What a job may use. ``inside`` is shared by all workers: for each name the mark of whoever is inside, or 0."""
+    """What a job can use. ``inside`` is shared by all workers: for each name, the mark of the worker inside, or 0."""
 
     def __init__(
         self, number: int, pipe: Connection, inside: MutableSequence[int], url: str, *, coroutines: bool
@@ -40,9 +40,9 @@ class Worker:
         self.number = number
         self.inside = inside
         self.url = url
-        self.stage: Stage = Coroutines() if coroutines else Threads()
-        self.troubles: list[str] = []  # warnings of our locks, and errors of those who wait
-        self.kept: list[object] = []  # held beyond the job
+        self.runner: Runner = Coroutines() if coroutines else Threads()
+        self.troubles: list[str] = []  # warnings of our locks, and errors of waiters
+        self.kept: list[object] = []  # kept after the end of the job
         self._pipe = pipe
         self._contenders: dict[tuple[type[Contender], int, int], Contender] = {}
         self._tickets: dict[str, int] = {}
@@ -50,7 +50,7 @@ class Worker:
         logging.getLogger("django_redislock").addHandler(_Noting(self.troubles))
 
     def contender(self, kind: type[Contender], ttl: int, name: int = 0) -> Contender:
-        """Made when it is first asked for. ``name``: the number of one."""
+        """The contender of this kind, made when first needed. ``name``: the number of a name."""
         found = self._contenders.get((kind, ttl, name))
         if found is None:
             text = f"bench:{kind.key}:{name}" if name else f"bench:{kind.key}"
@@ -58,21 +58,21 @@ class Worker:
             self._contenders[kind, ttl, name] = found
         return found
 
-    def ready(self) -> Act:
-        """Warmed up: wait for the others, and start when they do."""
-        return self.stage.aside, self._wait_for_the_others
+    def ready(self) -> Call:
+        """Say that the warm-up is over; wait for the other workers, and start with them."""
+        return self.runner.run_blocking, self._wait_for_the_others
 
     def _wait_for_the_others(self) -> None:
         self._pipe.send(READY)
         time.sleep(max(0.0, self._pipe.recv() - monotonic()))
 
-    def offset(self, client: Any) -> Deed[float]:
-        """The server's clock minus ours at the sending."""
+    def offset(self, client: Any) -> Routine[float]:
+        """The server's clock minus ours, at the time of sending."""
         asked = monotonic()
         seconds, us = yield (client.time,)
         return float(seconds + us / 1e6 - asked)
 
-    def section(self, contender: Contender, who: int, hold: float, name: int = 0) -> Deed[Section]:
+    def section(self, contender: Contender, who: int, hold: float, name: int = 0) -> Routine[Section]:
         """Acquire, stay inside for ``hold`` seconds, release. ``name``: the number of the contender's."""
         inside, mark = self.inside, who + 1
         asked = monotonic()
@@ -84,7 +84,7 @@ class Worker:
         if isinstance(held, Lock):
             fence, ticket = held.fence, self._tickets.pop(held.token or "", None)
         if hold:
-            yield self.stage.sleep, hold
+            yield self.runner.sleep, hold
         clash = clash or inside[name] != mark
         inside[name] = 0
         leaving = monotonic()
@@ -92,10 +92,10 @@ class Worker:
         return Section(who, asked, got, leaving, clash, ticket, fence, name)
 
     def note_tickets(self) -> None:
-        """From now on, keep the number that Redis first returns to each attempt: its place in the server's order.
+        """From now on, keep the first number that Redis returns to each attempt: its place in the server's order.
 
-        Ticket and fence come from one counter, so who gets the lock at once has its fence for a ticket. (The token is
-        the attempt's id, as none is given.) Another checkout may have no such module: its order is not known.
+        Ticket and fence come from one counter, so an attempt that gets the lock at once has its fence as a ticket. (The
+        token is the attempt's id, as none is given.) Another checkout may have no such module: its order is not known.
         """
         if self._noting_tickets:
             return
@@ -115,12 +115,12 @@ class Worker:
         calls.acquire = noting  # type: ignore[attr-defined]
 
     def serve(self) -> None:
-        """Do jobs until the parent hangs up."""
+        """Run jobs until the parent closes the pipe."""
         try:
             while True:
                 job, args = self._pipe.recv()
                 try:
-                    answer = self.stage.run(job(self, *args))
+                    answer = self.runner.run(job(self, *args))
                 except (EOFError, BrokenPipeError):
                     raise
                 except Exception:
@@ -136,14 +136,15 @@ class _Noting(logging.Handler):
         self.texts = texts
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = re.sub(r" waited=\S+", "", record.getMessage())  # what differs each time cannot be counted
+        text = re.sub(r" waited=\S+", "", record.getMessage())  # texts that always differ could not be counted
         self.texts.append(f"{record.levelname.lower()}: {text}")
 
 
 def main(
     number: int, pipe: Connection, inside: MutableSequence[int], url: str, cluster: bool, coroutines: bool
 ) -> None:
-    """What a worker process runs. It has settings of its own: the private server, and defaults for the rest."""
+    """The main function of a worker process, which has its own settings: the private server, and defaults for the
+    rest."""
     settings.configure(
         INSTALLED_APPS=["django_redislock"],
         CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}},

@@ -1,4 +1,4 @@
-"""The buyers: each a thread with a browser of its own that buys over HTTP."""
+"""The buyers. Each is a thread with its own browser that buys over HTTP."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from urllib.parse import urlencode
 
 from .observer import HEADER, LOOK, Turn, read
 
-TIMEOUT = 30  # seconds; more than the longest patience
+TIMEOUT = 30  # seconds; longer than any buyer waits
 CREATED, CONFLICT, LOCKED = 201, 409, 423
 DOUBLE_CLICK = 3  # every third payment is clicked twice
 
 
 class Browser:
-    """A kept connection to one server process, with the cookie that its forms need."""
+    """A persistent connection to one server process, with the cookie that its forms need."""
 
     def __init__(self, port: int) -> None:
         self.connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
@@ -46,7 +46,7 @@ class Browser:
 
 @dataclass
 class Purchase:
-    """One try to buy a seat, and the response. Status 0: there was none."""
+    """One attempt to buy a seat, and the response. Status 0: no response."""
 
     status: int
     turn: Turn | None = None
@@ -67,14 +67,14 @@ class Buyer(threading.Thread):
         self.buy_path = buy
         self.pay_path = pay  # "{order}" stands for the order's number
         self.times = times
-        self.looks = False  # at the locks that are held, in the middle
+        self.looks = False  # whether to ask for the list of held locks, half way through
         self.listing = ""
         self.pause = pause  # seconds, on average, between two purchases
         self.purchases: list[Purchase] = []
         self.pay_statuses: list[int] = []
 
     def run(self) -> None:
-        # two tabs, and where there are several server processes, each on another one
+        # two tabs, each on another server process if there are several
         tabs = [Browser(self.ports[(self.number + i) % len(self.ports)]) for i in range(2)]
         dice = random.Random(self.number)
         try:

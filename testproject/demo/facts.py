@@ -1,4 +1,4 @@
-"""What came of a sale, and the verdict on it."""
+"""The result of a sale, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 
 def count_inversions(turns: Iterable[tuple[int, int]]) -> int:
-    """How many were served while one that had asked earlier still waited; turns are (asked, served)."""
+    """How many were served while another one that had asked earlier was still waiting; turns are (asked, served)."""
     count, first_waiting = 0, inf
     for asked, _ in sorted(turns, key=lambda turn: turn[1], reverse=True):
         count += asked > first_waiting
@@ -17,7 +17,7 @@ def count_inversions(turns: Iterable[tuple[int, int]]) -> int:
 
 
 def percentile(sorted_values: list[float], percent: float) -> float | None:
-    """The nearest-rank percentile; None of nothing."""
+    """The nearest-rank percentile; None if there are no values."""
     if not sorted_values:
         return None
     return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * percent / 100))]
@@ -31,7 +31,7 @@ class Facts:
     locked: bool
     ours: bool
     seats: int
-    remaining: int  # what the shop believes
+    remaining: int  # seats, according to the shop
     requests: int  # to buy a seat
     sold: int  # orders in the database
     sold_out: int
@@ -40,7 +40,7 @@ class Facts:
     pay_refused: int  # with 423
     inversions: int | None = None  # None: nobody queued
     queued: int = 0  # of those who were served
-    waits: list[float] = field(default_factory=list)  # seconds, sorted; of all who were served under the lock
+    waits: list[float] = field(default_factory=list)  # seconds, sorted; of all that got the lock
     errors: list[str] = field(default_factory=list)
     listing: str = ""
 
@@ -49,7 +49,7 @@ class Facts:
         return max(0, self.sold - self.seats)
 
     def problems(self) -> list[str]:
-        """Why the demo has failed, as far as this sale is concerned. Without a lock, overselling is what we expect."""
+        """Why the demo has failed in this sale, if it has. Without a lock, overselling is expected."""
         found = []
         if self.locked:
             if self.oversold:

@@ -1,4 +1,4 @@
-"""Tells, in headers of each response, when the request asked for its lock, and when it was served."""
+"""Adds headers to each response that say when the request asked for its lock, and when it got it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TRY = """
 local time, got = redis.call('TIME'), redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 return {time[1], time[2], got and 1 or 0}
 """
-LOOK = "X-Demo-Look"  # in a request: what does ``redislocks list`` say while you hold the lock?
+LOOK = "X-Demo-Look"  # in a request: asks for the output of ``redislocks list`` while it holds the lock
 
 ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class Turn(NamedTuple):
-    """One acquisition. ``asked`` and ``served`` are times by the clock of Redis, so they order what happened there.
+    """One acquisition. ``asked`` and ``served`` are times by the clock of Redis, so that they can be compared.
 
-    ``asked``: when the first request for the lock was in Redis. It found the lock free, and was served in the same
+    ``asked``: when Redis ran the first request for the lock. Either it found the lock free, and was served in the same
     moment, or it did not.
     """
 
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Watched:
-    """What an HTTP request, which takes one lock, has done so far."""
+    """What an HTTP request, which acquires one lock, has done so far."""
 
     look: bool
     asked: int | None = None
@@ -70,13 +70,13 @@ _request: ContextVar[Watched | None] = ContextVar("demo.request", default=None)
 
 
 def watch() -> None:
-    """From now on, note who asks for locks and who is served: ours, redis-py's and redis.asyncio's."""
+    """From now on, record requests for locks and grants: ours, redis-py's and redis.asyncio's."""
     _watch_ours()
     _watch_others()
 
 
 def _watch_ours() -> None:
-    """The ticket and the fence, which are times, as a rule."""
+    """Records the ticket and the fence, which are times, as a rule."""
     acquire = calls.acquire
 
     def watched(*args: Any, **options: Any) -> Steps[calls.Taken]:
@@ -100,7 +100,7 @@ def _on_acquired(*, fence: int, **facts: Any) -> None:
 
 
 def _watch_others() -> None:
-    """These know no order: the time is asked in one script with each try."""
+    """These locks have no tickets, so each try asks for the time in the same script."""
 
     def tries(lock: Any, token: str) -> Any:
         return lock.redis.eval(TRY, 1, lock.name, token, int(lock.timeout * 1000))
@@ -127,7 +127,7 @@ def _watch_others() -> None:
 
 
 def observed(application: WSGIApplication) -> WSGIApplication:
-    """The WSGI application, with our headers in its responses."""
+    """The WSGI application, with these headers in its responses."""
 
     def observe(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         request = Watched(look=f"HTTP_{LOOK.upper().replace('-', '_')}" in environ)
@@ -160,12 +160,13 @@ def aobserved(application: ASGIApplication) -> ASGIApplication:
 
 
 def listing() -> str:
-    """What ``manage.py redislocks list`` prints; asked here, as in memory mode only this process knows the locks."""
+    """The output of ``manage.py redislocks list``, run here because in memory mode only this process knows the
+    locks."""
     output = io.StringIO()
     call_command("redislocks", "list", stdout=output)
     return output.getvalue()
 
 
 def read(header: str | None) -> Turn | None:
-    """What the header says."""
+    """Parse the header."""
     return Turn(*json.loads(header)) if header else None

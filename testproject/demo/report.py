@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def table(sales: list[Facts], left_out: list[str]) -> Table:
-    """One line for each sale. What is neither sold nor refused came too late: sold out."""
+    """One line for each sale. Requests that are neither sold nor refused came too late: sold out."""
     result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     result.add_column("")
     for column in COLUMNS:
@@ -72,7 +72,7 @@ def show(console: Console, sales: list[Facts], left_out: list[str], problems: li
 
 
 def as_json(sales: list[Facts], left_out: list[str], problems: list[str]) -> dict[str, Any]:
-    """The same for programs."""
+    """The same as JSON, for programs."""
     return {
         "ok": not problems,
         "problems": problems,

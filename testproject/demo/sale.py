@@ -1,4 +1,4 @@
-"""One sale: many buyers, one event, one way of locking; and what came of it."""
+"""One sale (many buyers, one event, one kind of lock) and its result."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .servers import Servers
 
 IMPATIENT = 4  # every fourth buyer does not wait
 PAUSE = 0.02  # seconds that a buyer takes, on average, before the next purchase
-DEMAND = 1.5  # times the seats that there are
+DEMAND = 1.5  # times the number of seats
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to sell: the names of the views."""
+    """A way to sell: its title and the names of its views."""
 
     title: str
     buy: str
@@ -35,13 +35,13 @@ class Way:
 
 NO_LOCK = Way("no lock", "buy-unlocked", "buy-unlocked", "pay-unlocked", locked=False)
 CACHE_LOCK = Way("cache.lock", "buy-cache-lock", "buy-now-cache-lock", "pay-cache-lock")
-CLUSTER_LOCK = replace(CACHE_LOCK, title="redis-py")  # django-redis knows no cluster
-ASYNCIO_LOCK = replace(CACHE_LOCK, title="redis.asyncio")  # django-redis has none for coroutines
+CLUSTER_LOCK = replace(CACHE_LOCK, title="redis-py")  # django-redis does not support clusters
+ASYNCIO_LOCK = replace(CACHE_LOCK, title="redis.asyncio")  # django-redis has no lock for coroutines
 LOCK = Way("Lock", "buy", "buy-now", "pay", ours=True)
 
 
 class Sale:
-    """``buyers`` want 1.5 times the ``seats`` that there are. The impatient ones come on top."""
+    """``buyers`` want 1.5 times as many seats as there are, not counting the impatient ones."""
 
     def __init__(self, way: Way, servers: Servers, *, buyers: int, seats: int) -> None:
         self.way = way
@@ -70,7 +70,7 @@ class Sale:
         return sum(len(buyer.purchases) for buyer in self.buyers)
 
     def run(self, on_progress: Callable[[int], object]) -> Facts:
-        """Sell until all buyers have had their turns."""
+        """Sell until all buyers are done."""
         for buyer in self.buyers:
             buyer.start()
         for buyer in self.buyers:

@@ -1,7 +1,7 @@
 """One server process of the shop, started by the demo: ``python -m demo.server``.
 
 Django's own WSGI server, or uvicorn with ``--asgi``, on a free port, which is the first line of output. It ends when
-its standard input does, so it cannot outlive the demo.
+its standard input is closed, so it cannot outlive the demo.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.core.wsgi import get_wsgi_application
 
 HOST = "127.0.0.1"
 BACKLOG = 512  # all buyers come at once
-KEEP_ALIVE = 60  # seconds; a tab may rest for a whole sale
+KEEP_ALIVE = 60  # seconds; a tab may be idle for a whole sale
 
 
 class Server(ThreadedWSGIServer):
@@ -35,7 +35,7 @@ class Handler(WSGIRequestHandler):
 
 
 def sabotage() -> None:
-    """Force-release all seats, again and again, under the buyers' hands."""
+    """Force-release the locks of all seats again and again while buyers hold them."""
     from django_redislock import force_release, list_locks
 
     while True:
@@ -59,7 +59,7 @@ def wsgi() -> Iterator[int]:
 
 @contextmanager
 def asgi() -> Iterator[int]:
-    """Uvicorn. At the end, requests that still wait for their turn are cancelled."""
+    """Uvicorn. At the end, requests that still wait for the lock are cancelled."""
     import uvicorn
 
     from .observer import aobserved

@@ -19,7 +19,7 @@ class ServerError(RuntimeError):
 
 
 class Servers:
-    """A number of server processes on one database, for the time of a ``with`` block."""
+    """Several server processes on one database, for the duration of a ``with`` block."""
 
     def __init__(self, count: int, database: Path, log: Path, *, asgi: bool, sabotage: bool) -> None:
         self.log = log

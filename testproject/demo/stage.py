@@ -1,4 +1,4 @@
-"""What a demo needs around it, and takes away again: a database, keys of its own in Redis, an ear for Ctrl-C."""
+"""What a demo sets up and removes again: a database, a key prefix in Redis, and handlers for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def own_keys() -> Iterator[None]:
     """A key prefix of its own in the Redis that the user has given us, for this process and its children."""
     prefix = os.environ["SHOP_KEY_PREFIX"] = f"shop-demo-{secrets.token_hex(4)}"
     with override_settings(CACHES={"default": {**settings.CACHES["default"], "KEY_PREFIX": prefix}}):
-        list_locks()  # is Redis there?
+        list_locks()  # raises if Redis cannot be reached
         try:
             yield
         finally:
-            # all else ends by itself; these are meant to stay, but nobody will use this prefix again
+            # other keys expire; these are meant to stay, but nobody will use this prefix again
             with suppress(RedisError, OSError):
                 for backend in get_place().everywhere():
                     backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))
@@ -51,7 +51,7 @@ def own_keys() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT and SIGTERM both raise KeyboardInterrupt, so that either one cleans up; even where SIGINT was ignored."""
+    """Let SIGINT and SIGTERM raise KeyboardInterrupt, so that either cleans up, even if SIGINT was ignored before."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

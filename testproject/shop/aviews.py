@@ -1,4 +1,4 @@
-"""The views of views.py as coroutines. Waiting for a turn blocks no thread; what asks the database runs in one."""
+"""The views of views.py as coroutines. Waiting for a lock blocks no thread; database queries run in threads."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ R = TypeVar("R")
 
 
 async def to_the_end(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call ``function`` in a thread, and wait for its end even when cancelled: the client has gone, the thread has not.
+    """Call ``function`` in a thread, and wait for its end even when cancelled: the client is gone, but the thread still
+    runs.
 
-    Without this the lock around it would be released while the thread still sells.
+    Without this, the lock around it would be released while the thread is still selling.
     """
     work = asyncio.ensure_future(sync_to_async(function)(*args, **kwargs))
     try:

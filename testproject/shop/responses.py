@@ -1,4 +1,4 @@
-"""The views' responses, for sync and async ones alike. What asks the database blocks."""
+"""The responses of the views, sync and async. Those that query the database block."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def charge_order(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def crowded(request: HttpRequest) -> HttpResponse:
-    """What locked_view does by itself."""
+    """What locked_view does by default."""
     response = _respond(request, "Too many buyers. Please try again.", status=423)
     response.headers["Retry-After"] = "1"
     return response
 
 
 def _respond(request: HttpRequest, text: str, *, status: int, order: int | None = None) -> HttpResponse:
-    """JSON for programs; people go back to the page and read it there."""
+    """JSON for programs; browsers are redirected to the page, which shows the result."""
     if request.get_preferred_type(["text/html", "application/json"]) == "text/html":
         return HttpResponseRedirect(f"{reverse('index')}?{urlencode({'said': text})}")
     return JsonResponse({"detail": text, "order": order}, status=status)

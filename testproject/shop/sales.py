@@ -1,4 +1,4 @@
-"""What the shop does, the way real shops do it: read, think, write. Nothing here locks; the views do."""
+"""What the shop does, as real shops do it: read, wait, write. Nothing here locks; the views do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.db import transaction
 
 from .models import Event, Order, Payment
 
-# what prices, seat maps and banks take, between reading a row and writing it
+# seconds for prices, seat maps and banks, between reading a row and writing it
 THINK_SECONDS = float(os.environ.get("SHOP_THINK_SECONDS", "0.004"))
 
 
 def sell(event: Event, buyer: str) -> Order | None:
-    """Sell one seat; None when there is none left. Two at once may sell the same seat."""
+    """Sell one seat; None if none is left. Two calls at once may sell the same seat."""
     event.refresh_from_db()
     if event.remaining < 1:
         return None
@@ -28,7 +28,7 @@ def sell(event: Event, buyer: str) -> Order | None:
 
 
 def charge(order: Order) -> bool:
-    """Charge an order; False when it is paid already. Two at once may charge it twice."""
+    """Charge an order; False if it is already paid. Two calls at once may charge it twice."""
     order.refresh_from_db()
     if order.paid:
         return False

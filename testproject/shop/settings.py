@@ -8,7 +8,7 @@ from pathlib import Path
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
-# a site that others can reach keeps its key out of the repository
+# a site that others can reach must keep its key out of the repository
 SECRET_KEY = os.environ.get("SHOP_SECRET_KEY", "only-for-the-demo-on-this-machine")
 DEBUG = False
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "[::1]"]
@@ -35,10 +35,10 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("SHOP_DATABASE", str(BASE_DIR / "shop.sqlite3")),
-        "CONN_MAX_AGE": 0 if ASYNC else None,  # under ASGI the thread of a request ends with it
+        "CONN_MAX_AGE": 0 if ASYNC else None,  # under ASGI, the thread of a request ends with the request
         "OPTIONS": {
             "timeout": 20,
-            # write locks are waited for at BEGIN; a read that turns into a write would fail at once
+            # wait for the write lock at BEGIN; a read that turns into a write would fail at once
             "transaction_mode": "IMMEDIATE",
             "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
         },
@@ -62,11 +62,11 @@ if REDIS_URL:
     SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.I001"]  # the shop caches nothing, and so never clears its cache
 else:
     CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # which says just that
+    SILENCED_SYSTEM_CHECKS = [*LOCAL, "django_redislock.W001"]  # the warning that says just that
 
 REDISLOCK = {
     "CLUSTER": CLUSTER,
-    "TTL": 10,  # if a process dies, its locks are free after so many seconds; the living renew theirs
+    "TTL": 10,  # seconds after which the locks of a dead process are free; live processes renew theirs
     "TTLS": {"order:*": 60},  # paying may hang at the bank
     "BLOCKING_TIMEOUT": 30,
     "MAX_HOLD": 300,  # so that a client that sends or reads slowly cannot keep a lock for ever
@@ -77,9 +77,9 @@ LOGGING = {
     "disable_existing_loggers": False,
     "handlers": {"console": {"class": "logging.StreamHandler", "filters": ["expected"]}},
     "root": {"handlers": ["console"], "level": "WARNING"},
-    # 409 and 423 are responses, no news for the log
+    # 409 and 423 are normal responses, and need no record in the log
     "loggers": {"django.request": {"level": "ERROR"}, "django.server": {"level": "ERROR"}},
-    # without a Redis, the memory mode is meant
+    # without Redis, the memory mode is intended
     "filters": {
         "expected": {
             "()": "django.utils.log.CallbackFilter",

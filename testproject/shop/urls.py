@@ -8,7 +8,7 @@ from . import views
 
 
 def patterns(views: ModuleType) -> list[URLPattern]:
-    """The shop's URLs with the views of a module: sync ones, or their twins."""
+    """The shop's URLs with the views of a module, sync or async."""
     return [
         path("", views.index, name="index"),
         path("events/<int:pk>/buy/", views.buy, name="buy"),

@@ -1,4 +1,4 @@
-"""Selling and charging: without a lock, with the one of django-redis, and with ours. All end after COMMIT."""
+"""Selling and charging: without a lock, with django-redis's, and with ours. Each lock is released after COMMIT."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .models import Event, Order
 from .responses import charge_order, crowded, sell_seat
 from .settings import CLUSTER, REDIS_URL
 
-PATIENCE = 5  # seconds for which a buyer waits for a turn
-CACHE_LOCK_SECONDS = 60  # after which django-redis's lock ends: nobody renews it
+PATIENCE = 5  # seconds that a buyer waits for the lock
+CACHE_LOCK_SECONDS = 60  # django-redis's lock ends after this time, as nothing renews it
 
 
 @require_safe
@@ -40,21 +40,21 @@ def index(request: HttpRequest) -> HttpResponse:
 @require_POST
 @locked_view("seats:{pk}", blocking_timeout=PATIENCE)
 def buy(request: HttpRequest, pk: int) -> HttpResponse:
-    """Waits for its turn: first come, first served. 423 when it took too long."""
+    """Waits for the lock, first come, first served. 423 if that takes too long."""
     return sell_seat(request, pk)
 
 
 @require_POST
 @locked_view("seats:{pk}")
 def buy_now(request: HttpRequest, pk: int) -> HttpResponse:
-    """Does not wait: 423 when somebody else is at it, or waits."""
+    """Does not wait: 423 if somebody else holds the lock or waits for it."""
     return sell_seat(request, pk)
 
 
 @require_POST
 @locked_view("order:{pk}")
 def pay(request: HttpRequest, pk: int) -> HttpResponse:
-    """A double click: the second one gets 423."""
+    """On a double click, the second request gets 423."""
     return charge_order(request, pk)
 
 
@@ -78,7 +78,7 @@ def pay_unlocked(request: HttpRequest, pk: int) -> HttpResponse:
 
 @require_POST
 def buy_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
-    """Waits for its turn, in no order: who waits tries ten times a second."""
+    """Waits for the lock, in no particular order: waiters try ten times a second."""
     return under_cache_lock(f"seats:{pk}", PATIENCE, sell_seat, request, pk)
 
 
@@ -95,7 +95,7 @@ def pay_cache_lock(request: HttpRequest, pk: int) -> HttpResponse:
 def under_cache_lock(
     name: str, patience: float, view: Callable[[HttpRequest, int], HttpResponse], request: HttpRequest, pk: int
 ) -> HttpResponse:
-    """What sites write."""
+    """What sites usually write."""
     lock = cache_lock(name, timeout=CACHE_LOCK_SECONDS, blocking_timeout=patience)
     if not lock.acquire():
         return crowded(request)
@@ -106,7 +106,7 @@ def under_cache_lock(
 
 
 def cache_lock(name: str, **options: Any) -> Lock:
-    """django-redis knows no cluster: there, it is redis-py's own."""
+    """django-redis does not support clusters: there, it is redis-py's own lock."""
     if CLUSTER:
         return cast("Lock", cluster().lock(cache.make_key(name), **options))
     return cast("Any", cache).lock(name, **options)  # type: ignore[no-any-return]

@@ -53,7 +53,7 @@ def first_id(client: redis.Redis, eventually: Eventually) -> str:
 
 
 @pytest.mark.complete
-def test_who_waits_long_asks_by_itself_if_the_one_who_asks_for_all_has_no_answer(
+def test_a_long_waiter_asks_itself_if_the_one_that_asks_for_all_gets_no_answer(
     crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd()(Lock(NAME, ttl=600), "acquire")
@@ -95,7 +95,7 @@ def test_a_grant_that_comes_after_its_own_lease_is_asked_for_again(crowd: Crowd,
     assert not me.read(lambda: lock.lost)
 
 
-def test_an_acquisition_with_a_deadline_ends_in_time_though_redis_stands_still(
+def test_an_acquisition_with_a_deadline_ends_in_time_even_if_redis_hangs(
     crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(30)
@@ -109,7 +109,7 @@ def test_an_acquisition_with_a_deadline_ends_in_time_though_redis_stands_still(
 
 
 @pytest.mark.complete
-def test_a_waiter_with_a_deadline_leaves_in_time_though_redis_stands_still(
+def test_a_waiter_with_a_deadline_leaves_in_time_even_if_redis_hangs(
     crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(30)

@@ -121,7 +121,7 @@ def needs(package: str, distribution: str) -> None:
         ("dramatiq", DRAMATIQ, "export", 1),
     ],
 )
-def test_the_owner_is_the_job_and_outside_the_thread(
+def test_the_owner_is_the_job_or_outside_a_job_the_thread(
     package: str, code: str, name: str, asked: int, start: Callable[..., Worker]
 ) -> None:
     needs(package, package)
@@ -176,7 +176,7 @@ QUEUES = [
 
 
 @pytest.mark.parametrize(("module", "make", "job"), QUEUES, ids=[queue[0] for queue in QUEUES])
-def test_a_job_is_told_by_name_and_id_which_are_quoted(
+def test_a_job_is_shown_by_its_quoted_name_and_id(
     module: str, make: Callable[[object], Any], job: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, make(job))

@@ -89,7 +89,7 @@ ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is inter
 @moments
 @pytest.mark.usefixtures("gates")
 @pytest.mark.parametrize("what", ALONE)
-async def test_cancelled_at_any_await_nothing_is_left_of_what_meets_nobody(
+async def test_an_uncontended_call_cancelled_at_any_await_leaves_nothing_behind(
     what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     before, operation, keeps = ALONE[what]
@@ -121,7 +121,9 @@ def slow_receivers() -> Iterator[None]:
 
 @moments
 @pytest.mark.usefixtures("gates", "slow_receivers")
-async def test_cancelled_while_receivers_of_signals_are_told_nothing_is_left(moment: str, client: redis.Redis) -> None:
+async def test_a_call_cancelled_while_receivers_of_signals_run_leaves_nothing_behind(
+    moment: str, client: redis.Redis
+) -> None:
     at, over = 0, False
     while not over:
         at += 1
@@ -178,7 +180,7 @@ CONTENDED: dict[str, Operation] = {
 @moments
 @pytest.mark.usefixtures("gates")
 @pytest.mark.parametrize("what", CONTENDED)
-async def test_cancelled_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind_it(
+async def test_a_waiter_cancelled_at_any_await_blocks_nobody_behind_it(
     what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     operation = CONTENDED[what]
@@ -204,7 +206,7 @@ async def test_cancelled_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind
 
 @moments
 @pytest.mark.usefixtures("gates")
-async def test_cancelled_at_any_await_the_first_waiter_of_a_process_leaves_nothing(
+async def test_the_first_waiter_of_a_process_cancelled_at_any_await_leaves_nothing_behind(
     moment: str, client: redis.Redis, other: Callable[[], Other], settings: Any
 ) -> None:
     async def connect() -> None:
@@ -230,7 +232,7 @@ async def test_cancelled_at_any_await_the_first_waiter_of_a_process_leaves_nothi
 @pytest.mark.parametrize(
     ("what", "in_time"), [("acquire", True), ("release", True), ("acquire", False)], ids=lambda value: str(value)
 )
-async def test_cancelled_while_it_waits_for_a_connection_a_coroutine_takes_none_from_the_others(
+async def test_a_coroutine_cancelled_while_it_waits_for_a_connection_takes_none(
     what: str,
     moment: str,
     in_time: bool,
@@ -312,7 +314,7 @@ async def test_an_answer_that_arrives_after_its_reader_was_cancelled_is_read_by_
 # -- at random ---------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelled_at_random_again_and_again_nothing_is_left(client: redis.Redis) -> None:
+async def test_coroutines_cancelled_at_random_leave_nothing_behind(client: redis.Redis) -> None:
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_ROUNDS={ROUNDS}")
     dice = random.Random(SEED)
     inside: set[str] = set()

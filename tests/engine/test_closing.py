@@ -58,7 +58,7 @@ ALONE: dict[str, tuple[Operation, Operation]] = {  # before, and what is closed
 
 @pytest.mark.usefixtures("gates")
 @pytest.mark.parametrize("what", ALONE)
-async def test_closed_at_any_await_nothing_is_left_of_what_meets_nobody(
+async def test_an_uncontended_call_closed_at_any_await_leaves_nothing_behind(
     what: str, connect: Callable[[], Awaitable[None]], client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     before, operation = ALONE[what]
@@ -83,7 +83,7 @@ async def test_closed_at_any_await_nothing_is_left_of_what_meets_nobody(
 
 
 @pytest.mark.usefixtures("gates")
-async def test_closed_at_any_await_a_waiter_keeps_the_lock_from_nobody_behind_it(
+async def test_a_waiter_closed_at_any_await_blocks_nobody_behind_it(
     connect: Callable[[], Awaitable[None]], client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     first, behind = other(), other()
@@ -159,7 +159,7 @@ def test_a_generator_that_is_closed_within_a_section_leaves_the_lock_to_it(clien
     assert holder(client) == ""
 
 
-async def test_a_release_that_is_closed_within_another_task_leaves_that_one_its_lock(
+async def test_a_release_closed_inside_another_task_does_not_release_the_lock_of_that_task(
     network: Proxy, client: redis.Redis
 ) -> None:
     async def hold() -> None:
@@ -184,7 +184,7 @@ async def test_a_release_that_is_closed_within_another_task_leaves_that_one_its_
     await nothing_left(client)
 
 
-async def test_a_decorated_coroutine_that_is_closed_within_another_task_gives_its_own_lock_back(
+async def test_a_decorated_coroutine_closed_inside_another_task_releases_its_own_lock(
     client: redis.Redis,
 ) -> None:
     @locked(NAME, ttl=TTL)
@@ -223,7 +223,7 @@ def held(other: Callable[[], Other]) -> Callable[[], None]:
     return lambda: thread(lock.release)
 
 
-async def test_a_task_that_nobody_keeps_is_not_collected_while_it_waits(
+async def test_an_unreferenced_task_is_not_collected_while_it_waits(
     held: Callable[[], None], client: redis.Redis
 ) -> None:
     done = []
@@ -261,7 +261,7 @@ def test_a_section_that_is_closed_after_its_loop_leaves_the_lock_of_the_thread_t
     assert not task.done()
 
 
-def test_what_waits_when_asyncio_run_ends_leaves_at_once(held: Callable[[], None], client: redis.Redis) -> None:
+def test_waiters_leave_at_once_when_asyncio_run_ends(held: Callable[[], None], client: redis.Redis) -> None:
     async def hold() -> None:
         async with Lock("another", ttl=TTL):
             await asyncio.sleep(GENEROUS)
@@ -280,7 +280,7 @@ def test_what_waits_when_asyncio_run_ends_leaves_at_once(held: Callable[[], None
     assert not get_backend().place._loops
 
 
-def test_a_loop_that_stood_still_goes_on_with_the_lock_that_it_was_handed(
+def test_a_blocked_loop_continues_with_the_lock_that_it_was_handed(
     loop: asyncio.AbstractEventLoop, held: Callable[[], None], client: redis.Redis
 ) -> None:
     async def wait() -> None:
@@ -316,7 +316,7 @@ def wait_and_end(
 
 
 @pytest.mark.parametrize("shut_down", [True, False], ids=["shut down", "just closed"])
-def test_a_waiter_whose_loop_was_closed_keeps_the_lock_from_nobody_behind_it(
+def test_a_waiter_whose_loop_was_closed_blocks_nobody_behind_it(
     shut_down: bool,
     loop: asyncio.AbstractEventLoop,
     held: Callable[[], None],
@@ -331,7 +331,7 @@ def test_a_waiter_whose_loop_was_closed_keeps_the_lock_from_nobody_behind_it(
     until(lambda: not leftovers(client))
 
 
-def test_a_waiter_whose_loop_was_shut_down_looks_for_nobody_any_more(
+def test_a_waiter_whose_loop_was_shut_down_no_longer_looks_for_others(
     loop: asyncio.AbstractEventLoop, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     other()(Lock(NAME, ttl=1, auto_renew=False).acquire)
@@ -342,7 +342,7 @@ def test_a_waiter_whose_loop_was_shut_down_looks_for_nobody_any_more(
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["stands still", "closed"])
-def test_a_waiter_in_a_loop_that_does_not_run_looks_for_nobody_else(
+def test_a_waiter_in_a_loop_that_is_not_running_does_not_look_for_others(
     closed: bool, loop: asyncio.AbstractEventLoop, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     other()(Lock(NAME, ttl=1, auto_renew=False).acquire)

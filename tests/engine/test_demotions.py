@@ -57,7 +57,7 @@ def test_leases_are_renewed_at_the_new_master(switch: Callable[[], None], eventu
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["", "the first question fails"])
-def test_a_waiter_whom_the_new_master_does_not_count_is_heard_of_again(
+def test_a_waiter_that_the_new_master_does_not_count_queues_again(
     answered: bool,
     switch: Callable[[], None],
     other: Callable[[], Other],

@@ -54,7 +54,7 @@ def test_a_long_owner_is_cut_at_a_whole_character(long: str) -> None:
     assert MAX_BYTES - 3 <= len(owner.encode()) <= MAX_BYTES
 
 
-def test_who_holds_and_who_waits_is_shown_with_process_and_purpose(
+def test_holder_and_waiters_are_shown_with_process_and_purpose(
     crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, purpose="rebuild the report")

@@ -72,7 +72,7 @@ async def test_late_grants_of_other_locks_make_no_waiter_look(client: redis.Redi
 
 
 @pytest.mark.parametrize("kind", ["g", "w"])
-async def test_only_so_many_messages_for_nobody_are_answered(
+async def test_the_number_of_answered_messages_for_unknown_waiters_is_limited(
     kind: str, client: redis.Redis, aeventually: AEventually
 ) -> None:
     facts = " 7 1 1000" if kind == "g" else ""

@@ -55,7 +55,7 @@ async def test_a_waiter_that_wait_for_has_given_up_leaves_nothing(
     await nothing_left(client)
 
 
-async def test_what_gather_leaves_behind_when_one_fails_can_be_cancelled_and_leaves_nothing(
+async def test_the_other_calls_of_a_failed_gather_can_be_cancelled_and_leave_nothing_behind(
     client: redis.Redis,
 ) -> None:
     async def fail() -> None:
@@ -71,7 +71,7 @@ async def test_what_gather_leaves_behind_when_one_fails_can_be_cancelled_and_lea
     await nothing_left(client)
 
 
-async def test_a_call_that_was_cancelled_with_the_task_that_awaits_it_leaves_its_maker_nothing(
+async def test_a_call_cancelled_with_its_awaiting_task_leaves_its_caller_no_lock(
     busy: Callable[[], None], client: redis.Redis
 ) -> None:
     lock = Lock(NAME, ttl=TTL)

@@ -36,7 +36,7 @@ def operation(request: pytest.FixtureRequest, crowd: Crowd, network: Proxy) -> C
 # -- what is tried again -----------------------------------------------------------------------------------------------
 
 
-def test_an_operation_goes_on_after_a_hiccup(
+def test_an_operation_continues_after_a_short_outage(
     operation: Callable[[], Any], network: Proxy, retry_for: RetryFor, eventually: Eventually
 ) -> None:
     def mend() -> None:
@@ -65,7 +65,7 @@ def test_an_operation_gives_up_after_the_time_that_is_set(
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
 
 
-def test_without_such_a_time_only_a_connection_that_had_gone_stale_is_made_anew(
+def test_without_retries_only_stale_connections_are_replaced(
     operation: Callable[[], Any], network: Proxy, retry_for: RetryFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noted(perform: Callable[[Execute], Any]) -> Callable[[Execute], Any]:
@@ -112,7 +112,7 @@ def test_connections_that_have_gone_stale_are_no_error(
         me(lock, "release")
 
 
-async def test_other_coroutines_go_on_while_one_tries_again(network: Proxy, retry_for: RetryFor) -> None:
+async def test_other_coroutines_continue_while_one_retries(network: Proxy, retry_for: RetryFor) -> None:
     retry_for(GENEROUS)
     network.cut()
     trying = asyncio.create_task(Lock(NAME).aacquire())
@@ -126,7 +126,7 @@ async def test_other_coroutines_go_on_while_one_tries_again(network: Proxy, retr
 # -- what a failed release leaves --------------------------------------------------------------------------------------
 
 
-def test_a_failed_release_says_how_long_the_lock_will_stand_and_can_be_tried_again(
+def test_a_failed_release_says_how_long_the_lock_stays_held_and_can_be_tried_again(
     crowd: Crowd, network: Proxy, retry_for: RetryFor, client: redis.Redis
 ) -> None:
     retry_for(0.1)
@@ -145,7 +145,9 @@ def test_a_failed_release_says_how_long_the_lock_will_stand_and_can_be_tried_aga
     assert holder(client) == ""
 
 
-def test_a_lock_that_has_ended_stands_no_more(crowd: Crowd, network: Proxy, retry_for: RetryFor) -> None:
+def test_a_failed_release_after_the_end_of_the_lease_says_that_no_lease_is_left(
+    crowd: Crowd, network: Proxy, retry_for: RetryFor
+) -> None:
     retry_for(0.5)
     me, lock = crowd(), Lock(NAME, ttl=0.2, auto_renew=False)
     me(lock, "acquire")
@@ -155,7 +157,7 @@ def test_a_lock_that_has_ended_stands_no_more(crowd: Crowd, network: Proxy, retr
     assert caught.value.lease_left == 0.0
 
 
-def test_an_error_that_is_not_about_a_release_knows_nothing_of_a_lease(
+def test_an_error_of_another_call_than_release_has_no_lease_left(
     crowd: Crowd, network: Proxy, retry_for: RetryFor
 ) -> None:
     retry_for(0)

@@ -68,7 +68,7 @@ def test_threads_that_need_a_listener_together_share_one(backend: Backend, event
     assert first is second is third is runtime().listener(backend)
 
 
-def test_one_that_never_listened_leaves_a_parent_nothing(ears: Listener, eventually: Eventually) -> None:
+def test_leaving_a_parent_that_never_listened_does_nothing(ears: Listener, eventually: Eventually) -> None:
     runtime()._subscriber(ears.backend.place).leave_parent()
     ears.start()
     eventually(lambda: ears.ready)
@@ -291,13 +291,13 @@ def heard_by(client: redis.Redis, eventually: Eventually) -> Iterator[Heard]:
     made.backend.place.close()
 
 
-def test_a_subscription_is_told_each_time(heard_by: Heard, client: redis.Redis, eventually: Eventually) -> None:
+def test_every_new_subscription_is_reported(heard_by: Heard, client: redis.Redis, eventually: Eventually) -> None:
     eventually(lambda: heard_by.connected == [heard_by.backend])
     client.client_kill_filter(_type="pubsub", skipme=True)
     eventually(lambda: heard_by.connected == [heard_by.backend] * 2)
 
 
-def test_a_wake_reaches_the_one_that_it_is_for(heard_by: Heard, eventually: Eventually) -> None:
+def test_a_wake_reaches_its_waiter(heard_by: Heard, eventually: Eventually) -> None:
     one, another = (heard_by.listener.make_waiter(id, NAME, None) for id in (ID, "j" * 22))
     for waiter in (one, another):
         heard_by.listener.register(waiter)
@@ -308,12 +308,12 @@ def test_a_wake_reaches_the_one_that_it_is_for(heard_by: Heard, eventually: Even
 
 
 @pytest.mark.parametrize("kind", ["w", "f", "a", "r"])
-def test_what_is_for_nobody_who_waits_is_passed_on(kind: str, heard_by: Heard, eventually: Eventually) -> None:
+def test_a_grant_for_an_unknown_waiter_is_passed_on(kind: str, heard_by: Heard, eventually: Eventually) -> None:
     heard_by.say(f"{kind} {ID} größe:鍵 mit allem")
     eventually(lambda: heard_by.strays == [(kind, ID, "größe:鍵 mit allem")])
 
 
-def test_news_of_a_lease_is_for_its_holder_also_while_somebody_waits_by_that_id(
+def test_a_message_about_a_lease_reaches_its_holder_even_if_a_waiter_has_the_same_id(
     heard_by: Heard, eventually: Eventually
 ) -> None:
     waiter = heard_by.listener.make_waiter(ID, NAME, None)
@@ -342,7 +342,7 @@ def test_news_of_a_lease_is_for_its_holder_also_while_somebody_waits_by_that_id(
     ],
     ids=repr,
 )
-def test_what_nobody_of_ours_has_said_is_ignored(message: str | bytes, heard_by: Heard, eventually: Eventually) -> None:
+def test_foreign_messages_are_ignored(message: str | bytes, heard_by: Heard, eventually: Eventually) -> None:
     heard_by.say(message)
     heard_by.say(f"r {ID} {NAME}")  # and it goes on
     eventually(lambda: heard_by.strays)
@@ -396,7 +396,7 @@ def test_a_handoff_by_a_node_that_may_have_been_replaced_is_a_reason_to_look(
     assert waiter.grant is None
 
 
-def test_an_answer_is_kept_where_no_thread_can_be_had_to_follow_it(
+def test_an_answer_is_kept_if_no_thread_can_be_started_to_follow_it(
     ears: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C3: another node has answered than the one subscribed to."""

@@ -34,7 +34,7 @@ class Receiver:
         self.told.append(news)
 
 
-def test_however_much_there_is_to_tell_few_threads_tell_it_all_and_end(eventually: Eventually) -> None:
+def test_a_few_threads_make_any_number_of_calls_and_end(eventually: Eventually) -> None:
     receiver, notifier = Receiver(), Notifier()
     for news in range(3000):
         notifier.call(partial(receiver, news))
@@ -46,7 +46,7 @@ def test_however_much_there_is_to_tell_few_threads_tell_it_all_and_end(eventuall
     eventually(lambda: not any(thread.is_alive() for thread in receiver.threads))
 
 
-def test_after_its_threads_have_ended_there_is_a_new_one(eventually: Eventually) -> None:
+def test_after_its_threads_have_ended_a_new_one_is_started(eventually: Eventually) -> None:
     receiver, notifier = Receiver(), Notifier()
     receiver.gate.set()
     for news in range(3):
@@ -56,7 +56,7 @@ def test_after_its_threads_have_ended_there_is_a_new_one(eventually: Eventually)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
-def test_what_raises_is_logged_and_does_not_keep_the_next_one_from_being_told(
+def test_a_call_that_raises_is_logged_and_the_next_one_is_made(
     error: type[BaseException], eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -99,7 +99,9 @@ def test_a_call_from_within_a_call_is_made_as_well(eventually: Eventually) -> No
     eventually(lambda: told == ["inner"])
 
 
-def test_what_nobody_would_log_costs_no_thread(caplog: pytest.LogCaptureFixture, eventually: Eventually) -> None:
+def test_a_record_that_no_handler_wants_starts_no_thread(
+    caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
     notifier = Notifier()
     with caplog.at_level(logging.ERROR, "django_redislock"):
         notifier.log(logging.WARNING, "lost", name="a")
@@ -132,7 +134,7 @@ def test_a_receiver_that_hangs_does_not_silence_the_next_loss(eventually: Eventu
     eventually(lambda: losses == ["second", "first"])
 
 
-def test_nothing_of_the_sites_runs_in_the_thread_that_finds_out_the_loss(eventually: Eventually) -> None:
+def test_no_code_of_the_site_runs_in_the_thread_that_discovers_the_loss(eventually: Eventually) -> None:
     told_in: list[str] = []
     lock = Lock("a", ttl=600, on_lost=lambda error: told_in.append(threading.current_thread().name))
     lock.acquire()

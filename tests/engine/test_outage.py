@@ -44,7 +44,7 @@ def test_it_is_logged_less_and_less_often(at: Callable[[float], None]) -> None:
     assert said == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364, 424, 484, 544]
 
 
-def test_one_that_was_not_logged_to_begin_is_not_logged_to_end() -> None:
+def test_an_outage_whose_beginning_was_not_logged_has_no_end_in_the_log() -> None:
     one = Outage()
     one.fail()
     assert not one.end_is_due()
@@ -52,7 +52,7 @@ def test_one_that_was_not_logged_to_begin_is_not_logged_to_end() -> None:
     assert one.end_is_due()
 
 
-def test_one_that_nobody_has_looked_at_for_long_is_over(at: Callable[[float], None]) -> None:
+def test_an_outage_that_was_not_updated_for_long_is_stale(at: Callable[[float], None]) -> None:
     one = Outage()
     assert not one.is_stale(5)
     one.fail()
@@ -62,7 +62,7 @@ def test_one_that_nobody_has_looked_at_for_long_is_over(at: Callable[[float], No
     assert one.is_stale(5)
 
 
-def test_the_next_outage_does_not_begin_where_one_ended_that_nobody_saw_the_end_of(
+def test_an_outage_does_not_continue_an_older_one_whose_end_nobody_noticed(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = Lock("seat", ttl=1.5)
@@ -97,7 +97,7 @@ def test_subscriptions_that_do_not_last_are_one_outage(
 
 
 @pytest.mark.complete
-def test_that_messages_are_refused_is_logged_once(
+def test_a_refused_subscription_is_logged_once(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.RECONNECTING", 0.01)

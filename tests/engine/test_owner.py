@@ -28,7 +28,7 @@ AEventually = Callable[..., Awaitable[Any]]
 # -- threads and tasks alike -------------------------------------------------------------------------------------------
 
 
-def test_who_acquires_a_lock_owns_it_until_it_is_released(crowd: Crowd, client: redis.Redis) -> None:
+def test_the_caller_that_acquires_a_lock_owns_it_until_it_is_released(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     assert (me.read(lambda: owns(lock)), me(lock, "owned")) == (False, False)
     assert me(lock, "acquire")
@@ -47,7 +47,7 @@ class Locked:
 
 
 @pytest.mark.parametrize("has_run_sync_code", [False, True])
-def test_no_lock_waits_for_one_of_asgiref(has_run_sync_code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_lock_waits_for_a_mutex_of_asgiref(has_run_sync_code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncToSync, "executors", Locked())
     if has_run_sync_code:  # for a task whose loop has ended since
         loop = asyncio.new_event_loop()
@@ -58,7 +58,7 @@ def test_no_lock_waits_for_one_of_asgiref(has_run_sync_code: bool, monkeypatch: 
             assert owns(lock)
 
 
-def test_to_somebody_else_the_lock_is_busy_whatever_object_they_use(crowd: Crowd, client: redis.Redis) -> None:
+def test_the_lock_is_busy_for_others_whatever_object_they_use(crowd: Crowd, client: redis.Redis) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     for through in (lock, Lock(NAME)):
@@ -72,7 +72,7 @@ def test_to_somebody_else_the_lock_is_busy_whatever_object_they_use(crowd: Crowd
     assert me.read(lambda: lock.token) == holder(client)
 
 
-def test_who_holds_the_name_owns_it_through_any_object(crowd: Crowd) -> None:
+def test_a_holder_owns_the_lock_through_any_object(crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     another = Lock(NAME)
@@ -84,7 +84,7 @@ def test_who_holds_the_name_owns_it_through_any_object(crowd: Crowd) -> None:
     assert not me(another, "owned")
 
 
-def test_one_object_serves_many_each_with_an_acquisition_of_their_own(crowd: Crowd, eventually: Eventually) -> None:
+def test_one_object_has_a_separate_acquisition_for_each_caller(crowd: Crowd, eventually: Eventually) -> None:
     lock, tokens = Lock(NAME), set()
     people = [crowd() for _ in range(8)]
     waiting: dict[int, Future[bool]] = {n: person.start(lock, "acquire") for n, person in enumerate(people)}
@@ -100,7 +100,7 @@ def test_one_object_serves_many_each_with_an_acquisition_of_their_own(crowd: Cro
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_lock_is_found_by_its_object_whatever_that_is_equal_to(equal: bool, client: redis.Redis) -> None:
+def test_a_lock_is_found_by_the_identity_of_its_object(equal: bool, client: redis.Redis) -> None:
     class Odd(Lock):
         """It has no hash, either."""
 
@@ -119,7 +119,7 @@ def test_a_lock_is_found_by_its_object_whatever_that_is_equal_to(equal: bool, cl
     assert not owns(first)
 
 
-def test_a_lost_lock_is_its_owners_until_they_have_heard_of_it(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_lost_lock_belongs_to_its_owner_until_that_is_told(crowd: Crowd, eventually: Eventually) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
     force_release(NAME)
@@ -133,7 +133,7 @@ def test_a_lost_lock_is_its_owners_until_they_have_heard_of_it(crowd: Crowd, eve
     assert you(lock, "owned")
 
 
-def test_who_helps_the_holder_is_shown_its_lease(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_helper_of_the_holder_sees_its_lease(crowd: Crowd, eventually: Eventually) -> None:
     me, helper, lock = crowd(), crowd(), Lock(NAME, ttl=600)
     assert (helper.read(lambda: lock.lost), helper.read(lock.remaining)) == (False, 0.0)
     me(lock, "acquire")
@@ -157,7 +157,7 @@ def test_waiting_without_end_for_oneself_raises(crowd: Crowd, again: str, client
     me(lock, "release")
 
 
-def test_with_a_bound_what_one_holds_oneself_is_busy(crowd: Crowd, client: redis.Redis) -> None:
+def test_with_a_timeout_a_lock_held_by_oneself_is_busy(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     for through in (lock, Lock(NAME)):
@@ -167,7 +167,7 @@ def test_with_a_bound_what_one_holds_oneself_is_busy(crowd: Crowd, client: redis
     assert queued(client) == 0
 
 
-def test_what_is_reentrant_is_free_after_as_many_releases_as_acquires(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_reentrant_lock_is_free_after_as_many_releases_as_it_had_acquires(crowd: Crowd, client: redis.Redis) -> None:
     me, you = crowd(), crowd()
     lock, another = Lock(NAME, reentrant=True), Lock(NAME, reentrant=True)
     for through in (lock, another, lock):
@@ -274,7 +274,7 @@ async def test_a_task_does_not_own_what_its_child_has_acquired(child: Child) -> 
     await holding
 
 
-async def test_what_a_child_task_acquires_and_keeps_leaves_its_parent_what_it_holds() -> None:
+async def test_a_lock_that_a_child_task_keeps_does_not_affect_those_of_its_parent() -> None:
     async def hold_and_keep() -> None:
         async with second:
             assert (await aowns(first), await aowns(second)) == (False, True)
@@ -287,7 +287,7 @@ async def test_what_a_child_task_acquires_and_keeps_leaves_its_parent_what_it_ho
     assert not await first.alocked()
 
 
-async def test_a_child_task_waits_for_its_parent_without_end(client: redis.Redis, aeventually: AEventually) -> None:
+async def test_a_child_task_may_wait_for_its_parent_without_end(client: redis.Redis, aeventually: AEventually) -> None:
     lock = Lock(NAME)
 
     async def section() -> bool:
@@ -328,7 +328,7 @@ async def test_parent_and_child_acquire_through_one_object_without_disturbing_ea
         assert await aowns(lock)
 
 
-async def test_reentrance_does_not_reach_child_tasks(client: redis.Redis) -> None:
+async def test_reentrance_does_not_extend_to_child_tasks(client: redis.Redis) -> None:
     lock = Lock(NAME, reentrant=True)
 
     async def take() -> bool:
@@ -339,7 +339,7 @@ async def test_reentrance_does_not_reach_child_tasks(client: redis.Redis) -> Non
         assert holder(client) == lock.token
 
 
-async def test_a_child_task_is_shown_the_lease_of_its_parent(aeventually: AEventually) -> None:
+async def test_a_child_task_sees_the_lease_of_its_parent(aeventually: AEventually) -> None:
     async def watch(lock: Lock) -> None:
         assert lock.remaining() > 500
         assert not lock.lost
@@ -374,7 +374,7 @@ def test_objects_whose_locks_were_lost_and_never_released_do_not_pile_up() -> No
         assert thread.submit(lose_many).result() <= MANY + 1
 
 
-def test_what_is_handed_to_somebody_else_is_still_held_by_the_other_sections() -> None:
+def test_disowning_one_section_leaves_the_lease_to_the_others() -> None:
     lock = Lock(NAME, reentrant=True)
     assert lock.acquire()
     assert lock.acquire()

@@ -40,7 +40,7 @@ def test_a_coroutine_below_async_to_sync_owns_the_lock_of_the_caller(client: red
     assert refuses(lock)
 
 
-def test_what_a_coroutine_acquires_below_async_to_sync_is_the_callers_who_goes_on_with_it(
+def test_a_lock_acquired_below_async_to_sync_belongs_to_the_caller_that_continues(
     client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     lock = Lock(NAME, ttl=3)
@@ -126,7 +126,7 @@ thens = pytest.mark.parametrize("then", [arelease, release_in_thread])
 @pytest.mark.parametrize("levels", [0, 1, 2])
 @asking
 @thens
-def test_what_the_deepest_releases_is_released_for_the_sync_code_above_it(
+def test_a_release_at_the_lowest_level_counts_for_the_sync_code_above_it(
     levels: int, then: Then, asks: bool, client: redis.Redis
 ) -> None:
     assert release_below(levels, then, asks)
@@ -136,7 +136,7 @@ def test_what_the_deepest_releases_is_released_for_the_sync_code_above_it(
 @pytest.mark.parametrize("levels", [0, 1, 2])
 @asking
 @thens
-async def test_what_the_deepest_releases_is_released_for_the_task_above_it(
+async def test_a_release_at_the_lowest_level_counts_for_the_task_above_it(
     levels: int, then: Then, asks: bool, in_thread: InThread, client: redis.Redis
 ) -> None:
     lock = Lock(NAME)
@@ -150,7 +150,7 @@ async def test_what_the_deepest_releases_is_released_for_the_task_above_it(
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["all ask", "nobody asks"])
-async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(
+async def test_a_lock_acquired_at_the_lowest_level_belongs_to_the_sync_code_above_it(
     asks: bool, in_thread: InThread, client: redis.Redis
 ) -> None:
     outer, inner = Lock("outer"), Lock(NAME)
@@ -169,7 +169,9 @@ async def test_what_the_deepest_acquires_belongs_to_the_sync_code_above_it(
 
 
 @pytest.mark.parametrize("levels", [0, 1])
-async def test_a_child_task_of_the_deepest_owns_nothing_of_those_above_it(levels: int, in_thread: InThread) -> None:
+async def test_a_child_task_at_the_lowest_level_owns_nothing_of_the_levels_above_it(
+    levels: int, in_thread: InThread
+) -> None:
     async def ask(lock: Lock) -> bool:
         child = asyncio.create_task(bridges.in_thread(refuses, lock))
         return await asyncio.create_task(arefuses(lock)) and await child
@@ -236,7 +238,7 @@ async def test_a_coroutine_below_sync_code_whose_task_was_cancelled_owns_the_loc
     assert found == [True]
 
 
-async def test_a_task_that_a_callback_mentions_is_not_taken_for_the_one_that_waits() -> None:
+async def test_a_task_that_a_callback_refers_to_is_not_mistaken_for_the_waiting_one() -> None:
     def mention(_: object) -> None:
         assert not holding.done()
 

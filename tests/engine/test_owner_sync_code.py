@@ -38,7 +38,9 @@ async def test_sync_code_owns_the_lock_of_the_task_that_calls_it(in_thread: InTh
         assert await lock.aowned()
 
 
-async def test_what_sync_code_releases_the_task_has_no_more(in_thread: InThread, client: redis.Redis) -> None:
+async def test_after_sync_code_releases_a_lock_its_task_no_longer_holds_it(
+    in_thread: InThread, client: redis.Redis
+) -> None:
     lock = Lock(NAME)
     await lock.aacquire()
     await in_thread(lock.release)
@@ -50,7 +52,7 @@ async def test_what_sync_code_releases_the_task_has_no_more(in_thread: InThread,
     await Lock(NAME, token=token).arelease()
 
 
-async def test_what_sync_code_acquires_is_its_tasks(in_thread: InThread, client: redis.Redis) -> None:
+async def test_a_lock_that_sync_code_acquires_belongs_to_its_task(in_thread: InThread, client: redis.Redis) -> None:
     lock = Lock(NAME)
     assert await in_thread(lock.acquire)
     assert await lock.aowned()
@@ -62,7 +64,7 @@ async def test_what_sync_code_acquires_is_its_tasks(in_thread: InThread, client:
     assert holder(client) == ""
 
 
-async def test_what_sync_code_has_acquired_is_renewed_for_the_task(in_thread: InThread) -> None:
+async def test_a_lock_that_sync_code_has_acquired_is_renewed_for_the_task(in_thread: InThread) -> None:
     lock = Lock(NAME, ttl=3)
     assert await in_thread(lock.acquire)
     end = monotonic() + lock.remaining()
@@ -118,7 +120,7 @@ async def test_two_tasks_share_no_lock_though_their_sync_code_runs_in_one_thread
     await holding
 
 
-async def test_the_sync_code_of_many_tasks_at_once_is_told_apart(in_thread: InThread) -> None:
+async def test_sync_code_of_many_simultaneous_tasks_is_told_apart(in_thread: InThread) -> None:
     async def use(number: int) -> None:
         lock = Lock(f"seat:{number}")
         assert await in_thread(lock.acquire)
@@ -151,7 +153,7 @@ async def test_requests_with_threads_of_their_own_keep_their_locks_apart() -> No
     await asyncio.gather(*(request(number) for number in range(5)))
 
 
-async def test_an_executor_does_not_take_the_locks_of_the_task_along(client: redis.Redis) -> None:
+async def test_code_in_an_executor_does_not_own_the_locks_of_the_task(client: redis.Redis) -> None:
     run_in_executor = asyncio.get_running_loop().run_in_executor
     async with Lock(NAME) as lock:
         assert await run_in_executor(None, refuses, lock)
@@ -161,7 +163,7 @@ async def test_an_executor_does_not_take_the_locks_of_the_task_along(client: red
     assert holder(client)
 
 
-async def test_what_sync_code_acquires_reentrantly_any_code_of_the_task_releases(
+async def test_any_code_of_the_task_can_release_what_its_sync_code_acquired_reentrantly(
     in_thread: InThread, client: redis.Redis
 ) -> None:
     lock = Lock(NAME, reentrant=True)
@@ -221,7 +223,7 @@ async def test_sync_code_that_begins_before_its_task_waits_owns_the_tasks_lock(a
         assert await at_once(owns, lock)
 
 
-async def test_what_sync_code_acquires_before_its_task_waits_is_the_tasks(at_once: InThread) -> None:
+async def test_a_lock_that_sync_code_acquires_before_its_task_waits_belongs_to_the_task(at_once: InThread) -> None:
     lock = Lock(NAME)
     assert await at_once(lock.acquire)
     assert await lock.aowned()
@@ -268,7 +270,9 @@ async def test_sync_code_that_begins_long_before_its_task_waits_owns_the_tasks_l
         assert await asyncio.to_thread(owns, lock)
 
 
-async def test_what_sync_code_acquires_long_before_its_task_waits_is_the_tasks(long_before: LongBefore) -> None:
+async def test_a_lock_that_sync_code_acquires_long_before_its_task_waits_belongs_to_the_task(
+    long_before: LongBefore,
+) -> None:
     asyncio.get_running_loop().set_default_executor(long_before)
     lock = Lock(NAME)
     assert await sync_to_async(lock.acquire, thread_sensitive=False)()
@@ -320,7 +324,9 @@ async def test_sync_code_owns_the_locks_of_its_task_from_wherever_that_calls_it(
 
 
 @ways
-async def test_what_sync_code_acquires_is_its_tasks_from_wherever_that_calls_it(way: Way, in_thread: InThread) -> None:
+async def test_a_lock_that_sync_code_acquires_belongs_to_its_task_wherever_that_calls_it(
+    way: Way, in_thread: InThread
+) -> None:
     lock = Lock(NAME)
     assert await way(in_thread(lock.acquire))
     assert await lock.aowned()
@@ -351,7 +357,7 @@ async def test_a_lock_that_was_acquired_in_a_task_of_nothing_but_sync_code_is_no
     await aeventually(lambda: not holder(client))
 
 
-async def test_what_sync_code_of_a_child_task_acquires_is_the_childs(in_thread: InThread) -> None:
+async def test_a_lock_that_sync_code_of_a_child_task_acquires_belongs_to_the_child(in_thread: InThread) -> None:
     lock, taken, asked = Lock(NAME), asyncio.Event(), asyncio.Event()
 
     async def child() -> None:
@@ -407,7 +413,9 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
     assert 0 < len(looks) < 10
 
 
-async def test_the_task_of_sync_code_is_found_where_the_futures_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_task_of_sync_code_is_found_even_if_the_futures_do_not_show_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("django_redislock.engine.bridges._woken_task", lambda work: None)
     lock = Lock(NAME)
     assert await sync_to_async(lock.acquire)()
@@ -420,7 +428,7 @@ async def test_sync_code_in_a_context_of_its_own_owns_the_lock_of_the_task_that_
         assert await in_thread(lambda: contextvars.copy_context().run(owns, lock))
 
 
-def test_who_waits_for_a_threads_work_is_found_behind_functions_that_are_not_complete_yet() -> None:
+def test_the_task_that_waits_for_a_thread_is_found_through_functions_with_unset_cells() -> None:
     """A callback may mention what is to be defined further down."""
     complete = threading.Event()
 
@@ -437,7 +445,7 @@ def test_who_waits_for_a_threads_work_is_found_behind_functions_that_are_not_com
     defined_later = None
 
 
-async def test_what_sync_code_calls_is_of_a_task_that_is_written_in_python_as_well() -> None:
+async def test_sync_code_is_matched_to_a_task_class_written_in_python_as_well() -> None:
     """Libraries derive their own from it: Python's own tasks are written in C."""
     lock = Lock(NAME)
 

@@ -181,9 +181,7 @@ class Section:
                 assert into[-1] is who
 
 
-def test_those_who_poll_and_those_who_are_woken_share_one_queue(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_polling_and_woken_waiters_share_one_queue(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
     order, waiting = list[int](), []
     with Lock(NAME):
         for number in range(9):
@@ -196,7 +194,7 @@ def test_those_who_poll_and_those_who_are_woken_share_one_queue(
     assert order == list(range(9))
 
 
-def test_those_who_poll_exclude_each_other(crowd: Crowd) -> None:
+def test_polling_callers_exclude_each_other(crowd: Crowd) -> None:
     order: list[object] = []
     sections = [Section(Lock(NAME, poll=True, backoff=ConstantBackoff(0.002)), times=8) for _ in range(6)]
     for future in [crowd().start(section, "run", order, section) for section in sections]:
@@ -206,7 +204,7 @@ def test_those_who_poll_exclude_each_other(crowd: Crowd) -> None:
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_heads_that_polled_and_died_cost_no_longer_than_they_may_miss_their_looks(
+def test_polling_waiters_that_died_delay_others_only_as_long_as_they_may_miss_looks(
     poll: bool, crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis, eventually: Eventually
 ) -> None:
     dead, me = ghost(alive=False), crowd()
@@ -222,7 +220,7 @@ def test_heads_that_polled_and_died_cost_no_longer_than_they_may_miss_their_look
 
 
 @pytest.mark.complete
-def test_one_with_a_long_delay_counts_as_alive_for_four_of_them(
+def test_a_polling_waiter_counts_as_alive_for_four_of_its_delays(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me = crowd()
@@ -234,9 +232,7 @@ def test_one_with_a_long_delay_counts_as_alive_for_four_of_them(
     assert waiting.result(GENEROUS)
 
 
-def test_one_that_was_dropped_comes_back_to_its_place(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_dropped_waiter_comes_back_to_its_place(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     lock.acquire()
     first = wait_in_line(me, Lock(NAME, poll=True, backoff=SOON), client, eventually)
@@ -282,7 +278,7 @@ def busy(client: redis.Redis) -> None:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize(("attempts", "found"), [(1, 1), (7, 7 + 1)])  # who waits has to leave the queue
-def test_so_many_attempts_are_so_many_calls_and_end_with_the_last_one(
+def test_the_number_of_attempts_is_the_number_of_calls_and_no_delay_follows_the_last(
     attempts: int, found: int, crowd: Crowd, client: redis.Redis
 ) -> None:
     me, lock = crowd(), Lock(NAME, poll=True, attempts=attempts, backoff=NoneAfter(attempts))
@@ -294,7 +290,7 @@ def test_so_many_attempts_are_so_many_calls_and_end_with_the_last_one(
     assert queued(client) == 0
 
 
-def test_the_last_attempt_comes_at_the_deadline_however_long_the_delay(
+def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, lock = crowd(), Lock(NAME, poll=True, backoff=ConstantBackoff(10), blocking_timeout=0.5)
@@ -314,7 +310,7 @@ def nothing() -> None:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_who_is_refused_hears_how_often_and_how_long_it_tried(poll: bool, crowd: Crowd) -> None:
+def test_the_error_says_how_often_and_how_long_it_was_tried(poll: bool, crowd: Crowd) -> None:
     options: Any = {"blocking_timeout": 0.1, "poll": poll}
     me = crowd()
     for thing, method in ((Lock(NAME, **options), "enter"), (Twins(locked(NAME, **options), nothing), "call")):
@@ -343,7 +339,7 @@ def test_a_transaction_and_a_command_can_poll(client: redis.Redis, other: Callab
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_token_of_one_who_polls_makes_nobody_listen() -> None:
+def test_the_token_of_a_polling_waiter_starts_no_listener() -> None:
     """Nobody takes it for dead before its lease ends, whoever has its token."""
     lock = Lock(NAME, poll=True, ttl=600)
     lock.acquire()

@@ -140,7 +140,7 @@ def follows(desk: Desk, waiter: ThreadWaiter) -> bool:
     return waiter in desk.reader._followers
 
 
-def test_who_cannot_read_because_another_does_is_not_woken_for_that(desk: Desk, eventually: Eventually) -> None:
+def test_a_waiter_is_not_woken_just_because_another_one_reads(desk: Desk, eventually: Eventually) -> None:
     """Else they would take turns to wake each other for as long as they wait."""
     leading = desk.other().start(lambda: desk.waiter("one").park(10.0 * GENEROUS))
     eventually(lambda: leads(desk))
@@ -152,7 +152,7 @@ def test_who_cannot_read_because_another_does_is_not_woken_for_that(desk: Desk, 
     leading.result(GENEROUS)
 
 
-def test_who_stops_reading_wakes_one_who_would_have_read(desk: Desk, eventually: Eventually) -> None:
+def test_a_waiter_that_stops_reading_promotes_another_one(desk: Desk, eventually: Eventually) -> None:
     # each waits for a lock of its own, so nobody else would wake it
     first, second, third = (desk.waiter(id) for id in ("one", "two", "three"))
     leading = desk.other().start(lambda: first.park(10.0 * GENEROUS))
@@ -198,13 +198,13 @@ def test_a_turn_that_is_given_up_while_a_waiter_lines_up_is_taken_by_it(
     assert not follows(desk, waiter)
 
 
-def test_the_turn_of_one_that_is_not_there_any_more_is_free(desk: Desk) -> None:
+def test_the_turn_of_a_reader_that_is_gone_is_free(desk: Desk) -> None:
     """It was interrupted twice: while it took the turn, and while it gave it up (R18)."""
     assert desk.reader._take(module._Turn())
     assert desk.reader.lead(desk.waiter("one"), 0) is True
 
 
-def test_who_would_read_does_so_when_the_listener_has_read_a_message(
+def test_a_waiter_starts_reading_when_the_listener_has_read_a_message(
     desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_EVERY", float(10 * GENEROUS))
@@ -316,7 +316,9 @@ def test_the_trouble_that_a_leader_meets_is_raised_by_the_listener(desk: Desk, e
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_interrupts_the_reading_goes_up_and_ends_the_connection(desk: Desk, error: type[BaseException]) -> None:
+def test_an_exception_that_interrupts_reading_propagates_and_ends_the_connection(
+    desk: Desk, error: type[BaseException]
+) -> None:
     def interrupt(kind: bytes, channel: bytes, data: bytes) -> None:
         raise error
 
@@ -328,7 +330,7 @@ def test_what_interrupts_the_reading_goes_up_and_ends_the_connection(desk: Desk,
     assert str(desk.reader._trouble) == "reading was interrupted"
 
 
-def test_a_message_that_begins_and_does_not_end_is_trouble() -> None:
+def test_an_incomplete_message_is_an_error() -> None:
     """R19: a wait without end would go unnoticed."""
 
     def greet(connection: Any) -> None:
@@ -392,7 +394,7 @@ def waiting(held: Lock, other: Callable[[], Other], client: redis.Redis, eventua
     return waiting
 
 
-def test_a_forced_release_is_heard_while_others_lead(waiting: Future[bool], eventually: Eventually) -> None:
+def test_a_force_release_is_received_while_others_read(waiting: Future[bool], eventually: Eventually) -> None:
     forced = Lock("forced", ttl=600)
     forced.acquire()
     assert force_release("forced")

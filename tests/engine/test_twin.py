@@ -73,7 +73,7 @@ async def test_a_coroutine_of_the_sites_own_acquires_for_the_task_that_runs_it(
     await aeventually(lambda: not holder(client))  # that task has ended, so nobody could release it
 
 
-async def test_a_call_of_nobody_is_refused_before_anything_is_sent(client: redis.Redis) -> None:
+async def test_a_call_without_an_owner_is_refused_before_anything_is_sent(client: redis.Redis) -> None:
     """A callback of the event loop is no task: the lock would belong to one that ends with the call."""
     loop, made = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop.call_soon(lambda: made.set_result(asyncio.ensure_future(Lock(NAME).aacquire())))

@@ -178,7 +178,7 @@ def test_all_or_all_of_a_name_can_be_told(ears: Ears) -> None:
     assert another.look
 
 
-def test_what_was_interrupted_can_be_done_again(ears: Ears) -> None:
+def test_an_interrupted_call_can_be_repeated(ears: Ears) -> None:
     one, two = ears.add("one"), ears.add("two")
     ears.register(one)
     assert looks(ears, one, two) == [True, False]
@@ -193,9 +193,7 @@ def test_what_was_interrupted_can_be_done_again(ears: Ears) -> None:
 # -- loops that have ended ---------------------------------------------------------------------------------------------
 
 
-def test_all_who_wait_in_a_loop_that_has_ended_are_passed_over_at_once(
-    ears: Ears, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_all_waiters_of_an_ended_loop_are_passed_over_at_once(ears: Ears, loop: asyncio.AbstractEventLoop) -> None:
     gone = [ears.add(f"gone-{number}", loop=loop) for number in range(2000)]
     alive = ears.add("alive")
     assert ears.waiters.expects_tasks

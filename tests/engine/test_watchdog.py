@@ -287,7 +287,7 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
     eventually(lambda: not client.exists(LOCK, QUEUE))
 
 
-def test_what_was_planned_anew_does_not_pile_up(
+def test_replanned_entries_do_not_pile_up(
     watchdog: Watchdog, seen: Callable[[Lock], Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.agenda.MANY", 10)
@@ -609,7 +609,7 @@ def test_at_the_end_of_a_process_a_lock_is_renewed_by_the_thread_that_there_is(
     lock.release()
 
 
-def test_at_the_end_of_a_process_one_waits_for_a_lock_by_asking_again(
+def test_at_the_end_of_a_process_waiters_poll(
     other: Callable[[], Other], client: redis.Redis, settings: Any, eventually: Eventually, ending: Callable[[], None]
 ) -> None:
     settings.CACHES = {**settings.CACHES, "fresh": settings.CACHES["default"]}
@@ -665,7 +665,7 @@ def test_a_lock_is_held_where_the_interpreter_ends(
     assert not holder(client)
 
 
-def test_at_the_very_end_nobody_waits_for_a_thread_that_was_stopped(
+def test_at_interpreter_exit_nobody_waits_for_a_stopped_thread(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = Watchdog(Notifier(), lambda backend: None)
@@ -706,7 +706,7 @@ say("acquired")
 
 @pytest.mark.parametrize("kind", ["object", "generator"])
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_finalizer_at_the_very_end_hangs_nowhere(
+def test_a_finalizer_at_interpreter_exit_never_hangs(
     kind: str, settled: bool, start: Callable[..., Worker], client: redis.Redis
 ) -> None:
     code = "from django_redislock.engine.runtime import runtime\n" + AT_TEARDOWN
@@ -716,7 +716,7 @@ def test_a_finalizer_at_the_very_end_hangs_nowhere(
     assert bool(holder(client)) == (kind == "generator")
 
 
-def test_a_cluster_that_was_never_reached_has_nothing_to_be_sent_to(stopped: Watchdog, settings: Any) -> None:
+def test_nothing_is_sent_at_exit_to_a_cluster_that_was_never_reached(stopped: Watchdog, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "never": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1"}}
     settings.REDISLOCK = {"CLUSTER": ["never"]}
     backend = get_backend("never", NAME)
@@ -761,7 +761,7 @@ def test_a_renewal_whose_slot_has_moved_goes_to_the_new_node_at_once(monkeypatch
     lock.release()
 
 
-def test_one_that_was_detached_meanwhile_takes_no_new_fence() -> None:
+def test_a_lock_that_was_detached_meanwhile_takes_no_new_fence() -> None:
     lock = Lock(NAME)
     lock.acquire()
     lease = lease_of(lock)
@@ -884,7 +884,7 @@ def test_what_two_threads_undo_at_once_is_undone_and_forgotten(other: Callable[[
     assert not any(witness() for witness in witnesses)
 
 
-def test_many_who_come_at_once_start_one_thread() -> None:
+def test_simultaneous_callers_start_one_thread() -> None:
     def watchdogs() -> int:
         return sum(thread.name == "redislock-watchdog" for thread in threading.enumerate())
 

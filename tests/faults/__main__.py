@@ -1,14 +1,14 @@
-"""``python -m tests.faults table``: the documentation's table "What happens when", measured.
+"""``python -m tests.faults table``: measures the table "What happens when" of the documentation.
 
-``python -m tests.faults soak``: the documentation's table of what ten minutes of faults leave behind. Exits
-with 1 if anything was wrong or has grown. ``--sections 1000000``: again and again, until so many critical sections were
+``python -m tests.faults soak``: measures the documentation's table of what ten minutes of faults leave behind. Exits
+with 1 if anything was wrong or has grown. ``--sections 1000000``: repeats runs until so many critical sections were
 entered.
-``--cluster``: the faults of a cluster, on one.
+``--cluster``: on a cluster, with the faults of a cluster.
 
 ``python -m tests.faults replicas``: how many grants are lost with a master, without and with ``REPLICAS``.
 
-``python -m tests.faults fencing``: how many updates are lost in databases, with fences and without. Exits with 1 if any
-was with them. ``--sections``: so many in all, 100,000 if nothing is said; ``--only postgres``: there alone.
+``python -m tests.faults fencing``: how many updates databases lose, with fences and without. Exits with 1 if any
+update was lost with fences. ``--sections``: how many in all (100,000); ``--only postgres``: only on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TITLES = {
     "django_redis": "``cache.lock()`` of django-redis",
 }
 COLUMNS = ["fault", "the holder sees", "waiters", "free, s", "two at once"]
-# long ones, so that a fault meets a holder; short ones, so that it meets a handoff
+# long holds, so that a fault hits a holder; short ones, so that it hits a handoff
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2
 CLUSTER_TTL = 6.0  # seconds: some leases outlast a failover, and some do not
 
@@ -90,7 +90,7 @@ def show_losses(found: Losses) -> list[str]:
 
 
 def fencing(sections: int, seed: int, only: str) -> bool:
-    """Show the table. Whether fences have kept what they promise."""
+    """Show the table. Return whether no update was lost with a fence."""
     print(f"seed {seed}", flush=True)
     logging.getLogger("django_redislock").addHandler(logging.NullHandler())  # each force_release() is logged
     well, lines = True, [UPDATES]
@@ -110,7 +110,7 @@ def show_updates(database: str, way: str, found: Figures) -> list[str]:
 
 
 def show(lines: list[list[str]]) -> None:
-    """As a simple table of reStructuredText."""
+    """Print a simple table in reStructuredText."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     rule = "  ".join("=" * width for width in widths)
     print(rule)
@@ -121,7 +121,7 @@ def show(lines: list[list[str]]) -> None:
 
 
 def soak(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
-    """One run with a fault each second. How many sections were entered, and whether all was well."""
+    """One run with a fault each second. Return how many sections were entered, and whether all was well."""
     print(f"seed {seed}", flush=True)
     with redis_server() as server, trial(
         launcher, server, workers=processes, proxied=range(0, processes, 4), spared=range(processes // 2), seed=seed,
@@ -146,7 +146,7 @@ def show_growth(grown: list[Growth]) -> bool:
 
 
 def conclude(run: Trial, begun: str, grown: Callable[[], list[Growth]]) -> tuple[int, bool]:
-    """End the run and print what came of it. How many sections were entered, and whether all was well."""
+    """End the run and print the result. Return how many sections were entered, and whether all was well."""
     run.obtained(3)
     violations, history = run.finish(), run.history
     for violation in violations:
@@ -160,7 +160,7 @@ def conclude(run: Trial, begun: str, grown: Callable[[], list[Growth]]) -> tuple
 
 
 def soak_cluster(launcher: Launcher, seed: int, minutes: float, processes: int, locks: int) -> tuple[int, bool]:
-    """The same on a cluster, with one fault of its nodes after the other, and those of processes beside them."""
+    """The same on a cluster: one fault of its nodes after the other, and at the same time faults of processes."""
     print(f"seed {seed}", flush=True)
     with partitionable() as server, trial(
         launcher, server, workers=processes, spared=range(processes // 2), seed=seed, holds=[0.0] * 999 + [0.3, 4.0],

@@ -1,7 +1,7 @@
-"""A process that books: under the lock of an account it reads the balance, thinks, and writes one more.
+"""A process that books: under the lock of an account it reads the balance, waits a moment, and writes one more.
 
-It says where it stands, and halts there when it is told to, so that a fault meets it at a place for sure. For that it
-has a desk, in memory that it shares with the trial. Forked and stopped as :mod:`.worker` is.
+It reports the place that it has reached, and halts there on request, so that a fault hits it at a known place. For
+that it has a desk in memory that it shares with the trial. It is forked and stopped as :mod:`.worker` is.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .worker import be_worker, is_stopping
 
 TTL = 1  # seconds: python-redis-lock takes whole ones
 ACCOUNTS = 3  # at most
-TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the like are the first
+TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the other errors of locks are RedisErrors
 beginning: Any = import_module("django_redislock.fencing.begin")  # the package has a function of that name
 claiming: Any = import_module("django_redislock.fencing.claim")
 
 
 class Place(IntEnum):
-    """Where a booker stands. Under the lock, it is just before what the place is called after."""
+    """What a booker has reached. Under the lock, it is just before the step that the place is named after."""
 
     OUT = 0
     CLAIM = 1
@@ -54,13 +54,13 @@ class Place(IntEnum):
 
 
 class Desk(ctypes.Structure):
-    """What a booker and the trial tell one another. Only the trial writes ``halt``, all else only the booker."""
+    """Memory shared by a booker and the trial. Only the trial writes ``halt``; only the booker writes the rest."""
 
     place: int
     halt: int  # the place where it is to halt, until this is OUT
     halted: int
     account: int
-    entered: Any  # how often, for each account
+    entered: Any  # how many times, for each account
     committed: Any
     _fields_ = [
         ("place", ctypes.c_int64),
@@ -73,7 +73,7 @@ class Desk(ctypes.Structure):
 
     @classmethod
     def at(cls, path: Path) -> Desk:
-        """The desk in this file, which is made where there is none."""
+        """The desk in this file, which is created if needed."""
         with path.open("a+b") as file:
             file.truncate(ctypes.sizeof(cls))
             return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
@@ -97,7 +97,7 @@ def unfenced(name: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def python_redis_lock(name: str) -> Iterator[None]:
-    threading.excepthook = lambda _: None  # its renewing thread dies where the lock is lost, and says so at length
+    threading.excepthook = lambda _: None  # its renewal thread dies with a traceback when the lock is lost
     client = get_redis_connection("default")
     with redis_lock.Lock(client, name, expire=TTL, auto_renewal=True), transaction.atomic():
         yield
@@ -130,7 +130,7 @@ class Booker:
         self.launcher = os.getppid()
         self.number = 0  # of the section
         self.asked = 0.0
-        self.within = False  # it has the lock, as it believes
+        self.within = False  # it believes that it has the lock
         self.wrote = 0
         setattr(beginning, "claim", self.claim)  # noqa: B010
         connection = connections[DEFAULT_DB_ALIAS]
@@ -154,11 +154,11 @@ class Booker:
                 self.wrote = row.balance = balance + 1
         except TOLD as error:
             self.log.note("told", self.number, type(error).__name__)
-            sleep(0.01)  # where Redis is away
+            sleep(0.01)  # while Redis is away
         desk.place = Place.OUT
 
     def enter(self) -> None:
-        """The lock is held: known before the claim, or where there is none when the block begins."""
+        """Note that the lock is held. This is called before the claim, or, without a claim, when the block begins."""
         if not self.within:
             self.within = True
             self.log.note("entered", self.number, name_of(self.desk.account + 1), f"{self.asked:.6f}")
@@ -166,7 +166,7 @@ class Booker:
             self.stand(Place.CLAIM)
 
     def claim(self, lease: Lease, alias: str, **options: Any) -> None:
-        """In place of the package's, which it calls."""
+        """Replaces the package's function, and calls it."""
         self.enter()
         claiming.claim(lease, alias, **options)
         self.log.note("claimed", self.number, lease.fence)
@@ -175,7 +175,7 @@ class Booker:
         return row.balance
 
     def commit(self) -> None:
-        """In place of the connection's, which it calls: the last moment before COMMIT is sent."""
+        """Replaces the connection's method, and calls it: the last moment before COMMIT is sent."""
         self.stand(Place.COMMIT)
         sent = monotonic()
         self._commit()
@@ -222,7 +222,7 @@ def compare_the_wrong_way_round(booker: Booker) -> None:
 
 
 def _change(function: Any, snippet: str, instead: str) -> None:
-    """Replace a part of its source, for all who have imported it."""
+    """Replace a part of a function's source, wherever it has been imported."""
     source = inspect.getsource(function)
     assert snippet in source
     made: dict[str, Any] = {}
@@ -238,7 +238,7 @@ MUTANTS = {
 def work(line: str) -> None:
     """Book as ordered, until SIGTERM comes."""
     order = json.loads(line)
-    del connections[DEFAULT_DB_ALIAS]  # that of the launcher
+    del connections[DEFAULT_DB_ALIAS]  # the launcher's connection
     configure(DEFAULT_DB_ALIAS, order["database"])
     with override_settings(CACHES={"default": order["cache"]}):
         booker = Booker(order)

@@ -1,4 +1,4 @@
-"""What bookers wrote down of their transactions, and what must be true of it where the lock is fenced.
+"""What bookers recorded of their transactions, and what must be true of that if the lock is fenced.
 
 A booker writes one line for each thing that happens: ``time event number ...``, where ``number`` tells its sections
 from one another, and the time is that of CLOCK_MONOTONIC, one clock for all processes. Each COMMIT that the database
@@ -19,7 +19,7 @@ from .history import Violation
 
 @dataclass(slots=True)
 class Booking:
-    """One section under the lock of an account, from the moment when its holder believed to have the lock."""
+    """One section under the lock of an account, from the moment when its holder believed that it had the lock."""
 
     process: str
     number: int
@@ -31,7 +31,7 @@ class Booking:
     sent: float | None = None  # just before its COMMIT
     committed: float | None = None  # when the database had answered that
     wrote: int = 0
-    error: str = ""  # the class of what was raised: instead of the commit, or after it
+    error: str = ""  # the class of the exception that was raised, instead of the commit or after it
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Bookings:
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
 
     def read(self, folder: Path) -> None:
-        """The logs in a folder, one file for each process, called like it."""
+        """Read the logs in a folder: one file for each process, with its name."""
         for path in sorted(folder.glob("*.log")):
             found: dict[int, Booking] = {}
             for line in path.read_text().splitlines():
@@ -58,7 +58,7 @@ class Bookings:
                 elif event == "committed":
                     one = found[number]
                     one.committed, one.wrote, one.sent = now, int(words[1]), float(words[2])
-                elif number in found:  # else it never had the lock
+                elif number in found:  # otherwise it never had the lock
                     found[number].error = intern(words[1])
             self.all += found.values()
 
@@ -68,23 +68,23 @@ class Bookings:
 
     @property
     def refused(self) -> int:
-        """Sections that raised an error instead of a commit: nothing of them is in the database."""
+        """Sections that raised an error instead of committing: nothing of them is in the database."""
         return len(self.all) - len(self.committed)
 
     @property
     def told(self) -> int:
-        """Sections that raised an error when all was committed: too late to undo anything."""
+        """Sections that raised an error after the commit, too late to undo anything."""
         return sum(bool(one.error) for one in self.committed)
 
     def longest_wait(self) -> float:
         return max((one.entered - one.asked for one in self.all), default=0.0)
 
     def lost(self, balances: Mapping[str, int]) -> int:
-        """Commits of which the balances in the end know nothing."""
+        """Commits that the final balances do not show."""
         return len(self.committed) - sum(balances.values())
 
     def check(self, balances: Mapping[str, int], fences: Mapping[str, int]) -> list[Violation]:
-        """All that must not be. ``fences``: what stands in the table of fences in the end."""
+        """Everything that must not have happened. ``fences``: the final contents of the table of fences."""
         found = [*self.failures]
         by_name: dict[str, list[Booking]] = defaultdict(list)
         for one in self.committed:
@@ -97,7 +97,7 @@ class Bookings:
 
 
 def _lost(bookings: list[Booking], balance: int) -> Iterator[Violation]:
-    """Every commit has written another value, and the last of these is the balance."""
+    """Every commit has written a different value, and the last one is the balance."""
     for wrote, times in Counter(one.wrote for one in bookings).items():
         if times > 1:
             yield Violation("lost", f"{times} commits of {bookings[0].name} wrote {wrote}")

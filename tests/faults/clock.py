@@ -1,4 +1,4 @@
-"""A redis-server whose clock jumps when it is told to, by means of libfaketime."""
+"""A redis-server whose clock can be made to jump, with libfaketime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_library() -> Path:
 
 
 class Clock(RedisServer):
-    """The time of its system is that of ours, and ``jump()`` more."""
+    """Its clock is the system's plus the sum of all jumps."""
 
     def __init__(self, library: Path) -> None:
         super().__init__(os.environ.get("REDIS_SERVER_WITH_CLOCK"))
@@ -35,7 +35,7 @@ class Clock(RedisServer):
         self.jump(0.0)
 
     def start(self) -> RedisServer:
-        """Start the usual server, or that of a wheel where the usual one does not run under libfaketime."""
+        """Start the usual server, or the one in a wheel if the usual one does not run under libfaketime."""
         while self._servers:
             self._wrap(self._servers[0])
             try:
@@ -51,7 +51,7 @@ class Clock(RedisServer):
 
     def _wrap(self, server: str) -> None:
         script = self.folder / "redis-server"
-        # jemalloc asks for the time before libfaketime can tell it, so the allocator is that of the C library. A server
+        # jemalloc asks for the time before libfaketime is ready, so the C library's allocator is used. A server
         # that calls functions which jemalloc alone has crashes then (Debian's Redis 8 and Valkey 8)
         script.write_text(
             f"#!/bin/sh\nexport LD_PRELOAD={self._library}:libc.so.6 FAKETIME_TIMESTAMP_FILE={self._offset} "
@@ -61,7 +61,7 @@ class Clock(RedisServer):
         self.executable = str(script)
 
     def jump(self, seconds: float) -> None:
-        """From now on, the clock is so many seconds ahead of what it was."""
+        """Move the clock ahead by so many seconds."""
         self._ahead += seconds
         new = self.folder / "new"
         new.write_text(f"{self._ahead:+f}\n")

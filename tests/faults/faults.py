@@ -1,4 +1,4 @@
-"""What can go wrong between the locks and Redis, done to a trial: by real means where there are any, else by a proxy.
+"""What can go wrong between the locks and Redis, injected into a trial: by real means where possible, else by a proxy.
 
 Each fault is one row of the documentation's table "What happens when" (docs/faults.rst).
 """
@@ -28,9 +28,9 @@ LONG = TTL + 0.3  # seconds: longer than any lease
 
 
 class Fault(NamedTuple):
-    """``strike`` does it and undoes it. ``two``: whether two can ever think that they hold the lock.
+    """``strike`` injects the fault and ends it. ``two``: whether two can ever believe at once that they hold the lock.
 
-    ``server``: a server of its own kind, made for it; None: any will do.
+    ``server``: a special server, made for this fault; None: any server will do.
     """
 
     title: str
@@ -40,8 +40,8 @@ class Fault(NamedTuple):
     two: str = "no"
     network: bool = False  # it needs a worker behind a proxy
     server: Callable[[], AbstractContextManager[RedisServer]] | None = None
-    holds: Sequence[float] | None = None  # seconds, where others would tell less
-    ttl: float | None = None  # the same; nobody is interrupted then, or long sections would hardly be
+    holds: Sequence[float] | None = None  # seconds; where other lengths would show less
+    ttl: float | None = None  # the same; nobody is interrupted then, or there would be hardly any long sections
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def stop_process(run: Trial) -> None:
 
 
 def kill_connections(run: Trial) -> None:
-    with run.trouble():  # who wants to wait for some milliseconds alone may not come to a third try
+    with run.trouble():  # a caller with a timeout of milliseconds may have no time for a third try
         for _ in range(20):
             run.redis("CLIENT", "KILL", "TYPE", "normal")
             run.last(0.05)
@@ -104,7 +104,7 @@ def tear_answers(run: Trial) -> None:
 
 def partition(run: Trial) -> None:
     victim = run.proxied()
-    with run.trouble(victim, after=5):  # what was on its way waits for its own timeout
+    with run.trouble(victim, after=5):  # requests that were on their way wait for their own timeout
         run.proxies[victim.label].partition()
         run.last(LONG)
         run.proxies[victim.label].heal()
@@ -112,7 +112,7 @@ def partition(run: Trial) -> None:
 
 def swallow_wakes(run: Trial) -> None:
     victim = run.proxied()
-    with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is found out when its lease ends
+    with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is discovered when its lease ends
         trouble = run.proxies[victim.label].swallow_message("message\r\n", times=10**9)
         run.last(LONG)
         trouble.end()
@@ -135,7 +135,7 @@ def restart(run: Trial) -> None:
 
 def restart_slowly(run: Trial) -> None:
     with run.trouble():
-        # it looks up from its work every two megabytes, and only newer ones can be told to do so oftener
+        # while loading, Redis answers others every two megabytes; only newer versions can be set to do so more often
         run.redis("EVAL", "for i = 1, 100 do redis.call('SET', 'page:' .. i, string.rep('x', 400000)) end", 0)
         run.redis("CONFIG", "SET", "rdbcompression", "no")
         run.client.shutdown(save=True)
@@ -143,7 +143,7 @@ def restart_slowly(run: Trial) -> None:
         run.server.options["key-load-delay"] = "10000"  # microseconds for each key
         run.server.start()
         del run.server.options["key-load-delay"]
-        (run.server.folder / "dump.rdb").unlink()  # the next restart may be that of an empty one
+        (run.server.folder / "dump.rdb").unlink()  # the next restart may be meant to be empty
         clear_pages(run)
 
 
@@ -186,7 +186,7 @@ def evict(run: Trial) -> None:
     with run.trouble(forgets=True):
         used = int(run.client.info("memory")["used_memory"])
         run.redis("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-        # workers that were cut off just now will need some of it
+        # workers that have just been cut off will need some of it
         run.redis("CONFIG", "SET", "maxmemory", used + 10_000_000)
         for _ in range(10):
             run.redis("EVAL", "for i = 1, 50 do redis.call('SET', 'page:' .. ARGV[1] .. i, string.rep('x', 5e5)) end",
@@ -232,7 +232,7 @@ def cannot_save(run: Trial) -> None:
 
 
 def new_password(run: Trial) -> None:
-    # a connection of its own, which stays: a new one would not be let in, and the password would stay
+    # a connection that stays open: a new one would be refused, and the password could not be removed again
     with run.trouble(), run.client.client() as inside:
         inside.config_set("requirepass", "another")
         for kind in ("normal", "pubsub"):
@@ -274,13 +274,13 @@ def watched() -> Iterator[RedisServer]:
 
 
 def promote(run: Trial) -> None:
-    """The master dies, and its replica had not heard the last it did for half a second."""
+    """The master dies, and its replica has received nothing for the last half second."""
     assert isinstance(run.server, Watched)
     sentinels = run.server.sentinels
     master, replica = sentinels.servers
     sentinels.replicate()
     with run.trouble(forgets=True):
-        # a password that nobody asked for: the master refuses it, and the link stays down
+        # the master has no password and refuses this one, so the link stays down
         sentinels.clients[1].config_set("masterauth", "wrong")
         sentinels.clients[1].execute_command("CLIENT", "KILL", "TYPE", "master")
         run.last(0.5)
@@ -358,17 +358,18 @@ FAULTS = [
 ]  # fmt: skip
 PROCESSES = [kill_process, stop_process]
 AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault.strike not in PROCESSES]
-# what can be done side by side: to processes, to the network of one, to the server
+# faults that can happen at the same time: of processes, of one process's network, of the server
 LANES = [
     PROCESSES,
     [fault.strike for fault in AT_ANY_TIME if fault.network],
     [fault.strike for fault in AT_ANY_TIME if not fault.network],
 ]
-ANEW = [restart_empty, restart_slowly, flush, clear_cache, flush_scripts, evict]  # the server's memory begins anew
+# afterwards the server's memory starts from empty
+ANEW = [restart_empty, restart_slowly, flush, clear_cache, flush_scripts, evict]
 
 
 def strike_at_random(run: Trial, rounds: int, *, rest: int) -> None:
-    """So many faults, one after the other, with ``rest`` sections in between, while processes are
+    """Inject so many faults, one after the other, with ``rest`` sections in between, while processes are
     killed and stopped all the time."""
     over = threading.Event()
     chance = random.Random(run.random.random())
@@ -392,7 +393,8 @@ def strike_at_random(run: Trial, rounds: int, *, rest: int) -> None:
 
 
 def strike_every_second(run: Trial, seconds: float, *, spare: Collection[Callable[[Trial], None]] = ()) -> int:
-    """A fault each second at the mean, for so long: those of different lanes side by side. How many there were."""
+    """Inject a fault each second on average, for so long; those of different lanes overlap. Return how many there
+    were."""
     end = monotonic() + seconds
     failed = threading.Event()
 
@@ -404,7 +406,8 @@ def strike_every_second(run: Trial, seconds: float, *, spare: Collection[Callabl
             try:
                 fault(run)
             except BaseException:
-                # what it had to undo may still be there: the first says what is wrong, the others would follow from it
+                # this fault may not have been ended: its error says what is wrong, errors of later faults would only
+                # follow from it
                 traceback.print_exc()
                 failed.set()
                 raise

@@ -1,7 +1,7 @@
-"""Whether updates are lost in a database under a lock, with a fence and without one, whatever happens to Redis.
+"""Measures whether a database loses updates under a lock, with a fence and without, whatever happens to Redis.
 
 Bookers (see :mod:`.booker`) add one to balances under locks of these accounts, each in a process of its own. One of
-them is made to halt between two statements, and there something happens to it or to Redis, so that somebody else gets
+them is made to halt between two statements. Then something happens to it or to Redis, so that another one gets
 the same lock. In the end the balances are compared with what the bookers have committed.
 """
 
@@ -39,10 +39,11 @@ from .on_sentinels import OnSentinels, on_sentinels, replace_unheard
 from .trial import Launcher, Process, alias, eventually
 
 BOOKERS = 4
-STILL = 0.1  # seconds: whoever has stood at a place for so long waits for the database
+STILL = 0.1  # seconds: a booker that has been at one place for so long is waiting for the database
 HOUR = 3600
 PLACES = [Place.CLAIM, Place.WRITE, Place.COMMIT]
-DEFAULTS = [level for level in LEVELS if level == "sqlite" or level.endswith("read committed")]  # as Django has them
+# Django's default levels
+DEFAULTS = [level for level in LEVELS if level == "sqlite" or level.endswith("read committed")]
 ROWS = [(level, way) for level in LEVELS for way in WAYS if level in DEFAULTS or way in ("fenced", "unfenced")]
 
 
@@ -54,7 +55,7 @@ class Figures(NamedTuple):
     lost: int = 0
     refused: int = 0
     told: int = 0
-    wait: float = 0.0  # seconds from asking for a lock to having it, the longest
+    wait: float = 0.0  # longest time in seconds from asking for a lock to having it
     violations: tuple[Violation, ...] = ()
 
     def plus(self, other: Figures) -> Figures:
@@ -70,7 +71,7 @@ class Figures(NamedTuple):
 
 
 class Halted(NamedTuple):
-    """A booker that stands under the lock of an account, and how often others have been there so far."""
+    """A booker that halts under the lock of an account, and how often others have had that lock so far."""
 
     process: Process
     desk: Desk
@@ -80,7 +81,7 @@ class Halted(NamedTuple):
 
 
 class Run:
-    """Bookers against one database and one Redis."""
+    """Bookers on one database and one Redis."""
 
     def __init__(self, launcher: Launcher, server: RedisServer, folder: Path, seed: int) -> None:
         self.launcher = launcher
@@ -112,7 +113,7 @@ class Run:
         return sum(sum(desk.entered) for desk in self.desks)
 
     def more(self, sections: int) -> None:
-        """Wait for so many sections, of all together."""
+        """Wait for so many more sections, of all bookers together."""
         wanted = self.entered() + sections
         self.until(lambda: self.entered() >= wanted)
 
@@ -124,7 +125,7 @@ class Run:
         eventually(is_so)
 
     def others(self, desk: Desk, account: int) -> tuple[int, int]:
-        """How often all but one have been under the lock of an account, and have committed there."""
+        """How often all bookers except one have been under the lock of an account, and have committed there."""
         others = [other for other in self.desks if other is not desk]
         return sum(other.entered[account] for other in others), sum(other.committed[account] for other in others)
 
@@ -132,7 +133,7 @@ class Run:
 
     @contextmanager
     def halted(self, place: Place) -> Iterator[Halted]:
-        """One of them stands at this place, until the end of the block at least; see also :meth:`overtaken`."""
+        """Halt a booker at this place, at least until the end of the block; see also :meth:`overtaken`."""
         process, desk = self.random.choice(self.bookers)
         desk.halt = place
         try:
@@ -155,15 +156,15 @@ class Run:
         by.desk.halt = Place.OUT
 
     def _places(self, by: Halted) -> list[int]:
-        """Of those who may be under the same lock."""
+        """The places of the bookers that may be under the same lock."""
         return [desk.place for desk in self.desks if desk.account == by.account]
 
     def release(self, name: str) -> None:
-        """Take the lock from its holder, as an operator would who takes that for dead."""
+        """Force-release the lock, like an operator who believes that its holder is dead."""
         with override_settings(CACHES={"default": self.cache}):
             force_release(name)
         with self.master() as client:
-            for key in client.scan_iter(f"*{name}", count=1000):  # of the other libraries
+            for key in client.scan_iter(f"*{name}", count=1000):  # locks of the other libraries
                 if not key.startswith(b"redislock"):
                     client.delete(key)
 
@@ -197,7 +198,7 @@ Strike = Callable[[Run, Place], None]
 
 
 def pause(run: Run, place: Place) -> None:
-    """SIGSTOP for longer than the TTL: until somebody else has the lock."""
+    """SIGSTOP for longer than the TTL, until another one has the lock."""
     with run.halted(place) as one:
         one.process.signal(signal.SIGSTOP)
         try:
@@ -219,8 +220,8 @@ def release(run: Run, place: Place) -> None:
 
 
 def set_clock_back(run: Run, place: Place) -> None:
-    """By an hour, so that new fences are behind those of before, every other time because Redis forgets its last one
-    too. It is put right when the halted one has gone on."""
+    """Set the clock back by an hour, so that new fences would be lower than old ones; in half of the cases, Redis
+    also forgets its last fence. The clock is put right when the halted booker has continued."""
     assert isinstance(run.server, Clock)
     try:
         with run.halted(place) as one:
@@ -235,14 +236,14 @@ def set_clock_back(run: Run, place: Place) -> None:
 
 
 def fail_over(run: Run, place: Place) -> None:
-    """To a replica that has not heard of the grant."""
+    """Fail over to a replica that has not received the grant."""
     assert isinstance(run.server, OnSentinels)
     group = run.server.group
     with ExitStack() as stack:
         held: list[Halted] = []
 
         def halt() -> None:
-            run.more(2 * BOOKERS)  # granted since nobody hears of it
+            run.more(2 * BOOKERS)  # locks that are granted while the replica receives nothing
             held.append(stack.enter_context(run.halted(place)))
 
         old = replace_unheard(group, halt)
@@ -252,7 +253,7 @@ def fail_over(run: Run, place: Place) -> None:
 
 
 class Stage(NamedTuple):
-    """A kind of Redis, and what happens to it and its clients."""
+    """A kind of Redis, and the faults that hit it and its clients."""
 
     server: Callable[[], AbstractContextManager[RedisServer]]
     strikes: Sequence[Strike]
@@ -261,8 +262,8 @@ class Stage(NamedTuple):
 ONE_SERVER = Stage(redis_server, [pause, flush, release])
 CLOCK = Stage(server_with_clock, [set_clock_back])
 SENTINELS = Stage(on_sentinels, [fail_over])
-STAGES = [SENTINELS, CLOCK, ONE_SERVER]  # the last goes on until there were enough sections
-REST = 50  # sections between two faults, which nothing disturbs
+STAGES = [SENTINELS, CLOCK, ONE_SERVER]  # the last one runs until there are enough sections
+REST = 50  # undisturbed sections between two faults
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -280,9 +281,9 @@ def book(
     rest: int = 10,
     mutant: str | None = None,
 ) -> Figures:
-    """Each of the faults at each place at least, in any order, and again until there were so many sections.
+    """Inject each fault at each place at least once, in random order, then more until there are so many sections.
 
-    ``rest``: sections between them, which nothing disturbs.
+    ``rest``: undisturbed sections between two faults.
     """
     with ExitStack() as stack:
         stack.enter_context(one_database(DEFAULT_DB_ALIAS, database, ACCOUNTS))
@@ -305,12 +306,13 @@ def book(
 
 
 def accounts_in(database: dict[str, Any]) -> int:
-    """How many there are. One writer of SQLite keeps out all others, so nobody would come where it has halted."""
+    """How many accounts there are. A writer of SQLite blocks all others, so nobody would reach the place where it
+    halts."""
     return 1 if database["ENGINE"].endswith("sqlite3") else ACCOUNTS
 
 
 def figures(run: Run, *, judged: bool) -> Figures:
-    """What has become of it. ``judged``: by all that must be true where the lock is fenced."""
+    """The result of a run. ``judged``: by everything that must be true if the lock is fenced."""
     bookings = Bookings()
     bookings.read(run.folder)
     balances = {name_of(number): Account(DEFAULT_DB_ALIAS, number).balance for number in range(1, ACCOUNTS + 1)}
@@ -340,7 +342,8 @@ DATABASES: dict[str, Callable[[], AbstractContextManager[dict[str, Any]]]] = {
 
 
 def compare(sections: int, seed: int, only: str = "") -> Iterator[tuple[str, str, Figures]]:
-    """(Database, way, figures), with about so many sections in all. ``only``: databases whose name begins like this."""
+    """(Database, kind of lock, figures), with about so many sections in all. ``only``: databases whose name begins like
+    this."""
     rows = [(level, way) for level, way in ROWS if level.startswith(only)]
     with ExitStack() as stack:
         launcher = Launcher(booker.__name__)

@@ -1,4 +1,4 @@
-"""Whether anything grows in processes that go on and on: memory, threads, files; in clients and in the server."""
+"""Measures whether anything grows in long-running processes: memory, threads, files; in clients and in the server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import redis
 
 Sample = dict[str, float]
 
-# What may come and go. Python gives back the memory of connections that were cut, a quarter of a megabyte each for a
+# How much each may vary. Python gives back the memory of connections that were cut, a quarter of a megabyte each for a
 # coroutine's, but malloc does not give all of it to the system: a process that has allocated 15 MB from it, no more and
 # no less for ten minutes, kept 7 MB besides at first, and then 12 to 22. What Python itself has allocated tells better
 # whether something is kept: one block of each section would be 100,000 and more. Keys that end stand for a minute at
-# most (gone:<token>, of those who may have asked unheard); one for each section would be ten times as many.
+# most (gone:<token>, for requests with an unknown outcome); one for each section would be ten times as many.
 BOUNDS: Sample = {
     "blocks of Python, 1000": 40,
     "own memory, MB": 5,
@@ -60,7 +60,7 @@ def growth(what: str, values: Sequence[float]) -> Growth:
 
 
 class Watch:
-    """Samples of some that are alike."""
+    """Samples of several processes of the same kind."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -70,7 +70,7 @@ class Watch:
             self._values[what][who].append(value)
 
     def growth(self) -> list[Growth]:
-        """Of each measure, where it grew the most."""
+        """For each measure, the process in which it grew most."""
         return [
             max((growth(what, values) for values in of_each.values()), key=lambda one: one.size)
             for what, of_each in self._values.items()
@@ -79,7 +79,7 @@ class Watch:
 
 @contextmanager
 def watching(look: Callable[[Watch], None], every: float = 1.0) -> Iterator[Watch]:
-    """Looks every so many seconds, for the time of a block."""
+    """Take samples every so many seconds, for the duration of a block."""
     watch, over = Watch(), threading.Event()
 
     def go_on() -> None:
@@ -92,7 +92,7 @@ def watching(look: Callable[[Watch], None], every: float = 1.0) -> Iterator[Watc
             yield watch
         finally:
             over.set()
-            looking.result()  # who could not look does not keep that to itself
+            looking.result()  # raises if a sample could not be taken
 
 
 def of_process(pid: int) -> Sample:

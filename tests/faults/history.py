@@ -1,8 +1,8 @@
-"""What workers saw, and what must be true of it. All times are of CLOCK_MONOTONIC, one clock for all processes.
+"""What workers recorded, and what must be true of it. All times are of CLOCK_MONOTONIC, one clock for all processes.
 
 A worker writes one line for each thing that happens to it: ``time event number ...``, where ``number`` tells its
-critical sections from one another. What it believes is what counts: a hold begins when ``acquire()`` has returned True,
-and lasts to the last moment of which the worker can say that its lock still told it later that it was not lost.
+critical sections from one another. What counts is what it believes: a hold begins when ``acquire()`` has returned True,
+and lasts until the last moment at which the worker's lock told it that it was not lost.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from pathlib import Path
 from sys import intern
 from typing import NamedTuple
 
-ASLEEP = 1.5  # seconds for which a lock may lie free before somebody who waits for it, with nothing wrong anywhere
-LEFT_FOR = 5.0  # seconds after which nothing is left of what had to be given back in the background
+LEFT_FREE = 1.5  # seconds for which a lock may be free though somebody waits for it, when nothing is wrong anywhere
+LEFT_FOR = 5.0  # seconds after which everything that had to be released in the background is released
 
 
 @dataclass(slots=True)
 class Section:
-    """One use of a lock by one thread or task: asked for, and what became of it."""
+    """One use of a lock by one thread or task, from the request to the end."""
 
     process: str
     number: int
     name: str
     asked: float
     timeout: float | None  # seconds; None: it waits without end
-    token: str = "None"  # given to it; "None": none was
+    token: str = "None"  # the token that was given; "None": no token
     got: float | None = None
     fence: int = 0
     ticket: int | None = None  # None: it never queued; 0: its request was repeated, and may have queued unseen
-    held: float | None = None  # when it was last sure of its hold
+    held: float | None = None  # when it was last sure that it held the lock
     left: float = 0.0  # seconds of lease that it had then
     told: float | None = None  # when it was told that the lock is lost
     finished: float | None = None
-    # released, presumed (the release was repeated and found nothing: its first try may have done it), lost,
-    # unavailable, timeout, refused, interrupted (an exception from outside, at any moment); else an error
+    # released, presumed (the release was repeated and found nothing: its first try may have succeeded), lost,
+    # unavailable, timeout, refused, interrupted (an exception from outside, at any moment); anything else is an error
     outcome: str = ""
 
     def __str__(self) -> str:
@@ -51,17 +51,17 @@ class Section:
 
     @property
     def place(self) -> int:
-        """In the order in which requests reached Redis: tickets and fences are drawn from one counter."""
+        """Its place in the order in which requests reached Redis: tickets and fences are drawn from one counter."""
         return self.fence if self.ticket is None else self.ticket
 
     @property
     def warned(self) -> bool:
-        """Whether the holder was told, or could not know, before it called its work done."""
+        """Whether the holder was told before it considered its work done, or could not know."""
         return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "interrupted", "")
 
 
 class Trouble(NamedTuple):
-    """Something was done to a process or (None) to all; ``forgets``: Redis may have lost what it acknowledged."""
+    """A fault of one process or (None) of all; ``forgets``: Redis may have lost what it acknowledged."""
 
     begin: float
     end: float
@@ -73,7 +73,8 @@ class Trouble(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """``kind``: overlap, fence, order, forgotten, robbed, refused, early, presumed, asleep, error, left (in Redis)."""
+    """``kind``: overlap, fence, order, forgotten, lost_early, refused, early, presumed, left_free, error, or left (keys
+    that are left in Redis)."""
 
     kind: str
     what: str
@@ -85,20 +86,21 @@ class History:
 
     sections: list[Section] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    dead: set[str] = field(default_factory=set)  # processes that were killed
+    dead: set[str] = field(default_factory=set)  # killed processes
     failures: list[Violation] = field(default_factory=list)  # what the locks logged as errors
-    counter: Callable[[str], object] = lambda name: None  # from which the fences of a lock come
-    late: float = 5.5  # seconds without trouble within which a waiter has got its lock, whatever went wrong before
-    # the sections with a token, by lock and token: there are too many others to look through for one of them
+    counter: Callable[[str], object] = lambda name: None  # the counter that the fences of a lock come from
+    # seconds without trouble within which a waiter must have got its lock, whatever went wrong before
+    late: float = 5.5
+    # the sections with a token, by lock and token, as a search through all sections would take too long
     _bearers: dict[tuple[str, str], list[Section]] = field(default_factory=lambda: defaultdict(list), repr=False)
-    # by process and number of troubles so far, see _spells()
-    _known_spells: dict[tuple[str | None, int], list[tuple[float, float]]] = field(default_factory=dict, repr=False)
+    # by process and number of troubles so far, see _periods()
+    _known_periods: dict[tuple[str | None, int], list[tuple[float, float]]] = field(default_factory=dict, repr=False)
 
     def read(self, folder: Path) -> None:
         """The logs in a folder, one file for each process, called like it."""
         for path in sorted(folder.glob("*.log")):
             with path.open() as lines:
-                # the last one may not be there in full while its process lives
+                # the last line may be incomplete while its process lives
                 self.add(path.stem, (line.rstrip("\n") for line in lines if line.endswith("\n")))
 
     def add(self, process: str, lines: Iterable[str]) -> None:
@@ -137,7 +139,7 @@ class History:
                 self._bearers[section.name, section.token].append(section)
 
     def check(self) -> list[Violation]:
-        """All that must not be."""
+        """Everything that must not have happened."""
         return self.failures + [violation for check in _CHECKS for violation in check(self)]
 
     # -- figures ----------------------------------------------------------------------------------------------------
@@ -156,11 +158,11 @@ class History:
         return names.values()
 
     def longest_overlap(self) -> float:
-        """Seconds for which two believed at once that they hold a lock."""
+        """The longest time in seconds for which two believed at once that they held a lock."""
         return max((over for _, _, over in self.overlaps()), default=0.0)
 
     def overlaps(self) -> Iterator[tuple[Section, Section, float]]:
-        """Pairs that held at once, the one with the lower fence first, and for how long."""
+        """Pairs that held a lock at once, the one with the lower fence first, and for how long."""
         sure = [section for section in self.sections if section.held is not None]
         for sections in self.by_name(sure):
             active: list[Section] = []
@@ -172,7 +174,8 @@ class History:
                 active.append(section)
 
     def gaps(self) -> Iterator[tuple[float, float, str]]:
-        """(begin, end, name): when nobody was sure to hold a lock, and somebody who lives, or got it, waited for it."""
+        """(begin, end, name): when nobody was sure to hold a lock although somebody who is alive, or got it later,
+        waited for it."""
         for sections in self.by_name(self.sections):
             changes: list[tuple[float, int, int]] = []  # (when, holders, waiters)
             for section in sections:
@@ -195,7 +198,7 @@ class History:
                     began = None
 
     def longest_gap(self) -> float:
-        """Seconds for which a lock was held by nobody though somebody waited for it."""
+        """The longest time in seconds for which nobody held a lock though somebody waited for it."""
         return max((end - begin for begin, end, _ in self.gaps()), default=0.0)
 
     # -- excuses ----------------------------------------------------------------------------------------------------
@@ -204,14 +207,14 @@ class History:
         return any(trouble.forgets and trouble.meets(begin, end) for trouble in self.troubles)
 
     def adopted(self, first: Section, second: Section) -> bool:
-        """Whether the second may have gone on with what the first left behind, or seemed to: a lock, or its turn."""
+        """Whether the second may have adopted what the first left behind, or seemed to leave: a lock, or its turn."""
         same = first.name == second.name and first.token == second.token != "None"
         left = first.outcome in ("interrupted", "unavailable", "refused", "presumed")
         came = second.asked if second.got is None else second.got
         return same and (left or self.troubled(first.asked, came, first.process))
 
     def adopted_between(self, first: Section, second: Section) -> bool:
-        """Whether somebody may have gone on with what the first left, and have given it back before the second came."""
+        """Whether somebody may have adopted what the first left, and released it before the second came."""
         return any(
             other is not first and self.adopted(first, other)
             for other in self._bearers.get((first.name, first.token), ())
@@ -219,7 +222,7 @@ class History:
         )
 
     def adoptions(self) -> Iterator[tuple[Section, Section]]:
-        """All (first, second) that may be one."""
+        """All pairs (first, second) that may be an adoption."""
         with_token = (section for section in self.sections if section.token != "None")
         for sections in self.by_name(with_token):
             earlier: dict[str, list[Section]] = defaultdict(list)
@@ -231,29 +234,29 @@ class History:
                 former.append(section)
 
     def quiet(self, begin: float, end: float) -> float:
-        """Seconds of that time in which nothing was wrong anywhere."""
-        wrong = (min(end, over) - max(begin, since) for since, over in self._spells(None))
+        """For how many seconds of that time nothing was wrong anywhere."""
+        wrong = (min(end, over) - max(begin, since) for since, over in self._periods(None))
         return end - begin - sum(seconds for seconds in wrong if seconds > 0)
 
     def troubled(self, begin: float, end: float, process: str | None = None) -> bool:
-        """Whether something was wrong then: with this process, with all, or (None) with anything."""
-        spells = self._spells(process)
-        later = bisect_right(spells, (end, inf))
-        return later > 0 and spells[later - 1][1] >= begin
+        """Whether something was wrong at that time: with this process, with all, or (None) with any."""
+        periods = self._periods(process)
+        later = bisect_right(periods, (end, inf))
+        return later > 0 and periods[later - 1][1] >= begin
 
-    def _spells(self, process: str | None) -> list[tuple[float, float]]:
-        """Begin and end of each time in which something was wrong, in order; none meets the next."""
+    def _periods(self, process: str | None) -> list[tuple[float, float]]:
+        """Begin and end of each period in which something was wrong, in order and without overlaps."""
         key = process, len(self.troubles)
-        if key not in self._known_spells:
-            spells: list[tuple[float, float]] = []
+        if key not in self._known_periods:
+            periods: list[tuple[float, float]] = []
             for trouble in sorted(self.troubles, key=lambda one: one.begin):
                 if process is None or trouble.process in (None, process):
-                    if spells and trouble.begin <= spells[-1][1]:
-                        spells[-1] = spells[-1][0], max(spells[-1][1], trouble.end)
+                    if periods and trouble.begin <= periods[-1][1]:
+                        periods[-1] = periods[-1][0], max(periods[-1][1], trouble.end)
                     else:
-                        spells.append((trouble.begin, trouble.end))
-            self._known_spells[key] = spells
-        return self._known_spells[key]
+                        periods.append((trouble.begin, trouble.end))
+            self._known_periods[key] = periods
+        return self._known_periods[key]
 
 
 def _got(section: Section) -> float:
@@ -267,7 +270,7 @@ def _held(section: Section) -> float:
 
 
 def _overlaps(history: History) -> Iterator[Violation]:
-    """No two hold at once, unless Redis forgot the first, or it seemed dead to one with its token; then it is told."""
+    """No two hold at once, unless Redis forgot the first, or it seemed dead to one with its token; then it was told."""
     for first, second, seconds in history.overlaps():
         forgotten = (
             history.forgot(first.asked, _got(second))
@@ -280,7 +283,7 @@ def _overlaps(history: History) -> Iterator[Violation]:
 
 
 def _fences(history: History) -> Iterator[Violation]:
-    """Fences grow strictly in the order of holding, and none is given twice."""
+    """Fences grow strictly in the order of holding, and none is used twice."""
     fences: dict[tuple[object, int], Section] = {}
     for section in history.obtained:
         other = fences.setdefault((history.counter(section.name), section.fence), section)
@@ -299,7 +302,7 @@ def _fences(history: History) -> Iterator[Violation]:
 
 
 def _order(history: History) -> Iterator[Violation]:
-    """Who asked first got the lock first, but for those who went on with a lock that somebody had left behind."""
+    """Whoever asked first got the lock first, except those that adopted a lock that somebody had left behind."""
     adopters = {id(second) for _, second in history.adoptions()}
     for sections in history.by_name(section for section in history.obtained if id(section) not in adopters):
         last: Section | None = None
@@ -313,7 +316,7 @@ def _order(history: History) -> Iterator[Violation]:
 
 
 def _ends(history: History) -> Iterator[Violation]:
-    """Every section ends, as it should: got in the end, or given up in time, or with a reason to fail."""
+    """Every section ends as it should: it got the lock, or gave up in time, or had a reason to fail."""
     for section in history.sections:
         if section.outcome == "" and section.process not in history.dead:
             yield Violation("forgotten", f"{section} asked at {section.asked}")
@@ -330,26 +333,28 @@ def _ends(history: History) -> Iterator[Violation]:
             yield Violation("error", str(section))
 
 
-def _robbed(history: History) -> Iterator[Violation]:
-    """Nobody loses a lock within the lease, unless Redis forgot it, or it seemed dead to one with its token."""
+def _lost_early(history: History) -> Iterator[Violation]:
+    """Nobody loses a lock within its lease, unless Redis forgot it, or the holder seemed dead to one with its token."""
     adopted = {id(first) for first, _ in history.adoptions()}
     for section in history.obtained:
         if id(section) in adopted:
             continue
         lost = section.told or (section.finished if section.outcome == "lost" else None)
-        # who was never sure of its lock had it granted at the end of its lease
+        # a holder that was never sure of its lock learned of the grant at the end of its lease
         if lost is None or section.held is None or lost >= section.held + section.left:
             continue
         if not history.forgot(section.asked, lost):
-            yield Violation("robbed", f"{section}, {section.held + section.left - lost:.3f} s before its lease ended")
+            yield Violation(
+                "lost_early", f"{section}, {section.held + section.left - lost:.3f} s before its lease ended"
+            )
 
 
-def _asleep(history: History) -> Iterator[Violation]:
-    """No lock lies free while somebody waits for it, with nothing wrong anywhere; nor for long when that is over."""
+def _left_free(history: History) -> Iterator[Violation]:
+    """No lock stays free while somebody waits for it, if nothing is wrong anywhere; nor for long once that is over."""
     for begin, end, name in history.gaps():
-        long = end - begin > ASLEEP and not history.troubled(begin, end)
+        long = end - begin > LEFT_FREE and not history.troubled(begin, end)
         if long or (end - begin > history.late and history.quiet(begin, end) > history.late):
-            yield Violation("asleep", f"nobody held {name} for {end - begin:.3f} s")
+            yield Violation("left_free", f"nobody held {name} for {end - begin:.3f} s")
 
 
-_CHECKS = (_overlaps, _fences, _order, _ends, _robbed, _asleep)
+_CHECKS = (_overlaps, _fences, _order, _ends, _lost_early, _left_free)

@@ -1,4 +1,4 @@
-"""The scripts with a fault put into them, each of which a run must find."""
+"""Scripts with a bug put into them (mutants). A run must find each of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from django_redislock.store.calls import Wanted
 
 
 class Mutant(NamedTuple):
-    """``changes``: what stands in the Lua files, and what is put there. ``found``: what shows, at least one of it.
+    """``changes``: texts in the Lua files, and their replacements. ``found``: violations, at least one of which must
+    show.
 
-    ``ttl``: seconds, where it needs another than the trials have. ``sections``: of each worker, within which it shows.
-    ``tokens_as_ids``: an attempt with a token has that as its id.
+    ``ttl``: seconds, if other than in the trials. ``sections``: how many each worker enters before it must have shown.
+    ``tokens_as_ids``: the token of an attempt, if it has one, is also its id.
     """
 
     changes: dict[str, str]
@@ -31,10 +32,10 @@ MUTANTS = {
         {"overlap"},
     ),
     "release compares no id": Mutant(
-        {"local held = value and string.sub(value, 1, #mine) == mine": "local held = value"}, {"overlap", "robbed"}
+        {"local held = value and string.sub(value, 1, #mine) == mine": "local held = value"}, {"overlap", "lost_early"}
     ),
     "a token is the id of every attempt": Mutant(
-        {}, {"overlap", "robbed", "asleep", "fence"}, sections=1000, tokens_as_ids=True
+        {}, {"overlap", "lost_early", "left_free", "fence"}, sections=1000, tokens_as_ids=True
     ),
     "no fence": Mutant({FENCE: "local fence = 1", "if last and last < fence then": "if true then"}, {"fence"}),
     "the fence is only the time in seconds": Mutant(
@@ -47,14 +48,14 @@ MUTANTS = {
     ),
     "whoever asks skips the queue": Mutant({"if id == me then": "if me then"}, {"order"}, sections=500),
     "release passes nothing on": Mutant(
-        {"return {held and 1 or 0, hand_on()}": "return {held and 1 or 0, 0}"}, {"asleep"}, ttl=3.0
-    ),  # by R5 somebody looks when the lease would have ended: with the TTL of the others, too early to tell for sure
+        {"return {held and 1 or 0, hand_on()}": "return {held and 1 or 0, 0}"}, {"left_free"}, ttl=3.0
+    ),  # by R5, somebody looks when the lease would have ended: with the TTL of the others, too early to be sure
     "a handoff is told and not granted": Mutant(
         {"local fence, since = grant(id, channel, 'h', lease, token, owner)": "local fence, since = next_fence()"},
         {"overlap"},
     ),
     "a handoff is granted and not told": Mutant(
-        {"tell(channel, 'g ' .. id": "tell('-', 'g ' .. id"}, {"asleep"}
+        {"tell(channel, 'g ' .. id": "tell('-', 'g ' .. id"}, {"left_free"}
     ),
     "whoever asks is told that it holds the lock": Mutant(
         {"if id == ARGV.id then return {ALREADY": "if id then return {ALREADY"}, {"overlap"}
@@ -69,7 +70,7 @@ MUTANTS = {
 
 
 def mutate(name: str | None) -> None:
-    """From now on, this process runs the scripts of the mutant (None: those that there are)."""
+    """From now on, this process runs the scripts of the mutant (None: the real ones)."""
     if name is None:
         return
     mutant = MUTANTS[name]
@@ -80,7 +81,7 @@ def mutate(name: str | None) -> None:
 
 
 def change_scripts(snippet: str, instead: str) -> None:
-    """Replace a part of the scripts, wherever it stands."""
+    """Replace a part of the scripts, wherever it occurs."""
     before = list(scripts._by_sha.values())
     patterns = [_as_loaded(script, snippet) for script in before]
     found = [(script, pattern) for script, pattern in zip(before, patterns, strict=True) if pattern in script.source]

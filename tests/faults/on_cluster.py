@@ -1,4 +1,4 @@
-"""What can go wrong with a Redis Cluster, done to a real one while workers use locks on all its masters.
+"""What can go wrong with a Redis Cluster, injected into a real one while workers use locks on all its masters.
 
 Each fault is one row of the documentation's table "What happens when" (docs/faults.rst).
 """
@@ -27,7 +27,7 @@ from tests.helpers.requirements import require
 from .faults import PATIENT, PROCESSES, SIT_OUT, TOLD, YES, Fault
 from .trial import Trial, alias
 
-SEEDS = 3  # nodes that the workers know from the start, and that stay
+SEEDS = 3  # nodes that the workers know from the start and that stay in the cluster
 HOLDS = [0.0] * 20 + [0.01] * 10 + [0.1] * 4 + [0.5] * 2 + [4.0]  # the last one outlasts a failover
 
 
@@ -42,14 +42,14 @@ class OnCluster(RedisServer):
 
     @staticmethod
     def counter(name: str) -> int:
-        """Fences grow in each tag for itself."""
+        """Each tag has its own counter of fences."""
         return tag_of(slot_text(name))
 
     def client(self, **options: Any) -> redis.Redis:
         return self.cluster.reachable()[0].client(**options)
 
     def masters(self) -> list[redis.Redis]:
-        """Clients of all that have slots."""
+        """Clients of all masters with slots."""
         return [node.client() for node in self.cluster.masters()]
 
 
@@ -68,13 +68,13 @@ def cluster_of(run: Trial) -> Cluster:
     return run.server.cluster
 
 
-# seconds: a process learns that a tag has moved when it uses one of its locks next, and until it is subscribed there,
+# seconds: a process learns that a tag has moved when it next uses one of its locks. Until it is subscribed there,
 # its waiters count as gone, and others overtake them
 SETTLED = 5.0
 
 
 def any_master(run: Trial) -> Node:
-    """One that has a replica."""
+    """A master that has a replica."""
     cluster = cluster_of(run)
     return run.random.choice([node for node in cluster.masters() if cluster.replicas_of(node)])
 
@@ -84,7 +84,7 @@ def any_master(run: Trial) -> Node:
 
 @contextmanager
 def failover_of(master: Node, run: Trial) -> Iterator[None]:
-    """The block does something to the master; then this waits until its replica has taken over."""
+    """The block injects a fault of the master; then this waits until its replica has taken over."""
     with run.trouble(forgets=True, after=SETTLED):
         yield
         cluster_of(run).wait_for_failover(master)
@@ -98,7 +98,7 @@ def kill_master(run: Trial) -> None:
 
 
 def kill_master_of_lagging_replica(run: Trial) -> None:
-    """Its replica had not heard the last it did for half a second."""
+    """Its replica has received nothing for the last half second."""
     cluster, master = cluster_of(run), any_master(run)
     (replica,) = cluster.replicas_of(master)
     with failover_of(master, run):
@@ -111,7 +111,7 @@ def kill_master_of_lagging_replica(run: Trial) -> None:
 
 
 def hang_master(run: Trial) -> None:
-    """It hangs until a replica has taken over, and then goes on with what it knew."""
+    """The master hangs until a replica has taken over, and then continues with its old state."""
     cluster, master = cluster_of(run), any_master(run)
     with run.trouble(forgets=True, after=SETTLED):
         cluster.pause(master)
@@ -120,7 +120,7 @@ def hang_master(run: Trial) -> None:
 
 
 def cut_off_master(run: Trial) -> None:
-    """The other nodes do not reach it, the workers do: it goes on until it takes itself for a minority."""
+    """The other nodes cannot reach it, but workers can: it goes on until it finds itself in the minority."""
     cluster, master = cluster_of(run), any_master(run)
     with failover_of(master, run):
         cluster.partition(master)
@@ -157,7 +157,7 @@ def move_slots(run: Trial) -> None:
 
 
 def change_nodes(run: Trial) -> None:
-    """A node comes and gets slots of all others; then it goes, and its slots before it."""
+    """A node joins and gets slots from all others; then it gives them back and leaves."""
     cluster = cluster_of(run)
     with run.trouble(after=SETTLED):
         joined = cluster.add_master()
@@ -178,7 +178,7 @@ def one_of_each_tag() -> list[str]:
     return list(found.values())
 
 
-# by a lease that has ended before the failover, no two can hold at once; by this one they can
+# two can hold at once only with a lease that outlasts the failover, as this one does
 LONG_TTL, LONG_HOLDS = 9.0, [0.0] * 4 + [0.1] * 2 + [8.0]
 ON_CLUSTER = [
     Fault("cluster: a master dies (``kill -9``)", kill_master, PATIENT, SIT_OUT, YES, server=on_cluster, holds=HOLDS),
@@ -204,7 +204,8 @@ ON_CLUSTER = [
 
 
 def strike_in_turn(run: Trial, seconds: float) -> Counter[str]:
-    """These faults in random order, with a rest after each, while processes are killed and stopped. How many."""
+    """Inject these faults in random order, with a rest after each, while processes are killed and stopped. Return how
+    many."""
     over, struck = threading.Event(), Counter[str]()
     chance = random.Random(run.random.random())
     end = monotonic() + seconds

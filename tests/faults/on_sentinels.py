@@ -1,4 +1,4 @@
-"""A master that dies under the eyes of three real sentinels, without and with replicas that acknowledge grants."""
+"""A master that dies while three real sentinels watch it, without and with replicas that acknowledge grants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .trial import Trial, eventually
 
 
 class OnSentinels(RedisServer):
-    """The master, as long as it is one, and ``group``. ``settings`` are those of the workers."""
+    """The current master, and the ``group``. ``settings`` are those of the workers."""
 
     def __init__(self, group: SentinelGroup, **settings: Any) -> None:
         self.__dict__ = {**group.servers[0].__dict__}
@@ -49,7 +49,7 @@ def kill_watched(run: Trial) -> None:
 
 
 def kill_watched_of_deaf_replicas(run: Trial) -> None:
-    """Its replicas had not heard the last it did for half a second."""
+    """Its replicas have received nothing for the last half second."""
     replace(run, deaf=True)
 
 
@@ -69,7 +69,8 @@ def replace(run: Trial, *, deaf: bool) -> None:
 
 
 def replace_unheard(group: SentinelGroup, meanwhile: Callable[[], object]) -> RedisServer:
-    """Kill the master and wait for the next, who has heard nothing of what was done ``meanwhile``. Returns the old."""
+    """Kill the master and wait for its successor, which has received nothing of ``meanwhile``. Return the old
+    master."""
     old = group.master_server()
     followers = [client for server, client in zip(group.servers, group.clients, strict=True) if server.port != old.port]
     for client in followers:  # a password that nobody asked for: the link stays down

@@ -1,7 +1,7 @@
-"""``REPLICAS``: how many grants that somebody believes are lost with a master, without and with it.
+"""Measures how many grants that a client believes in are lost with a master, with and without ``REPLICAS``.
 
-One server replicates another over a link that is late, as one between two places is. The master is killed while clients
-acquire locks, what was on the link dies with it, and the replica is promoted: then it either has a grant or has not.
+One server replicates another over a slow link, as between two data centres. The master is killed while clients
+acquire locks, what was on the link is lost with it, and the replica is promoted: it has a grant, or has not.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tests.helpers.waiting import until
 
 from .trial import alias
 
-LAG = 0.005  # seconds for which a piece of the stream is on its way, at least
+LAG = 0.005  # the least time in seconds that data takes over the link
 LOAD_FOR = 0.05  # seconds from the first grant to the death of the master
-ALONE, PAIRS = 4, 2  # threads that use locks of their own, and twos that hand one to and fro
+ALONE, PAIRS = 4, 2  # threads that use locks of their own, and pairs that hand one back and forth
 HELD_FOR = 0.002  # seconds, by those
 
 
 class Losses(NamedTuple):
     replicas: int
     failovers: int
-    believed: int  # grants, at the moments of death
+    believed: int  # grants that clients believed in when the master died
     lost: int
-    struck: int  # failovers that lost any
+    struck: int  # failovers that lost any of them
     takes: float  # seconds to acquire a free lock, the median
 
 
 class Linked:
-    """A master and its replica, which change places with each failover."""
+    """A master and its replica, which swap roles with each failover."""
 
     def __init__(self, stack: ExitStack, lag: float) -> None:
         options = {"repl_diskless_sync": "no"}  # with it, nothing is streamed for a second after a full sync
@@ -68,7 +68,7 @@ class Linked:
 
 
 class Client(threading.Thread):
-    """Acquires locks until none can be had any more: new ones that it keeps, or (shared) one that it hands on."""
+    """Acquires locks until Redis is gone: new ones that it keeps, or (shared) one that it hands on."""
 
     def __init__(self, label: str, over: threading.Event, *, shared: bool) -> None:
         super().__init__(daemon=True)
@@ -102,7 +102,7 @@ class Client(threading.Thread):
 
 
 def one_failover(linked: Linked) -> tuple[list[Client], list[str]]:
-    """The clients, and what they believe and the new master does not know."""
+    """Run the clients, and count the grants that they believe in and the new master does not have."""
     over = threading.Event()
     clients = [Client(f"alone {number}", over, shared=False) for number in range(ALONE)]
     clients += [Client(f"pair {number // 2}", over, shared=True) for number in range(2 * PAIRS)]
@@ -110,7 +110,7 @@ def one_failover(linked: Linked) -> tuple[list[Client], list[str]]:
         client.start()
     until(lambda: all(client.believed for client in clients[:ALONE]))
     sleep(LOAD_FOR)
-    over.set()  # who is about to give a lock back now keeps it: it is believed
+    over.set()  # a client that is about to release a lock now keeps it, and so believes in it
     linked.fail_over()
     for client in clients:
         client.join()

@@ -1,4 +1,4 @@
-"""What a handoff is worth when the clock of the server has jumped since the waiter last looked."""
+"""A handoff after a jump of the server's clock since the waiter last looked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.state import NAME, queued
 from .clock import Clock, server_with_clock
 
 
-def test_a_handoff_is_heard_when_the_clock_has_jumped_back(
+def test_a_handoff_is_accepted_when_the_clock_has_jumped_back(
     settings: Any,
     other: Callable[[], Other],
     eventually: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, no two hold a lock at once without being told, and everything goes on when it is over."""
+"""Whatever goes wrong, no two hold a lock at once without being told, and everything continues when it is over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .trial import Launcher, trial
 
 pytestmark = pytest.mark.complete
 
-# in the long form: so many faults at random, one after the other
+# for a longer run: how many random faults, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 
@@ -30,13 +30,13 @@ def test_a_fault_alone(fault: Fault, launcher: Launcher, bare_server: RedisServe
         run.obtained(3)
         assert run.finish() == []
         if fault.two == "no":
-            # whose token others have may be taken for dead, and is told
+            # a holder whose token others have may be considered dead, and is told
             history = run.history
             assert not [pair for pair in history.overlaps() if not history.adopted(pair[0], pair[1])]
 
 
 def test_faults_at_random(launcher: Launcher) -> None:
-    """One after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many of them."""
+    """One fault after the other, while processes are killed and stopped. REDISLOCK_TEST_FAULTS: how many."""
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_FAULTS={ROUNDS}")
     with redis_server() as server, trial(launcher, server, workers=3, proxied=[0, 1], seed=SEED) as run:
         strike_at_random(run, ROUNDS, rest=10)

@@ -1,4 +1,4 @@
-"""Where the lock is fenced no update is lost, whatever happens; and faults that are put into the fencing show."""
+"""No update is lost under a fenced lock, whatever happens; and bugs that are put into the fencing are found."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .trial import Launcher
 
 pytestmark = pytest.mark.complete
 
-# what shows of each
+# the violations that each of them causes
 FOUND = {
     "claim_nothing": {"lost", "unclaimed", "row"},
     "claim_after_the_first_read": {"lost"},
@@ -58,7 +58,7 @@ def test_no_update_is_lost(stage: Stage, database: dict[str, Any], bookers: Laun
 def until_lost(
     launcher: Launcher, server: RedisServer, database: dict[str, Any], way: str, mutant: str | None = None
 ) -> Figures:
-    """One run, or several: on a busy machine, whoever has not read yet may be taken for one that waits."""
+    """One run, or several: on a busy machine, a booker that has not read yet may be mistaken for one that waits."""
     for seed in range(5):
         found = book(launcher, server, database, way, [flush], seed=seed, mutant=mutant)
         if found.lost:
@@ -67,10 +67,10 @@ def until_lost(
 
 
 @pytest.mark.parametrize("mutant", FOUND)
-def test_a_fault_in_the_fencing_is_found(
+def test_a_bug_in_the_fencing_is_found(
     mutant: str, postgres: dict[str, Any], bookers: Launcher, bare_server: RedisServer
 ) -> None:
-    """Where a claim that is missing, or comes late, is made good by nothing else."""
+    """On databases where nothing else makes up for a claim that is missing or late."""
     found = until_lost(bookers, bare_server, postgres, "fenced", mutant)
     assert found.lost > 0
     assert kinds(found) >= FOUND[mutant]

@@ -1,4 +1,4 @@
-"""A soak tells what grows from what comes and goes."""
+"""The checks of a soak distinguish growth from variation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY = ["own memory, MB", "resident memory, MB"]
 
 @pytest.mark.complete
 @pytest.mark.parametrize(("leak", "found"), [(0, []), (40_000, MEMORY)])
-def test_workers_that_keep_something_of_each_section_are_found(
+def test_workers_that_keep_an_object_of_each_section_are_found(
     leak: int, found: list[str], launcher: Launcher, bare_server: RedisServer
 ) -> None:
     with trial(launcher, bare_server, spared=[0], leak=leak) as run:
@@ -25,21 +25,21 @@ def test_workers_that_keep_something_of_each_section_are_found(
 
 
 @pytest.mark.parametrize("what", BOUNDS)
-def test_what_grows_beyond_its_bound_leaks(what: str) -> None:
+def test_a_measure_that_grows_beyond_its_bound_is_a_leak(what: str) -> None:
     steps = range(10)
     assert not growth(what, [100 + BOUNDS[what] * step / 8 for step in steps]).leaks
     assert growth(what, [100 + (BOUNDS[what] + 1) * step / 6 for step in steps]).leaks
 
 
-def test_what_grows_at_first_and_not_later_does_not_leak() -> None:
+def test_growth_at_the_start_only_is_no_leak() -> None:
     assert not growth("threads", [1, 10, *[20] * 8]).leaks
 
 
-def test_what_comes_and_goes_does_not_leak() -> None:
+def test_variation_is_no_leak() -> None:
     assert not growth("threads", [9, 9, 9, 9, 9, 9, 99, 99, 99, 99, 9, 9, 99, 9, 9]).leaks
 
 
-def test_one_of_many_that_leaks_is_found() -> None:
+def test_one_leaking_process_among_many_is_found() -> None:
     watch = Watch()
     for number in range(10):
         for who, threads in (("p1", 5), ("p2", 5 + number), ("p3", 20 - number)):

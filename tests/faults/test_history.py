@@ -1,4 +1,4 @@
-"""The checker finds what is wrong with a history, and nothing where all is well."""
+"""The checker finds violations in a history, and none if all is well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from .history import History, Trouble
 
-# p1 holds from 1.0 to 2.0 with a lease to 11, p2 asks meanwhile, and holds from 2.1 on
+# p1 holds from 1.0 to 2.0 with a lease until 11; p2 asks meanwhile, and holds from 2.1 on
 FIRST = ["0.9 ask 1 seat None None", "1.0 got 1 100 None", "2.0 holds 1 9.0", "2.01 end 1 released"]
 SECOND = ["1.5 ask 1 seat None None", "2.1 got 1 200 150", "3.0 holds 1 9.0", "3.1 end 1 released"]
 
@@ -27,17 +27,18 @@ def kinds(*troubles: Trouble, dead: str = "", **processes: list[str]) -> list[st
 
 
 def changed(lines: list[str], **events: str) -> list[str]:
-    """The lines of these events replaced; empty: left out."""
+    """The history with the lines of these events replaced, or left out if empty."""
     lines = [events.get(line.split(" ")[1], line) for line in lines]
     return [line for line in lines if line]
 
 
-LATER = changed(FIRST, holds="2.5 holds 1 9.0", end="2.51 end 1 released")  # sure of its hold when p2 has it
+# still sure of its hold when p2 holds the lock
+LATER = changed(FIRST, holds="2.5 holds 1 9.0", end="2.51 end 1 released")
 LOST = changed(LATER, end="2.51 end 1 lost")
 FLUSH = Trouble(1.2, 1.3, forgets=True)
 
 
-def test_one_hold_after_the_other_is_well() -> None:
+def test_one_hold_after_the_other_is_no_violation() -> None:
     assert kinds(p1=FIRST, p2=SECOND) == []
 
 
@@ -78,18 +79,19 @@ def test_an_overlap_is_excused_where_the_release_was_repeated_and_cannot_know() 
 
 
 def test_an_overlap_is_not_excused_by_what_redis_forgot_before() -> None:
-    assert kinds(FLUSH._replace(begin=0.1, end=0.2), p1=LOST, p2=SECOND) == ["overlap", "robbed"]
+    assert kinds(FLUSH._replace(begin=0.1, end=0.2), p1=LOST, p2=SECOND) == ["overlap", "lost_early"]
 
 
 def test_an_overlap_is_not_excused_by_trouble_that_makes_redis_forget_nothing() -> None:
-    assert kinds(FLUSH._replace(forgets=False), p1=LOST, p2=SECOND) == ["overlap", "robbed"]
+    assert kinds(FLUSH._replace(forgets=False), p1=LOST, p2=SECOND) == ["overlap", "lost_early"]
 
 
 BEARER = ["1.9 ask 1 seat None t", "2.05 got 1 150 None", "2.06 end 1 interrupted"]
 
 
 def test_an_overlap_is_excused_where_a_bearer_of_the_same_token_came_between_and_the_first_was_left() -> None:
-    """It adopted what seemed to be left, and gave it back; that it held it may never have been written."""
+    """It adopted a lock that seemed to be left behind, and released it, perhaps before it could record that it held
+    it."""
     left = ["0.9 ask 1 seat None t", *changed(LATER, end="2.51 end 1 interrupted")[1:]]
     assert kinds(p1=left, p2=SECOND, p3=BEARER) == []
     assert kinds(p1=left, p2=SECOND, p3=[BEARER[0], BEARER[2]]) == []
@@ -111,7 +113,7 @@ def test_a_lower_fence_is_excused_where_a_bearer_of_the_same_token_came_between_
 def test_a_lock_granted_before_a_flush_and_entered_after_it_is_told_to_be_lost() -> None:
     late = ["0.9 ask 1 seat None None", "2.3 got 1 100 None", "2.5 holds 1 9.0", "2.6 end 1 lost"]
     assert kinds(FLUSH, p1=late, p2=SECOND) == []
-    assert kinds(p1=late, p2=SECOND) == ["overlap", "fence", "robbed"]
+    assert kinds(p1=late, p2=SECOND) == ["overlap", "fence", "lost_early"]
 
 
 def test_a_line_that_is_being_written_is_left_for_the_next_time(tmp_path: Path) -> None:
@@ -143,19 +145,19 @@ def test_a_fence_given_twice_is_found_under_whatever_name() -> None:
 THIRD = ["1.4 ask 1 seat None None", "3.2 got 1 300 140", "3.3 holds 1 9.0", "3.4 end 1 released"]
 
 
-def test_who_came_first_and_is_served_later_was_overtaken() -> None:
+def test_a_waiter_that_came_first_and_is_served_later_was_overtaken() -> None:
     assert kinds(p1=FIRST, p2=SECOND, p3=THIRD) == ["order"]
 
 
-def test_who_never_queued_overtakes_as_well() -> None:
+def test_a_caller_that_never_queued_can_overtake_as_well() -> None:
     assert kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 200 None"), p3=THIRD) == ["order"]
 
 
-def test_who_may_have_queued_unseen_did_not_overtake() -> None:
+def test_a_caller_that_may_have_queued_earlier_did_not_overtake() -> None:
     assert kinds(p1=FIRST, p2=changed(SECOND, got="2.1 got 1 200 0"), p3=THIRD) == []
 
 
-def test_whose_own_process_was_in_trouble_may_be_overtaken() -> None:
+def test_a_waiter_whose_process_was_in_trouble_may_be_overtaken() -> None:
     assert kinds(Trouble(1.5, 1.6, "p3"), p1=FIRST, p2=SECOND, p3=THIRD) == []
     assert kinds(Trouble(1.5, 1.6, "p2"), p1=FIRST, p2=SECOND, p3=THIRD) == ["order"]
     assert kinds(Trouble(1.0, 1.1, "p3"), p1=FIRST, p2=SECOND, p3=THIRD) == ["order"]
@@ -168,28 +170,28 @@ def test_a_process_that_did_not_run_for_a_while_was_in_trouble() -> None:
 WAITS = ["1.5 ask 1 seat None None"]
 
 
-def test_a_waiter_that_hears_nothing_is_forgotten() -> None:
+def test_a_waiter_that_never_gets_an_answer_was_forgotten() -> None:
     assert kinds(p1=FIRST, p2=WAITS) == ["forgotten"]
 
 
-def test_a_holder_that_never_ends_is_forgotten() -> None:
+def test_a_section_that_never_ends_was_forgotten() -> None:
     assert kinds(p1=changed(FIRST, end="")) == ["forgotten"]
 
 
-def test_the_dead_are_not_forgotten() -> None:
+def test_killed_processes_were_not_forgotten() -> None:
     assert kinds(p1=FIRST, p2=WAITS, dead="p2") == []
 
 
-def test_who_gives_up_in_time_is_well() -> None:
+def test_giving_up_in_time_is_no_violation() -> None:
     assert kinds(p1=["1.0 ask 1 seat 0.5 None", "1.5 end 1 timeout"]) == []
 
 
 @pytest.mark.parametrize("timeout", ["None", "0.6"])
-def test_who_is_refused_before_its_time_is_found(timeout: str) -> None:
+def test_a_timeout_before_its_time_is_found(timeout: str) -> None:
     assert kinds(p1=[f"1.0 ask 1 seat {timeout} None", "1.5 end 1 timeout"]) == ["early"]
 
 
-def test_redis_out_of_reach_needs_a_reason() -> None:
+def test_lock_unavailable_needs_a_reason() -> None:
     refused = ["1.0 ask 1 seat None None", "1.5 end 1 refused"]
     assert kinds(p1=refused) == ["refused"]
     assert kinds(Trouble(1.2, 1.3), p1=refused) == []
@@ -202,16 +204,16 @@ def test_a_release_that_fails_needs_a_reason() -> None:
     assert kinds(Trouble(2.2, 2.3, "p1"), p1=failed) == []
 
 
-def test_a_lock_lost_within_its_lease_was_robbed() -> None:
-    assert kinds(p1=changed(FIRST, end="2.5 end 1 lost")) == ["robbed"]
+def test_a_lock_lost_within_its_lease_was_lost_early() -> None:
+    assert kinds(p1=changed(FIRST, end="2.5 end 1 lost")) == ["lost_early"]
     assert kinds(FLUSH, p1=changed(FIRST, end="2.5 end 1 lost")) == []
 
 
-def test_a_holder_told_that_its_lock_is_lost_within_its_lease_was_robbed() -> None:
-    assert kinds(p1=[*FIRST[:3], "2.1 told 1", "2.5 end 1 lost"]) == ["robbed"]
+def test_a_holder_told_that_its_lock_is_lost_within_its_lease_was_lost_early() -> None:
+    assert kinds(p1=[*FIRST[:3], "2.1 told 1", "2.5 end 1 lost"]) == ["lost_early"]
 
 
-def test_a_lock_lost_when_its_lease_has_ended_is_well() -> None:
+def test_a_lock_lost_when_its_lease_has_ended_is_no_violation() -> None:
     assert kinds(p1=[*FIRST[:3], "11.0 told 1", "11.5 end 1 lost"]) == []
 
 
@@ -219,18 +221,18 @@ def test_an_unexpected_exception_is_an_error() -> None:
     assert kinds(p1=changed(FIRST, end="2.5 end 1 ValueError('no, this')")) == ["error"]
 
 
-def test_what_the_locks_log_as_an_error_is_one() -> None:
+def test_an_error_that_the_locks_log_is_a_violation() -> None:
     assert kinds(p1=[*FIRST, "3.0 failure event=watchdog-failed"]) == ["error"]
 
 
-def test_a_lock_that_lies_free_before_a_waiter_is_found() -> None:
+def test_a_lock_that_stays_free_though_somebody_waits_is_found() -> None:
     late = ["1.5 ask 1 seat None None", "4.1 got 1 200 150", "4.2 holds 1 9.0", "4.3 end 1 released"]
-    assert kinds(p1=FIRST, p2=late) == ["asleep"]
+    assert kinds(p1=FIRST, p2=late) == ["left_free"]
     assert history(p1=FIRST, p2=late).longest_gap() == pytest.approx(2.1)
     assert kinds(Trouble(3.0, 3.1, "p9"), p1=FIRST, p2=late) == []
 
 
-def test_a_free_lock_that_nobody_wants_is_well() -> None:
+def test_a_free_lock_that_nobody_wants_is_no_violation() -> None:
     late = ["4.0 ask 1 seat None None", "4.1 got 1 200 None", "4.2 holds 1 9.0", "4.3 end 1 released"]
     assert kinds(p1=FIRST, p2=late) == []
 
@@ -238,9 +240,9 @@ def test_a_free_lock_that_nobody_wants_is_well() -> None:
 WAITED = ["3.2 ask 1 seat None None", "20.0 got 1 300 250", "20.1 holds 1 9.0", "20.2 end 1 released"]
 
 
-def test_a_lock_that_lies_free_for_long_after_the_trouble_is_found() -> None:
+def test_a_lock_that_stays_free_for_long_after_the_trouble_is_found() -> None:
     assert kinds(Trouble(3.1, 15.0), p1=FIRST, p2=SECOND, p3=WAITED) == []
-    assert kinds(Trouble(3.1, 14.0), p1=FIRST, p2=SECOND, p3=WAITED) == ["asleep"]
+    assert kinds(Trouble(3.1, 14.0), p1=FIRST, p2=SECOND, p3=WAITED) == ["left_free"]
     assert kinds(Trouble(3.1, 9.0), Trouble(4.0, 5.0), Trouble(9.4, 15.0), p1=FIRST, p2=SECOND, p3=WAITED) == []
 
 

@@ -1,4 +1,4 @@
-"""Who acts in the tests: threads and tasks that take orders, and processes that only queue."""
+"""The actors of tests: threads and tasks that run what they are given, and processes that only queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENEROUS = 30  # seconds that nothing should take
 
 
 class Other:
-    """A thread that does what it is told, one thing after the other."""
+    """A thread that runs the calls it is given, one after the other."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class Other:
 
 
 class Actor:
-    """A task that does what it is told, one thing after the other. See Other."""
+    """A task that runs the calls it is given, one after the other. See Other."""
 
     def __init__(self) -> None:
         self._jobs: asyncio.Queue[tuple[asyncio.Future[Any], Callable[[], Awaitable[Any]]]] = asyncio.Queue()
@@ -87,10 +87,10 @@ class Actor:
 
 
 class Person(Protocol):
-    """A thread or a task that uses locks, told what to do by the test's own thread.
+    """A thread or a task that uses locks. The test's own thread tells it what to do.
 
-    ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its twin; ``start`` does not wait for
-    the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
+    ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
+    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
     """
 
     awaits: bool
@@ -161,7 +161,7 @@ class TaskPerson:
 
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
 
-    def end(self, within: float = GENEROUS) -> None:  # it is cancelled, which takes no time
+    def end(self, within: float = GENEROUS) -> None:  # cancelling takes no time
         self._in_loop(self._actor.end)
 
 
@@ -193,7 +193,8 @@ class Crowd:
         return person
 
     def close(self) -> None:
-        until = time.monotonic() + GENEROUS  # for all of them: where a test has failed, all may still wait
+        # in all, not for each: when a test has failed, all of them may still be waiting
+        until = time.monotonic() + GENEROUS
         for person in self._people:
             person.end(max(0.0, until - time.monotonic()))
         if self._loop is not None and self._thread is not None:
@@ -212,7 +213,7 @@ def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
 
 
 class Ghost:
-    """Another process, as Redis sees it: it queues (alive: its channel is heard), and then does nothing any more."""
+    """What looks like another process to Redis: it queues, and does nothing after that. ``alive``: it is subscribed."""
 
     def __init__(self, client: redis.Redis, *, alive: bool) -> None:
         self.client = client
@@ -223,7 +224,7 @@ class Ghost:
             assert self.pubsub.get_message(timeout=GENEROUS)
 
     def wanted(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> calls.Wanted:
-        """What an attempt of this process asks with."""
+        """The request of an attempt of this process."""
         keys = make_keys(self.backend.prefix, name)
         return calls.Wanted(self.backend, keys, name, id, ttl, **{"owner": "ghost", **more})
 
@@ -234,7 +235,7 @@ class Ghost:
         return run(calls.acquire(wanted, calls.QUEUED, ticket, until=float("inf"), by=None))
 
     def hear(self) -> list[str]:
-        """The words of the next message to this process."""
+        """The next message to this process, split into words."""
         message = self.pubsub.get_message(timeout=GENEROUS)
         assert message
         return str(message["data"].decode()).split()

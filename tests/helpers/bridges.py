@@ -1,4 +1,4 @@
-"""Sync code that tasks call, and what it is told of a lock."""
+"""Helpers for sync code that is called by tasks: how it is called, and whether it owns a lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ InThread = Callable[..., Awaitable[Any]]
 
 
 def settled(function: Callable[..., T]) -> Callable[..., T]:
-    """Called in a thread for a task of the running loop, it does not begin before the task has begun to wait for it."""
+    """When called in a thread for a task, ``call`` begins only after the task has begun to wait for it."""
     loop = asyncio.get_running_loop()
 
     @functools.wraps(function)
@@ -50,20 +50,20 @@ async def to_thread(function: Callable[..., T], *args: Any) -> T:
 
 
 def owns(lock: Lock) -> bool:
-    """Whether this thread or task owns the lock, by what the object says without asking Redis."""
+    """Whether this thread or task owns the lock, as far as the object can tell without asking Redis."""
     known = lock.token is not None, fence_of(lock) is not None
     assert len(set(known)) == 1
     return known[0]
 
 
 async def aowns(lock: Lock) -> bool:
-    """The same in a coroutine, where Redis has to agree."""
+    """The same in a coroutine; Redis must agree."""
     assert await lock.aowned() is owns(lock)
     return owns(lock)
 
 
 def refuses(lock: Lock) -> bool:
-    """Whether everything that needs the lock is refused here, as to somebody who never held it."""
+    """Whether all methods that need the lock are refused here, as if this caller had never held it."""
     for call in (lock.release, lambda: lock.extend(1), lock.reacquire, lock.detach, lock.check):
         with pytest.raises(LockNotOwned) as caught:
             call()

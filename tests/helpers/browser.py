@@ -1,4 +1,4 @@
-"""A real browser for the tests of the admin, and what they do with it."""
+"""A real browser for the tests of the admin, and helpers that drive it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .actors import GENEROUS
 from .requirements import MissingError, require
 
 LIST = "/admin/django_redislock/heldlock/"
-PICTURES = os.environ.get("REDISLOCK_PICTURES")  # a folder for screenshots, for people to look at
+PICTURES = os.environ.get("REDISLOCK_PICTURES")  # a folder for screenshots
 
 Visit = Callable[..., Page]
 Picture = Callable[..., None]
@@ -68,7 +68,7 @@ def browser() -> Iterator[Browser]:
 
 
 def finish_requests() -> None:
-    """Let the live server end what it does: a request that a page sent last must not meet an emptied database."""
+    """Let the live server finish: the last request of a page must not run after the database was emptied."""
     for thread in threading.enumerate():
         if "process_request_thread" in thread.name:
             thread.join(GENEROUS)
@@ -77,7 +77,7 @@ def finish_requests() -> None:
 
 @pytest.fixture
 def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
-    """Open a page as an administrator, or as one of the staff who has these permissions only."""
+    """Open a page as an administrator, or as a staff user with only these permissions."""
     contexts = []
     errors: list[str] = []
 
@@ -107,7 +107,7 @@ def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
 
 @pytest.fixture
 def picture() -> Picture:
-    """Take screenshots, light and dark, wide and narrow, where somebody wants them."""
+    """Take screenshots, light and dark, wide and narrow, if REDISLOCK_PICTURES is set."""
 
     def picture(page: Page, name: str) -> None:
         if PICTURES:

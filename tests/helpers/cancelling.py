@@ -1,4 +1,4 @@
-"""Interrupts coroutines at each of their awaits, and looks for what they leave behind."""
+"""Interrupts coroutines at each of their awaits, and checks that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .state import NAME, listener
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 
-TTL = 300  # the lease of a handoff lasts 100 s then: what goes on sooner, goes on because it was passed on
+TTL = 300  # a handoff's lease then lasts 100 s: a waiter that continues sooner does so because the lock was passed on
 
 
 # -- waiting for states ------------------------------------------------------------------------------------------------
@@ -54,12 +54,12 @@ async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) 
 
 
 def parked() -> bool:
-    """Whether a coroutine sleeps until it is told."""
+    """Whether a coroutine is waiting to be woken."""
     return any(isinstance(one, TaskWaiter) and one._parked for one in listener().waiters.of())
 
 
 def got_in_turn(name: str = NAME) -> bool:
-    """In a thread: wait for the lock and give it back."""
+    """In a thread, wait for the lock and release it."""
     with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
         return True
 
@@ -68,13 +68,13 @@ def got_in_turn(name: str = NAME) -> bool:
 
 
 def _ends_by_itself(client: redis.Redis, key: str) -> bool:
-    """The trace of a handoff (``!``) holds up nobody."""
+    """The trace of a handoff (``!``) expires by itself and delays nobody."""
     name = f"{state.PREFIX}{key}"
     return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
 
 
 def leftovers(client: redis.Redis) -> dict[str, Any]:
-    """What Redis, the listener, the watchdog and the event loop keep of those who are gone."""
+    """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
     backend, watchdog, waiters = get_backend(), runtime().watchdog, listener().waiters
     known = {
         "keys": [key for key in state.leftovers(client) if not _ends_by_itself(client, key)],
@@ -121,8 +121,8 @@ def _gated(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]
 class Interrupted(Awaitable[T]):
     """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended.
 
-    ``late``: not while it waits, but when that for which it waits has come and the task has not yet been resumed.
-    ``again``: and each time that it is suspended after that.
+    ``late``: cancel not while it waits, but when the result is there and the task has not been resumed yet.
+    ``again``: cancel it each time that it is suspended after that, too.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, *, late: bool = False, again: bool = False) -> None:
@@ -154,23 +154,23 @@ class Interrupted(Awaitable[T]):
         task = asyncio.current_task()
         assert task is not None
         if self.late and awaited is not None:
-            # called before the callback that resumes the task, which the task has yet to add
+            # runs before the callback that resumes the task, which the task has not added yet
             awaited.add_done_callback(lambda _: task.cancel())
         else:
             asyncio.get_running_loop().call_soon(task.cancel)
 
 
 class Closed(Exception):
-    """The coroutine was closed half way."""
+    """The coroutine was closed before its end."""
 
 
 class Closing(Interrupted[T]):
-    """Close the coroutine instead, at once: it sees a GeneratorExit and can await nothing any more."""
+    """Close the coroutine instead, at once: it gets GeneratorExit and cannot await anything any more."""
 
     def interrupt(self, awaited: Any) -> None:
         if awaited is not None:
             awaited._asyncio_future_blocking = False
-            awaited.cancel()  # else the loop would watch a socket that is closed
+            awaited.cancel()  # otherwise the loop would watch a closed socket
         self.coroutine.close()
         raise Closed
 
@@ -178,7 +178,7 @@ class Closing(Interrupted[T]):
 async def lives_on(
     lock: Lock, before: Operation, connect: Callable[[], Awaitable[None]], interrupted: Interrupted[None], keeps: bool
 ) -> bool:
-    """In a task of its own, do ``before`` and then what is interrupted; return whether it came to its end.
+    """In a task of its own, run ``before``, then the operation to interrupt; return whether that finished.
 
     ``keeps``: the lock is still held after an interruption.
     """

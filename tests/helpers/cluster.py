@@ -21,13 +21,13 @@ from .cluster_node import Node, find_cluster_server
 from .guard import Guard
 from .waiting import GENEROUS, until
 
-BY_ITSELF = 20.0  # seconds in which a cluster agrees again, as a rule
+BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
 
 
 class Cluster:
     """``options`` are those of redis.conf, for every node.
 
-    A ``partitionable`` one can be cut in two; its nodes speak to each other through proxies in this process.
+    A ``partitionable`` cluster can be split: its nodes speak to each other through proxies in this process.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Cluster:
         self._made = 0
         self._guard = Guard()
         self._cut_off: set[Node] = set()
-        self._deaf: set[Node] = set()  # replicas that may not follow their master
+        self._deaf: set[Node] = set()  # replicas that are kept from following their master
         self._moves: dict[int, tuple[Node, Node]] = {}
         try:
             for _ in range(masters * (1 + replicas)):
@@ -82,14 +82,14 @@ class Cluster:
             node.close()
         self._guard.close()
 
-    # what it looks like
+    # its state
 
     def reachable(self) -> list[Node]:
         """The nodes that run, and are not cut off."""
         return [node for node in self.nodes if node.process and not node.paused and node not in self._cut_off]
 
     def sees(self) -> dict[Node, Seen]:
-        """What the first node that can be reached knows of all nodes now."""
+        """What the first reachable node currently knows of all nodes."""
         seen = self.reachable()[0].sees()
         return {node: seen[node.id] for node in self.nodes if node.id in seen}
 
@@ -100,14 +100,14 @@ class Cluster:
         return [node for node, seen in self.sees().items() if seen.master == master.id and "fail" not in seen.flags]
 
     def owners(self) -> dict[int, Node]:
-        """Of every slot. A master that died owns its slots until the failover."""
+        """The owner of every slot. A master that died owns its slots until the failover."""
         return {slot: node for node, seen in self.sees().items() for slot in _slots(seen)}
 
     def owner_of(self, slot: int) -> Node:
         return self.owners()[slot]
 
     def is_ok(self) -> bool:
-        """Whether all nodes that can be reached see the same, each other, and a reachable owner of every slot; and no
+        """Whether all reachable nodes agree, see each other, and see a reachable owner for every slot; and no
         replica lags behind."""
         nodes = self.reachable()
         ids = {node.id for node in nodes}
@@ -126,7 +126,7 @@ class Cluster:
                     if views[0][node.id].master in ids
                 )
             )
-        except (redis.RedisError, KeyError):  # one has just gone, is loading, or has just changed its role
+        except (redis.RedisError, KeyError):  # a node has just gone, is loading, or has just changed its role
             return False
 
     def wait_until_ok(self) -> None:
@@ -145,9 +145,9 @@ class Cluster:
             raise AssertionError("\n".join([str(error), *seen])) from None
 
     def _fix(self) -> None:
-        """As ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to be nobody's.
+        """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.
 
-        A master of Redis 7.0 that took over just after a slot had moved may believe so for ever.
+        With Redis 7.0, a master that took over just after a slot had moved may believe that for ever.
         """
         views = {node: node.sees() for node in self.reachable()}
         owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
@@ -160,11 +160,11 @@ class Cluster:
     # faults: these do not wait
 
     def kill(self, node: Node) -> None:
-        """As a crash would."""
+        """Kill the node, as a crash would."""
         node.stop()
 
     def start(self, node: Node) -> None:
-        """Again, with what it knew of the cluster."""
+        """Start the node again, with what it knew of the cluster."""
         node.start()
         if node in self._deaf:
             self._deafen(node)
@@ -180,7 +180,8 @@ class Cluster:
         node.paused = False
 
     def partition(self, *minority: Node) -> None:
-        """Cut these off from the others; clients reach them all. A second partition replaces the first."""
+        """Cut these nodes off from the others; clients still reach all of them. A second partition replaces the
+        first."""
         assert self.partitionable, "make the cluster with partitionable=True"
         self.heal()
         sides = {node.id: node in minority for node in self.nodes}
@@ -194,7 +195,8 @@ class Cluster:
         self._cut_off = set(minority)
 
     def _deafen(self, replica: Node) -> None:
-        """This link does not pass the proxies: clients come to that port. A wrong password keeps the replica away."""
+        """Replication does not go through the proxies, but to the port for clients. A wrong password keeps the replica
+        away."""
         replica.ask("CONFIG", "SET", "masterauth", "wrong")
         replica.ask("CLIENT", "KILL", "TYPE", "master")
 
@@ -211,18 +213,19 @@ class Cluster:
     # failovers
 
     def wait_for_failover(self, old: Node) -> None:
-        """Until others own the slots of a master that was killed, paused or cut off."""
+        """Wait until others own the slots of a master that was killed, paused or cut off."""
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
 
     def failover(self, replica: Node, *how: str) -> None:
-        """Make it a master; ``how`` may be FORCE or TAKEOVER."""
+        """Make a replica a master; ``how`` may be FORCE or TAKEOVER."""
         asked = -math.inf
 
         def is_master() -> bool:
             nonlocal asked
             if "master" in replica.sees()[replica.id].flags:
                 return True
-            if time.monotonic() > asked + 6:  # it gives up after five seconds, and says so only in its log
+            # the replica gives up after five seconds, and reports that only in its log
+            if time.monotonic() > asked + 6:
                 asked = time.monotonic()
                 try:
                     replica.ask("CLUSTER", "FAILOVER", *how)
@@ -233,10 +236,10 @@ class Cluster:
         self._until(is_master)
         self.wait_until_ok()
 
-    # slots that move while clients use them, as redis-cli moves them
+    # slots that move while clients use them, the way redis-cli moves them
 
     def begin_move(self, *slots: int, to: Node) -> None:
-        """All of one master. From now on keys that it does not have are asked for at the new owner.
+        """Begin to move slots of one master. From now on, clients ask the new owner for keys that it does not have.
 
         A failover of that master before the move is finished closes it on its side, and Redis 7.0's new owner then
         believes that nobody owns the slots, until ``finish_move`` or for ever.
@@ -248,7 +251,7 @@ class Cluster:
         source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
 
     def migrate_keys(self, *slots: int) -> None:
-        """Of slots whose move has begun."""
+        """Move the keys of slots whose move has begun."""
         for slot in slots:
             source, target = self._moves[slot]
             password = source.options.get("requirepass")
@@ -257,15 +260,16 @@ class Cluster:
                 source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, *login, "KEYS", *keys)
 
     def finish_move(self, *slots: int) -> None:
-        """All of one move."""
+        """Finish a move."""
         ((source, target),) = {self._moves.pop(slot) for slot in slots}
         others = [node for node in self.masters() if node not in (source, target)]
-        # the target first: if it died in between, the slots would have no owner the other way round
+        # the target first: the other way round, the slots would have no owner if it died in between
         for node in (target, source, *others):
             try:
                 node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", target.id) for slot in slots])
             except (redis.ResponseError, redis.ConnectionError) as error:
-                # else it lost its last slot and is a replica now; Valkey then hangs up on whoever waits for an answer
+                # otherwise it lost its last slot and is a replica now; Valkey then closes connections that wait for a
+                # reply
                 if "only with masters" not in str(error) and "closed by server" not in str(error):
                     raise
         done = dict.fromkeys(slots, target)
@@ -276,10 +280,10 @@ class Cluster:
         self.migrate_keys(*slots)
         self.finish_move(*slots)
 
-    # nodes that come and go
+    # nodes that join and leave
 
     def add_master(self) -> Node:
-        """One that owns no slots yet."""
+        """Add a master, which owns no slots yet."""
         node = self._make()
         node.start()
         for other in self.reachable():
@@ -295,14 +299,15 @@ class Cluster:
         return node
 
     def remove(self, node: Node) -> None:
-        """Its slots go to the other masters before."""
+        """Remove a node; before that, its slots go to the other masters."""
         slots = [slot for slot, owner in self.owners().items() if owner is node]
         others = [other for other in self.masters() if other is not node]
         share = math.ceil(len(slots) / len(others))
         for number, other in enumerate(others):
             if some := slots[number * share : (number + 1) * share]:
                 self.move(*some, to=other)
-        self._until(lambda: not self.replicas_of(node))  # they follow the slots, and a replica cannot forget its master
+        # the replicas follow the slots; a replica cannot forget its master
+        self._until(lambda: not self.replicas_of(node))
         self.nodes.remove(node)
         for other in self.reachable():
             other.ask("CLUSTER", "FORGET", node.id)
@@ -316,7 +321,7 @@ def _slots(seen: Seen) -> Iterator[int]:
 
 @contextmanager
 def redis_cluster(**options: Any) -> Iterator[Cluster]:
-    """A cluster for the time of a block."""
+    """Run a cluster for the duration of a block."""
     cluster = Cluster(**options)
     try:
         yield cluster

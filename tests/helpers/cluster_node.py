@@ -22,7 +22,7 @@ def find_cluster_server() -> str:
 
 
 class Node(ClusterNode):
-    """One node. With ``number``, its bus is behind a proxy, and its own connections come from an own address."""
+    """One node. With ``number``, its bus is behind a proxy, and its connections come from an address of its own."""
 
     def __init__(self, executable: str, number: int | None, **options: Any) -> None:
         self.address = "" if number is None else f"127.0.0.{number + 2}"
@@ -31,7 +31,7 @@ class Node(ClusterNode):
         super().__init__(executable, **options)
         if self.address:
             self.options["bind-source-addr"] = self.address
-            self.options["protected-mode"] = "no"  # it takes no other address for one of this machine
+            self.options["protected-mode"] = "no"  # it does not count other addresses as those of this machine
 
     def take_ports(self) -> None:
         super().take_ports()
@@ -57,7 +57,7 @@ class Node(ClusterNode):
             self.proxy.close()
 
     def ask_all(self, commands: list[tuple[str | int, ...]]) -> None:
-        """At once: a node writes its nodes.conf once for all of them."""
+        """Send several commands at once, so that the node writes nodes.conf only once."""
         with self._asking.pipeline(transaction=False) as pipeline:
             for words in commands:
                 pipeline.execute_command(*words)

@@ -1,4 +1,4 @@
-"""Databases of the tests' own: an account with a balance, and who holds which lock at the moment of COMMIT."""
+"""Databases for tests: an account with a balance, and which locks are held at the moment of COMMIT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS: dict[str, dict[str, Any]] = {
 
 
 class Account:
-    """One row with a number, read and written by whatever connection the calling thread has."""
+    """One row with a number, read and written over the connection of the calling thread."""
 
     def __init__(self, alias: str, number: int = 1) -> None:
         self.alias = alias
@@ -47,18 +47,18 @@ class Account:
             cursor.execute("UPDATE account SET balance = %s WHERE id = %s", [value, self.number])
 
     def book(self) -> int:
-        """Read, add one, write: two at once lose one of their updates."""
+        """Read, add one, write. When two do so at once, one update is lost."""
         self.balance = balance = self.balance + 1
         return balance
 
 
 def at_level(options: dict[str, Any], level: str) -> dict[str, Any]:
-    """The entry for DATABASES with what one of the LEVELS needs."""
+    """The entry for DATABASES with the options for one of the LEVELS."""
     return {**options, "OPTIONS": {**options.get("OPTIONS", {}), **LEVELS[level]}}
 
 
 def sqlite_file(folder: Path) -> dict[str, Any]:
-    """The entry for a file of its own, in which readers see the last commit while somebody writes."""
+    """The DATABASES entry for a new file, in which readers see the last commit while somebody writes."""
     options = {"timeout": 20, "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF"}
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "tests.sqlite3"), "OPTIONS": options}
 
@@ -69,7 +69,7 @@ def configure(alias: str, options: dict[str, Any]) -> None:
 
 @contextmanager
 def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iterator[Account]:
-    """Put a database under an alias, with a new table; what was there before comes back at the end."""
+    """Put a database with a new table under an alias; the previous database comes back at the end."""
     before = connections.settings.get(alias)
     kept = connections[alias] if before is not None else None
     if kept is not None:
@@ -94,7 +94,7 @@ def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iter
 
 @contextmanager
 def with_fences(alias: str) -> Iterator[None]:
-    """The table of fences is in this database, and empty."""
+    """Create an empty table of fences in this database."""
     with connections[alias].schema_editor() as editor:
         if Fence._meta.db_table in connections[alias].introspection.table_names():
             editor.delete_model(Fence)

@@ -17,7 +17,7 @@ def page(name: str) -> str:
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
-    """The code blocks in this language, in lists too."""
+    """The code blocks in this language, including those inside lists."""
     found = re.findall(rf"^( *)\.\. code-block:: {language}\n\n((?:\1    .*\n|\n)+)", text, re.M)
     return [dedent(block) for _, block in found]
 

@@ -1,12 +1,12 @@
-"""Ends servers whose tests have died before they could: kill -9 of a test run must leave no cluster behind."""
+"""Ends servers whose tests died before they could end them: kill -9 of a test run must leave no cluster behind."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-# Not PR_SET_PDEATHSIG: it ends the servers with the *thread* that started them. And servers are known by the folder in
-# which they run, because the number of one that has ended may belong to a stranger. (Without /proc it only removes.)
+# PR_SET_PDEATHSIG would end the servers with the *thread* that started them. Servers are recognized by the folder in
+# which they run, because their process id may have been reused. (Without /proc, this only removes folders.)
 SCRIPT = """
 while read -r folder; do set -- "$@" "$folder"; done
 for folder; do
@@ -23,10 +23,10 @@ rm -rf "$@"
 
 
 class Guard:
-    """A shell that waits for the end of this process; what is left of the watched folders then, it clears away."""
+    """A shell that waits for this process to end, then ends the servers in the watched folders and removes those."""
 
     def __init__(self) -> None:
-        # in a session of its own, or Ctrl+C would end it before the servers
+        # in a session of its own, or Ctrl-C would end it before the servers
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", SCRIPT], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )

@@ -1,7 +1,7 @@
-"""Raises where the interpreter runs signal handlers, at one place after the other.
+"""Raises exceptions where the interpreter runs signal handlers, at one place after the other.
 
-CPython looks for them when a function begins, after a call has returned, and when a loop jumps back. So does an
-exception that another thread sends (PyThreadState_SetAsyncExc): time limits of task queues work in these two ways.
+CPython runs them when a function begins, after a call has returned, and when a loop jumps back. The same holds for an
+exception that another thread sends (PyThreadState_SetAsyncExc). Time limits of task queues use either way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Interrupt(BaseException):
-    """What a signal handler raises."""
+    """The exception that a signal handler raises."""
 
 
 @contextmanager
@@ -38,19 +38,19 @@ def interrupted_in(function: Any) -> Iterator[None]:
 class Interrupter:
     """Runs a function and raises Interrupt at the ``place``-th of these places (None: nowhere, only counts them).
 
-    Those in files that ``where`` says are counted, and not those in finalizers, whose exceptions Python swallows.
+    Only places in files that ``where`` accepts count, except those in finalizers, whose exceptions Python swallows.
     """
 
     def __init__(self, where: Callable[[str], bool], place: int | None = None) -> None:
         self.places = 0
-        self.struck = ""  # where, for people
+        self.struck = ""  # where it raised, for messages
         self._where = where
         self._place = place
-        self._before: dict[int, str] = {}  # instructions, by the ids of frames: the frames must not live on here
+        self._before: dict[int, str] = {}  # instructions by ids of frames, since this must not keep the frames alive
 
     def run(self, function: Callable[[], Any]) -> Any:
         before = sys.gettrace()
-        sys._getframe().f_trace_opcodes = True  # else Python 3.12 has none to tell of, the first time
+        sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes the first time
         sys.settrace(self._enter)
         try:
             return function()

@@ -1,4 +1,4 @@
-"""For the tests of listing, in Python and in the admin: locks that somebody else has spoilt, locks on several aliases,
+"""For the tests of lists, in Python and in the admin: locks whose keys others have changed, locks on several aliases,
 and what a list costs."""
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from .state import INDEX, PREFIX, put
 
 @pytest.fixture
 def endless(client: redis.Redis, eventually: Callable[..., Any]) -> None:
-    """Two locks that never end, and a sound one: the first was ours, the second never was."""
+    """Two locks that never expire (the first was once ours, the second never was), and an intact one."""
     put(client, "persisted", owner="web-1", ttl=1)
     client.persist(f"{PREFIX}lock:persisted")
     client.set(f"{PREFIX}lock:foreign", "<b>of somebody else</b>")
-    assert not Lock("foreign").acquire(blocking=False)  # somebody of ours wants it
+    assert not Lock("foreign").acquire(blocking=False)  # one of our attempts queues for it
     put(client, "sound")
     eventually(lambda: (client.zscore(INDEX, "persisted") or 0.0) < server_time(client))
 
 
 @pytest.fixture
 def two_aliases(settings: Any, server: RedisServer) -> None:
-    """Locks are on ``locks``, and those of ``cache.lock()`` on ``default``; ``again`` is the same place as that."""
+    """Locks are on ``locks``, and those of ``cache.lock()`` on ``default``; ``again`` leads to the same Redis as
+    ``default``."""
     mine = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": server.url}
     locks = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"redis://127.0.0.1:{server.port}/1"}
     settings.CACHES = {"default": mine, "again": {**mine, "VERSION": 2}, "locks": locks}
@@ -40,7 +41,7 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 
 @pytest.fixture
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of commands of each round trip of this process's threads."""
+    """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
     exchange = Place.exchange
 
@@ -53,7 +54,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def put_member(client: redis.Redis, pool: str, member: str, *, ttl: int | None = 60) -> None:
-    """A held member of a pool, as the scripts write it; ``ttl`` None: it never ends."""
+    """A held member of a pool, as the scripts write it; with ``ttl`` None, it never expires."""
     now = server_time(client)
     value = f"{'t' * 22} channel c {now} {now} - host:1:Main"
     client.hset(f"{PREFIX}held:pool:{pool}:", member, value)

@@ -1,4 +1,4 @@
-"""A private MariaDB on a unix socket, for the time of the tests. Nothing outside of it is touched."""
+"""A private MariaDB on a unix socket, for the duration of the tests. Nothing outside of it is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pymysql.install_as_MySQLdb()
 
 
 def find_server() -> tuple[str, str]:
-    """The programs that make a data directory, and that serve it."""
+    """The programs that create a data directory, and that serve it."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     install, server = (shutil.which(name, path=path) for name in ("mariadb-install-db", "mariadbd"))
     if install is None or server is None:
@@ -34,13 +34,13 @@ def find_server() -> tuple[str, str]:
 
 @contextmanager
 def mariadb_server(programs: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """A running server; gives the entry for DATABASES."""
+    """A running server; yields the entry for DATABASES."""
     install, serve = programs
     folder = Path(tempfile.mkdtemp(prefix="redislock-my-"))
     user = pwd.getpwuid(os.geteuid()).pw_name
     log, socket, data = folder / "log", folder / "socket", folder / "data"
     server: subprocess.Popen[Any] | None = None
-    # a folder of its own for temporary tables: several that start at once would remove each other's
+    # a folder of its own for temporary tables: servers that start at once would remove each other's
     common = ["--no-defaults", f"--datadir={data}", f"--tmpdir={folder}", f"--user={user}"]
     common += ["--innodb-buffer-pool-size=16M"]
     try:
@@ -52,7 +52,7 @@ def mariadb_server(programs: tuple[str, str]) -> Iterator[dict[str, Any]]:
             command += ["--max-connections=300", "--innodb-flush-log-at-trx-commit=0", "--skip-grant-tables"]
             server = subprocess.Popen(command, **options)
         deadline = time.monotonic() + 60
-        while not socket.exists():  # it is made when everything else stands
+        while not socket.exists():  # it is created when everything else is ready
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"MariaDB did not start:\n{log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.05)

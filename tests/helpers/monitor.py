@@ -1,4 +1,4 @@
-"""Every command that a server runs, those of scripts too: by MONITOR."""
+"""Records every command that a server runs, including those inside scripts, with MONITOR."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 class Monitor:
-    """Sees what happens on the server from now on."""
+    """Records what happens on the server from now on."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -41,7 +41,7 @@ class Monitor:
         assert self._lines.readline() == b"+OK\r\n"
 
     def seen(self) -> Iterator[Seen]:
-        """What has happened since the last call, in order; the commands of a script come behind the call of it."""
+        """What has happened since the last call, in order; the commands of a script follow the call of the script."""
         with self._server.client() as client:
             client.echo("the end")
         for line in iter(self._lines.readline, b""):
@@ -53,7 +53,7 @@ class Monitor:
             yield seen
 
     def scripts(self) -> Iterator[tuple[Seen, list[Seen]]]:
-        """Each call of a script since the last call, with the commands that it has run."""
+        """Each script call since the last call, with the commands that the script ran."""
         call: Seen | None = None
         inner: list[Seen] = []
         for seen in self.seen():
@@ -72,7 +72,7 @@ class Monitor:
 
 
 class Touched:
-    """Which keys commands touch, by what the server says of them."""
+    """Which keys commands touch, according to the server."""
 
     def __init__(self, server: RedisServer) -> None:
         self._connection = redis.Connection(port=server.port, protocol=2)

@@ -1,4 +1,4 @@
-"""The main operations on locks, pools and values, by several people; every script of ours runs."""
+"""The main operations on locks, pools and values, by several threads or tasks; they run every script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Eventually = Callable[..., Any]
 
 
 def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
-    """Each of these locks is taken, queued for, polled for, renewed, handed over, adopted, seized and forced."""
+    """Acquire, queue, poll, renew, hand over, adopt, seize and force-release each of these locks."""
     me, you, third = crowd(), crowd(), crowd()
     for name in names:
         lock, following = Lock(name, ttl=60), Lock(name, ttl=60, note="for people")
@@ -91,7 +91,7 @@ def clear_all(crowd: Crowd) -> None:
 
 
 def meet_the_dead(name: str) -> None:
-    """Waiters that are gone, that poll, or that stand still; an attempt that was given up; a lock that has ended."""
+    """Waiters that are gone, poll or are paused; an attempt that was given up; a lock that has expired."""
     backend = get_backend()
     keys = make_keys(backend.prefix, name)
 

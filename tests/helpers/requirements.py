@@ -1,6 +1,6 @@
-"""What tests need of the machine. Without it they are skipped, and one line at the end of the run says so.
+"""Programs that tests need from the machine. Without them, tests are skipped, and a line at the end of the run says so.
 
-Where the environment variable ``CI`` is set, nothing may be missing: they fail.
+If the environment variable ``CI`` is set, nothing may be missing: the tests fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MissingError(RuntimeError):
 
 
 def require(find: Callable[[], Found]) -> Found:
-    """What ``find`` finds; else the test is skipped, or fails in CI."""
+    """Return what ``find`` finds; if it finds nothing, skip the test, or fail it in CI."""
     try:
         return find()
     except MissingError as missing:
@@ -38,13 +38,13 @@ def require(find: Callable[[], Found]) -> Found:
 
 
 def left_out(reasons: Iterable[str]) -> str:
-    """The line for the end of a run with tests that were skipped for these reasons; empty if nothing was missing."""
+    """The last line of a run whose tests were skipped for these reasons; empty if nothing was missing."""
     missing = Counter(reason.partition(_MARK)[2] for reason in reasons if _MARK in reason)
     parts = [f"{count} test{'s that need' if count > 1 else ' that needs'} {what}" for what, count in missing.items()]
     return f"Left out: {'; '.join(parts)}." if parts else ""
 
 
 def wheel_folder(package: str) -> Path | None:
-    """Where an installed package is; it is not imported."""
+    """The folder of an installed package, which is not imported."""
     spec = find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin is not None else None

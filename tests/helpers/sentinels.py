@@ -21,12 +21,13 @@ from .guard import Guard
 from .waiting import GENEROUS, until
 
 HOST = "127.0.0.1"
-NAME = "tickets"  # of the master, for the sentinels
+NAME = "tickets"  # of the master, as the sentinels know it
 # ms. They find each other and the replicas, and demote an old master, within seconds instead of ten. But not too soon:
 # after four PUBLISH-PERIODs sentinels undo a promotion of which its leader has not told them; and they promote only
 # what has sent its INFO, which comes once a second then, in the last five PING-PERIODs
 PERIODS = ("INFO-PERIOD", "100", "PING-PERIOD", "300", "PUBLISH-PERIOD", "500")
-APART = 200  # ms between the sentinels' beliefs that a server is dead; if all had it at once, each would elect itself
+# ms between the moments when sentinels consider a server dead; if it were the same one, each would elect itself
+APART = 200
 
 
 class SentinelServer(RedisServer):
@@ -91,7 +92,7 @@ class SentinelGroup:
                 server.start()
             for client in self.clients[1:]:
                 client.replicaof(HOST, str(port))
-            # a sentinel that starts sooner takes a while to see that the links are up
+            # a sentinel that starts earlier takes a while to see that the links are up
             until(lambda: all(client.info("replication")["master_link_status"] == "up" for client in self.clients[1:]))
             for sentinel in self.sentinels:
                 sentinel.start()
@@ -109,12 +110,12 @@ class SentinelGroup:
 
     @property
     def sentinel_addresses(self) -> list[tuple[str, int]]:
-        """Of those that run."""
+        """The addresses of the sentinels that run."""
         return [(HOST, sentinel.port) for sentinel in self.sentinels if sentinel.process]
 
     def master_address(self) -> tuple[str, int]:
-        """As the first sentinel that runs says."""
-        # not by the methods for one name: those of redis-py 6 fail on a plain client
+        """The master's address, according to the first sentinel that runs."""
+        # not with the methods for one name: redis-py 6's fail on a plain client
         address: Any = self._asked()[0].execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return address[0].decode(), int(address[1])
 
@@ -138,14 +139,15 @@ class SentinelGroup:
                 and clients[port].info("replication")["role"] == "master"
                 and all(self._good_replicas(client) >= running - {port} for client in self._asked())
             )
-        except (redis.RedisError, KeyError):  # one has just gone, or has not heard of all
+        except (redis.RedisError, KeyError):  # a server has just gone, or a sentinel does not know all of them yet
             return False
 
     def wait_until_ok(self) -> None:
         until(self.is_ok)
 
     def kill_master(self) -> RedisServer:
-        """As a crash would; this does not wait. Its ``start()`` lets it come back, as a replica in the end."""
+        """Kill the master, as a crash would, without waiting. Its ``start()`` brings it back, in the end as a
+        replica."""
         server = self.master_server()
         server.stop()
         return server
@@ -161,8 +163,8 @@ class SentinelGroup:
         self.wait_for_failover(old)
 
     def promote(self, within: float = GENEROUS) -> None:
-        """The same, but the first sentinel's word is enough. One that finds its servers slow, on a busy machine, gives
-        up on what it was asked to do: it is asked again."""
+        """The same, but only the first sentinel has to agree. On a busy machine, a sentinel that finds its servers slow
+        gives up the failover; then it is asked again."""
         old, asked = self.master_server(), -math.inf
 
         def is_over() -> bool:
@@ -174,13 +176,13 @@ class SentinelGroup:
                 try:
                     self._asked()[0].sentinel_failover(NAME)
                 except redis.ResponseError:
-                    pass  # it still tries, or sees no good replica at this moment
+                    pass  # it is still trying, or sees no good replica at the moment
             return False
 
         until(is_over, within)
 
     def wait_for_it(self, seconds: float) -> None:
-        """The first sentinel believes that a server is dead that has not answered for so long, the next ones later."""
+        """Set after how long the first sentinel considers a silent server dead; the next ones do so later."""
         for number, client in enumerate(self._asked()):
             client.sentinel_set(NAME, "down-after-milliseconds", round(seconds * 1000) + APART * number)
 
@@ -197,7 +199,7 @@ class SentinelGroup:
 
 @contextmanager
 def redis_sentinels(**options: Any) -> Iterator[SentinelGroup]:
-    """A group for the time of a block."""
+    """Run a group for the duration of a block."""
     group = SentinelGroup(**options)
     try:
         yield group

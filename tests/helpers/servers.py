@@ -1,4 +1,4 @@
-"""Handlers that run views for real: a WSGI server with a thread per request, uvicorn, and Django's two test clients."""
+"""Servers that run views for real: a WSGI server with a thread per request, uvicorn, and Django's two test clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.test import AsyncClient, Client
 
 from tests.helpers.actors import GENEROUS
 
-# what Django leaves open when a client goes or a stream raises, and its asynchronous test client at any time
+# what Django leaves open when a client disconnects or a stream raises, and its async test client always
 LEFT_OPEN = pytest.mark.filterwarnings(
     r"ignore:Exception ignored [^<]+<(function (SpooledTemporaryFile|BaseConnection)\.__del__|sqlite3\.Connection)"
     ":pytest.PytestUnraisableExceptionWarning"
@@ -35,7 +35,7 @@ class _Server(ThreadedWSGIServer):
     request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that has gone, or an error that the test wants
+        pass  # the client has disconnected, or the test wants this error
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -49,7 +49,7 @@ class Web:
     port = 0
 
     def is_idle(self) -> bool:
-        """Whether it has seen that no client is there any more (a WSGI server does not look)."""
+        """Whether the server has noticed that no client is connected any more (a WSGI server does not notice)."""
         return True
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:

@@ -1,4 +1,4 @@
-"""A site that books on accounts, with ``locked_view`` in every place where it may stand."""
+"""A site that books on accounts, with ``locked_view`` in every place where it can be used."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.helpers.state import leases
 
 
 class Gate:
-    """Where a view waits until the test lets it go on."""
+    """A place where a view waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -40,11 +40,11 @@ class Gate:
         assert self.go_on.wait(GENEROUS)
 
 
-gates: dict[str, Callable[[], object]] = {}  # by what stands behind ?gate=
+gates: dict[str, Callable[[], object]] = {}  # by the value of ?gate=
 
 
 def names() -> str:
-    """Of the locks that are held."""
+    """The names of the held locks."""
     return ",".join(lock.name for lock in list_locks())
 
 
@@ -54,7 +54,7 @@ async def anames() -> str:
 
 
 def work(request: Any) -> str:
-    """Book one; then what the query string asks for. Return the names of the locks that are held."""
+    """Book one, then do what the query string asks for. Return the names of the held locks."""
     Account("default").book()
     held = names()
     if "gate" in request.GET:
@@ -204,7 +204,7 @@ def read_with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 
 def with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """What sites do that know no better."""
+    """What sites do without this package."""
     with caches["cache-lock"].lock(f"account:{pk}", timeout=GENEROUS):  # type: ignore[attr-defined]
         balance = Account("default").book()
     return HttpResponse(str(balance))
@@ -230,7 +230,7 @@ async def aparts(request: Any) -> AsyncIterator[str]:
         yield f"{await anames()};"
         while "endless" in request.GET:
             yield "x" * 65536
-            await asyncio.sleep(0)  # uvicorn does not wait for clients that have gone
+            await asyncio.sleep(0)  # uvicorn does not wait for clients that have disconnected
         if "raise" in request.GET:
             raise ZeroDivisionError
         yield f"{await anames()};"
@@ -284,7 +284,7 @@ class ShortMethod(View):
 
 
 def lose(request: HttpRequest) -> HttpResponseBase:
-    """The lock is taken away while the view works."""
+    """Force-release the lock while the view runs."""
     Account("default").book()
     (lease,) = leases()
     force_release(lease.name)
@@ -342,7 +342,7 @@ class AsyncHidden(AsyncOnDispatch):
 
 
 def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """Does what some do to responses."""
+    """Middleware that changes responses as some real ones do."""
 
     def handle(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
@@ -362,7 +362,7 @@ LOCKED_INSIDE = {  # the lock begins before the transaction
     "set-dispatch": SetOnDispatch.as_view({"get": "retrieve"}),
     "above-api-view": above_api_view,
 }
-LOCKED_LATE = {  # Django began before the lock
+LOCKED_LATE = {  # Django began the transaction before the lock
     "mark-lost": MarkLost.as_view(),
     "one-method": OneMethod.as_view(),
     "rest-one-method": RestOneMethod.as_view(),

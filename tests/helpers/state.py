@@ -1,4 +1,4 @@
-"""What Redis holds of locks, and this process: looked at from outside, and from inside."""
+"""Reads the state of locks, in Redis (from outside) and in this process (from inside)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = "a-token-that-the-tests-know"
 
 
 def fence_of(lock: Lock) -> int | None:
-    """The fence of a lock; None where this thread or task does not hold it."""
+    """The fence of a lock; None if this thread or task does not hold it."""
     try:
         return lock.fence
     except LockNotOwned:
@@ -59,36 +59,36 @@ def put(
 
 
 def value(client: redis.Redis, name: str = NAME) -> list[str]:
-    """The words of a lock's value; empty when nobody holds it."""
+    """The value of a lock, split into words; empty when nobody holds it."""
     found = client.get(make_keys(PREFIX, name).lock)
     return found.decode().split(" ") if isinstance(found, bytes) else []
 
 
 def holder(client: redis.Redis, name: str = NAME) -> str:
-    """The id of the attempt that holds the lock in Redis; empty when nobody does."""
+    """The id of the attempt that holds the lock in Redis; empty if nobody holds it."""
     return (value(client, name) or [""])[0]
 
 
 def flag(client: redis.Redis, name: str = NAME) -> str:
-    """c: the lock was taken or is confirmed, h: it was handed over, d: detached; empty when nobody holds it."""
+    """c: acquired or confirmed, h: handed over, d: detached; empty if nobody holds the lock."""
     return (value(client, name) or ["", "", ""])[2]
 
 
 def queued(client: redis.Redis, name: str = NAME) -> int:
-    """How many wait, by whichever key has more of them."""
+    """How many wait, according to whichever key has more entries."""
     keys = make_keys(PREFIX, name)
     marks = sum(bool(client.hexists(keys.all[2], field)) for field in "!?")
     return max(int(client.zcard(keys.queue)), int(client.hlen(keys.all[2])) - marks)
 
 
 def leftovers(client: redis.Redis) -> list[str]:
-    """The keys of locks, but for those that are meant to stay, or to end by themselves."""
+    """The keys of locks, except those that are meant to stay or that expire by themselves."""
     keys = sorted(key.decode().removeprefix(PREFIX) for key in client.scan_iter())
     return [key for key in keys if key != "fence" and not key.startswith(("gone:", "slot:"))]
 
 
 def count(client: redis.Redis, command: str) -> int:
-    """How often the server has run a command."""
+    """How many times the server has run a command."""
     stats: Any = client.info("commandstats")
     return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
 
@@ -97,14 +97,14 @@ def count(client: redis.Redis, command: str) -> int:
 
 
 def lease_of(lock: Lock) -> Lease:
-    """That of this thread or task."""
+    """The lease of this thread or task."""
     section = current_owner().section(lock)
     assert section is not None
     return section.held
 
 
 def leases() -> list[Lease]:
-    """All that this process renews."""
+    """All leases that this process renews."""
     return runtime().watchdog.leases()
 
 
@@ -113,19 +113,19 @@ def listener(using: str | None = None) -> Any:
 
 
 def listens(ears: Any) -> bool:
-    """Whether anything was ever begun to let it hear."""
+    """Whether this process has begun to listen for this alias."""
     subscriber = ears._want.__self__
     return bool(ears.generation or subscriber._thread or subscriber._due or subscriber._receivers)
 
 
 def reader_of(ears: Any) -> Any:
-    """What reads the messages to it, while it is subscribed."""
+    """The reader of its messages, while it is subscribed."""
     receiver = ears.receiver
     return None if receiver is None else receiver.reader
 
 
 def what_listens() -> str:
-    """How this process hears, and what all its threads are doing."""
+    """The state of the listeners of this process, and what all its threads are doing."""
     faulthandler.dump_traceback(2)
     ears, reader = listener(), reader_of(listener())
     subscribers = get_backend().execute(("PUBSUB", "NUMSUB", get_backend().channel))
@@ -135,12 +135,12 @@ def what_listens() -> str:
 
 
 def idle(connections: LoopConnections) -> list[Any]:
-    """Those of an event loop that nobody uses."""
+    """Idle connections of an event loop."""
     return [connection for idle in connections._idle.values() for connection, _ in idle]
 
 
 def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
-    """Close what idles in an event loop that stands still, so that nothing warns when it is closed."""
+    """Close idle connections of an event loop that is not running, so that nothing warns when it is closed."""
     loop.call_soon(get_backend().place._loops[loop].drop_idle)
     loop.run_until_complete(asyncio.sleep(0))
 
@@ -155,5 +155,5 @@ def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> Non
 
 
 def waiting(using: str | None = None) -> int:
-    """How many wait in this process."""
+    """How many waiters this process has."""
     return len(listener(using).waiters.of())

@@ -1,4 +1,4 @@
-"""Streams that take nothing."""
+"""Output streams that cannot be written to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 
 
 class Full(io.StringIO):
-    """As a file on a full disk."""
+    """Like a file on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,7 +1,7 @@
-"""A port that speaks TLS, wants a certificate of its clients too, and leads to a plain one.
+"""A port that speaks TLS, requires client certificates, and forwards to a plain port.
 
-It is a process of its own, because asyncio leaves handshakes open that nobody finishes, and a test of what *we*
-leave open must not meet those.
+It is a process of its own because asyncio leaves unfinished handshakes open, and tests of what *we*
+leave open must not see those.
 
 Run as ``python tests/helpers/tls.py CERTIFICATE PORT``; prints the port it listens at, and ends with its stdin.
 """

@@ -1,4 +1,4 @@
-"""A function or view and its twin, a coroutine function: for tests with one body for both."""
+"""A function or view in a sync and an async version, so that one test body covers both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def lock_names(client: redis.Redis) -> list[str]:
-    """Of the locks that are held, looked at from outside."""
+    """The names of the held locks, read from outside."""
     prefix = f"{PREFIX}lock:"
     return sorted(key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*"))
 
@@ -61,7 +61,7 @@ class Twins:
 
 
 class _Steps:
-    """Goes through a generator and keeps what it returns."""
+    """Iterates over a generator and keeps its return value."""
 
     def __init__(self, generator: Generator[Any, None, Any]) -> None:
         self._generator = generator
@@ -72,14 +72,15 @@ class _Steps:
 
 
 class Pages:
-    """A site of plain views (or async ones): ``person(pages, "get", "/order/1/")`` asks it by Django's own handler."""
+    """A site of sync or async views: ``person(pages, "get", "/order/1/")`` sends a request through Django's own
+    handler."""
 
     def __init__(self, *, awaits: bool) -> None:
         self.awaits = awaits
         self.urlpatterns: list[URLPattern] = []
 
     def add(self, route: str, name: Any, body: Callable[..., Any], **options: Any) -> None:
-        """A view with ``locked_view(name, **options)``, whose content is what ``body(request, ...)`` returns."""
+        """Add a view with ``locked_view(name, **options)`` that responds with what ``body(request, ...)`` returns."""
         twins = Twins(locked_view(name=name, **options), body, HttpResponse)
         self.add_view(route, twins.acall if self.awaits else twins.call)
 
@@ -95,12 +96,13 @@ class Pages:
 
 @types.coroutine
 def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Generator[Any, None, None]:
-    """Run a coroutine until ``when``, then close it, as the end of its loop or the garbage collection does."""
+    """Run a coroutine until ``when``, then close it, as the end of its loop or a garbage collection would."""
     future = coroutine.send(None)
     while not when():
         try:
             yield future
-        except BaseException as error:  # a time limit inside the coroutine cancels the task, and wants to hear of it
+        # a time limit inside the coroutine cancels the task, and must see this exception
+        except BaseException as error:
             future = coroutine.throw(error)
         else:
             future = coroutine.send(None)

@@ -1,4 +1,4 @@
-"""Waits for a state, not for a time, where there is no test to ask for ``eventually``."""
+"""Waits for a state, not for a time, in code that cannot use the fixture ``eventually``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to Redis: what an alias in CACHES can be given, and the servers that such aliases lead to."""
+"""Ways to connect to Redis: entries for CACHES, and the servers that they lead to."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Alias = dict[str, Any]
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 BOTH = pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGO], ids=["django-redis", "django"])
-NAME = "the-locks"  # of our connections, as CLIENT LIST shows them
+NAME = "the-locks"  # the name of our connections in CLIENT LIST
 
 
 def alias(backend: str, location: Any, **keywords: Any) -> Alias:
-    """An alias whose connections and pool get ``keywords``, in the way that each backend wants them."""
+    """An entry for CACHES that passes ``keywords`` to connections and pool, in each backend's own way."""
     if backend == DJANGO_REDIS:
         pool_class = keywords.pop("pool_class", None)
         options: dict[str, Any] = {"CONNECTION_POOL_KWARGS": keywords}
@@ -48,12 +48,12 @@ def caches(default: Alias, **others: Alias) -> Iterator[None]:
 
 
 def connections(client: redis.Redis) -> list[dict[str, str]]:
-    """Ours, as the server sees them."""
+    """Our connections, as the server lists them."""
     return [connection for connection in client.client_list() if connection["name"] == NAME]
 
 
 def kill(client: redis.Redis) -> None:
-    """Cut every connection but this one."""
+    """Close every connection except this one."""
     for kind in ("normal", "pubsub"):
         client.client_kill_filter(_type=kind, skipme=True)
 
@@ -70,7 +70,7 @@ def stopped(server: RedisServer) -> Iterator[None]:
 
 @pytest.fixture
 def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """django-redis keeps one pool per URL for ever, whatever the OPTIONS."""
+    """Pools of this test's own: django-redis keeps one pool per URL for ever, whatever the OPTIONS."""
     monkeypatch.setattr(ConnectionFactory, "_pools", {})
 
 
@@ -79,7 +79,7 @@ PASSWORD = "s3cret @/:#?%"
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
-    """A server with a password, and with a user who may touch nothing but the locks."""
+    """A server with a password, and with a user who may touch only the locks."""
     with redis_server(requirepass=PASSWORD) as running, running.client() as client:
         client.acl_setuser(
             "site",
@@ -95,7 +95,7 @@ def guarded() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 with its key, and that of its authority, in one file."""
+    """A certificate for 127.0.0.1 and its key in one file, and the certificate of its authority."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     path = tmp_path_factory.mktemp("tls") / "server.pem"
@@ -106,9 +106,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
-    """A port that speaks TLS, wants a certificate of its clients too, and leads to the session's server.
+    """A port that speaks TLS, requires client certificates, and forwards to the session's server.
 
-    Not every redis-server is built with TLS; this end is the same for all of them.
+    Not every redis-server is built with TLS; this works with all of them.
     """
     command = [sys.executable, tls.__file__, str(certificate), str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -118,7 +118,7 @@ def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
 
 
 class Sentinels(SentinelGroup):
-    """A master, a replica and the sentinel that watches them, or several."""
+    """A master, a replica and one or several sentinels that watch them."""
 
     def __init__(self, number: int = 1) -> None:
         super().__init__(replicas=1, sentinels=number)
@@ -126,13 +126,13 @@ class Sentinels(SentinelGroup):
         self.client = self.sentinel_clients[0]
 
     def replicate(self) -> None:
-        """Wait until the replica has all that was written so far. WAIT waits for what its own connection wrote, and
+        """Wait until the replica has everything written so far. WAIT covers only what its own connection wrote, and
         right after a full sync nothing may be streamed for a second, though the link is "up"."""
         self.clients[0].set("mark", 1)
         assert self.clients[0].wait(1, 10_000) == 1
 
     def fail_over(self) -> None:
-        """Make the replica the master; the old one hears of it later, and lives on as a replica."""
+        """Make the replica the master; the old one learns of it later, and goes on as a replica."""
         self.promote()
 
     def master(self) -> int:

@@ -1,4 +1,4 @@
-"""``with`` and ``async with`` as one: ``me(Block(lock, body), "run")``."""
+"""``with`` and ``async with`` through one interface: ``me(Block(lock, body), "run")``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_redislock import Lock
 
 
 class Block:
-    """Calls ``body`` under the lock, ``times`` times. It lets others run before."""
+    """Calls ``body`` under the lock, ``times`` times, and lets others run before each time."""
 
     def __init__(self, lock: Lock, body: Callable[[], Any] = lambda: None, *, times: int = 1) -> None:
         self.lock = lock

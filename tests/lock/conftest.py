@@ -1,4 +1,4 @@
-"""What the tests of locks have in common."""
+"""Fixtures for the tests of locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.state import lease_of, listener
 
 @pytest.fixture(params=["default", "memory"])
 def using(request: pytest.FixtureRequest) -> str:
-    """An alias: of the session's server, and of fakeredis in this process."""
+    """The test runs twice: on an alias of the session's server, and on one of fakeredis in this process."""
     alias: str = request.param
     if alias == "memory":
         get_backend(alias).execute(("FLUSHALL",))
@@ -25,7 +25,7 @@ def using(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """What lies between the alias "far" and the server."""
+    """A proxy between the alias "far" and the server."""
     with proxy(server.port) as between:
         far = {**settings.CACHES["default"], "LOCATION": between.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
         settings.CACHES = {**settings.CACHES, "far": far}
@@ -34,7 +34,7 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
-    """Wait until this process hears at once what happens to a lock that a person holds. See ``listens``."""
+    """Wait until this process is told at once what happens to a lock that is held here. See ``listens``."""
 
     def hears(person: Any, lock: Lock) -> None:
         lease = person.read(lambda: lease_of(lock))
@@ -46,6 +46,6 @@ def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
 
 @pytest.fixture
 def nowhere(settings: Any) -> None:
-    """There is no Redis: whatever would be sent to it ends in LockUnavailable instead of the error that is expected."""
+    """There is no Redis: if anything were sent, the test would see LockUnavailable instead of the expected error."""
     nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "default": nowhere}

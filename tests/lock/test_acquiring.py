@@ -1,4 +1,4 @@
-"""Acquiring: at once, in time, in turn or not at all; and the token, fence and TTL of what is acquired."""
+"""Acquiring: at once, in time, in turn or not at all; and the token, fence and TTL of an acquisition."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_fences_grow_strictly_across_names_people_and_a_flush(crowd: Crowd, clie
 def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get_backend(), "known", 0)  # set back at the end: the next test lives in the present
+    monkeypatch.setattr(get_backend(), "known", 0)  # restored at the end, so that the next test has the real time
     future = server_time(client) + 10**9
     client.set(FENCE, future)
     with Lock(NAME) as lock:
@@ -196,7 +196,7 @@ def test_the_ttl_comes_from_the_constructor_the_first_matching_pattern_or_the_se
     lock.acquire()
     assert 40_000 < int(client.pttl(LOCK)) <= 50_000
     settings.REDISLOCK = {}
-    assert lock.ttl == 50  # that of this acquisition
+    assert lock.ttl == 50  # the TTL of this acquisition
     lock.release()
     assert lock.ttl == 30
 
@@ -206,5 +206,5 @@ def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, cli
     for lock, given in ((Lock(NAME, token=TOKEN), {}), (Lock(NAME), {"token": TOKEN})):
         me(lock, "acquire", **given)
         assert me.read(lambda lock=lock: lock.token) == TOKEN
-        assert holder(client) != TOKEN  # each attempt has an id besides
+        assert holder(client) != TOKEN  # each attempt also has an id
         me(lock, "release")

@@ -1,4 +1,4 @@
-"""``adopt=True``: only ever that very acquisition that was left to the bearer of its token."""
+"""``adopt=True`` adopts only the very acquisition that was left to whoever has its token."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def adopter(token: str, **options: Any) -> Lock:
 
 
 def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
-    """The token of a lock that somebody has acquired and left."""
+    """The token of a lock that somebody has acquired and detached."""
     lock = Lock(NAME, using=using)
     me(lock, "acquire")
     return str(me(lock, "detach", ttl))
 
 
-def test_it_goes_on_with_what_was_left(crowd: Crowd, using: str) -> None:
+def test_it_adopts_a_detached_lock(crowd: Crowd, using: str) -> None:
     me, you = crowd(), crowd()
     first = Lock(NAME, using=using)
     me(first, "acquire")
@@ -48,8 +48,8 @@ def test_a_block_adopts_as_well(crowd: Crowd, using: str) -> None:
 
 
 @pytest.mark.parametrize("since", ["released", "ended", "force-released", "taken", "adopted"])
-def test_what_is_gone_is_lost(since: str, crowd: Crowd, using: str, eventually: Eventually) -> None:
-    """Others may have been inside meanwhile: it would be no hand-over."""
+def test_a_lock_that_is_gone_is_lost(since: str, crowd: Crowd, using: str, eventually: Eventually) -> None:
+    """Others may have held the lock in between, so this would not be a hand-over."""
     me, you = crowd(), crowd()
     token = left(me, using, ttl=0.001 if since == "ended" else None)
     if since == "released":
@@ -81,7 +81,9 @@ def test_what_is_gone_is_lost_for_one_who_holds_the_lock_by_another_acquisition(
     assert me.read(lambda: fence_of(lock)) is None
 
 
-def test_it_does_not_take_what_others_wait_for(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+def test_it_does_not_acquire_a_free_lock_that_others_wait_for(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
     me, you, third = crowd(), crowd(), crowd()
     token = left(me)
     waiting = you.start(Lock(NAME), "acquire")
@@ -93,8 +95,8 @@ def test_it_does_not_take_what_others_wait_for(crowd: Crowd, client: redis.Redis
     assert not queued(client)
 
 
-def test_what_is_still_used_is_busy(crowd: Crowd, using: str) -> None:
-    """It was not detached: the one who has acquired it lives."""
+def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
+    """It was not detached, and its holder is alive."""
     me, you = crowd(), crowd()
     held = Lock(NAME, token=TOKEN, using=using)
     me(held, "acquire")
@@ -109,7 +111,7 @@ def test_what_is_still_used_is_busy(crowd: Crowd, using: str) -> None:
     assert me.read(lambda: held.lost) is False
 
 
-def test_a_decorated_function_goes_on_with_what_was_left(crowd: Crowd) -> None:
+def test_a_decorated_function_adopts_a_detached_lock(crowd: Crowd) -> None:
     me = crowd()
     token = left(me)
 
@@ -127,10 +129,10 @@ def test_without_a_token_nothing_is_sent(crowd: Crowd, nowhere: None) -> None:
         crowd()(Lock(NAME, adopt=True), "acquire")
 
 
-def test_an_answer_that_is_lost_passes_for_no_adoption(
+def test_a_lost_answer_is_not_mistaken_for_an_adoption(
     crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], client: redis.Redis
 ) -> None:
-    """Asked twice, as the first answer was lost: it is still gone, and nothing was taken meanwhile."""
+    """The request is repeated because the first answer was lost: the lock is still gone, and nothing was acquired."""
     retry_for(20)
     me, you = crowd(), crowd()
     token = left(me)
@@ -142,7 +144,7 @@ def test_an_answer_that_is_lost_passes_for_no_adoption(
     assert not client.exists(LOCK)
 
 
-def test_an_adoption_of_which_nobody_knows_is_left_to_the_next_bearer(
+def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_with_the_token(
     crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually, client: redis.Redis
 ) -> None:
     me, you = crowd(), crowd()

@@ -33,7 +33,7 @@ def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_do
     me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
     assert answers(me, lock) == FREE
     me(lock, "acquire")
-    assert answers(me, lock) == answers(me, Lock(NAME, using=using)) == HELD_HERE  # through whichever object
+    assert answers(me, lock) == answers(me, Lock(NAME, using=using)) == HELD_HERE  # through any object
     assert answers(you, lock) == answers(you, Lock(NAME, using=using)) == HELD_ELSEWHERE
     token = me.read(lambda: lock.token)
     assert answers(you, Lock(NAME, token=token, using=using)) == HELD_HERE
@@ -41,7 +41,7 @@ def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_do
     assert answers(me, lock) == answers(you, Lock(NAME, token=token, using=using)) == FREE
 
 
-def test_what_a_lock_says_comes_from_redis(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: redis.Redis) -> None:
     me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME)
     me(lock, "acquire")
     client.delete(LOCK)
@@ -78,7 +78,7 @@ def test_each_answer_is_one_round_trip(crowd: Crowd, method: str, client: redis.
 
 
 def known_as(person: Any) -> str:
-    """As whom Redis shows a thread or a task."""
+    """The owner that Redis shows for a thread or a task."""
     thread = person.read(lambda: threading.current_thread().name)
     task = f"/{person.read(lambda: asyncio.current_task().get_name())}" if person.awaits else ""  # type: ignore[union-attr]
     return f"{socket.gethostname()}:{os.getpid()}:{thread}{task}"

@@ -1,6 +1,6 @@
-"""Names, tokens, durations and delays that cannot be any: said in a short error, before Redis is asked.
+"""Invalid names, tokens, durations and delays cause a short error before anything is sent to Redis.
 
-What the constructor of a lock and the decorators take is in tests/base/test_options.py.
+The options of locks and decorators are tested in tests/base/test_options.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NO_NAMES: list[Any] = [
 
 @nowhere
 @pytest.mark.parametrize("name", NO_NAMES, ids=brief)
-def test_what_is_no_name_is_refused(crowd: Crowd, name: Any) -> None:
+def test_an_invalid_name_is_refused(crowd: Crowd, name: Any) -> None:
     me = crowd()
     takers: list[Callable[[], object]] = [
         lambda: Lock(name),
@@ -77,7 +77,7 @@ def test_what_is_no_name_is_refused(crowd: Crowd, name: Any) -> None:
 
 @nowhere
 @pytest.mark.parametrize("member", ["", None, b"a", 7, "x" * MEGA], ids=brief)
-def test_what_is_no_member_of_a_pool_is_refused(crowd: Crowd, member: Any) -> None:
+def test_an_invalid_member_of_a_pool_is_refused(crowd: Crowd, member: Any) -> None:
     for method in ("extend", "assign", "shrink"):
         with pytest.raises((TypeError, ValueError)) as caught:
             crowd()(LockPool("accounts"), method, [member])
@@ -86,7 +86,7 @@ def test_what_is_no_member_of_a_pool_is_refused(crowd: Crowd, member: Any) -> No
 
 @nowhere
 @pytest.mark.parametrize("name", ["a\r\nSet-Cookie: x=y", "", "x" * MEGA, None, b"a"], ids=brief)
-def test_a_callable_that_makes_no_name_is_refused(name: Any) -> None:
+def test_a_callable_that_returns_no_valid_name_is_refused(name: Any) -> None:
     @locked_view(lambda request: name)
     def view(request: HttpRequest) -> HttpResponse:
         raise AssertionError
@@ -104,7 +104,7 @@ def test_a_name_that_looks_like_a_template_warns() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a b", "a\0", "a\n", "{a}", "\ud800", "", None, 7, b"x", "{" * MEGA], ids=brief)
-def test_a_prefix_that_cannot_be_one_is_refused(crowd: Crowd, prefix: Any, settings: Any) -> None:
+def test_an_invalid_prefix_is_refused(crowd: Crowd, prefix: Any, settings: Any) -> None:
     settings.REDISLOCK = {"KEY_PREFIX": prefix}
     with pytest.raises(ImproperlyConfigured, match="KEY_PREFIX") as caught:
         crowd()(Lock(NAME), "acquire")
@@ -118,7 +118,7 @@ def test_a_prefix_that_cannot_be_one_is_refused(crowd: Crowd, prefix: Any, setti
 @pytest.mark.parametrize(
     "token", ["", "short secret", "x" * 129, "x" * 21 + " ", "x" * 22 + "\n", "\u00e9" * 22, b"x" * 22, 7, "*" * 30]
 )
-def test_what_cannot_be_a_token_is_refused_and_not_repeated(crowd: Crowd, token: Any) -> None:
+def test_an_invalid_token_is_refused_and_not_shown(crowd: Crowd, token: Any) -> None:
     me = crowd()
     for take in (lambda: Lock(NAME, token=token), lambda: me(Lock(NAME), "acquire", token=token)):
         with pytest.raises(ValueError, match="A token must be") as caught:
@@ -147,7 +147,7 @@ NO_SECONDS: list[Any] = [
 
 @nowhere
 @pytest.mark.parametrize("value", NO_SECONDS, ids=brief)
-def test_what_are_no_seconds_is_refused_by_cache_lock_too(value: Any) -> None:
+def test_an_invalid_duration_is_refused_by_cache_lock_too(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="seconds") as caught:
         CacheLock("a", timeout=value)
     assert shown(value) in str(caught.value)
@@ -156,7 +156,7 @@ def test_what_are_no_seconds_is_refused_by_cache_lock_too(value: Any) -> None:
 
 @nowhere
 @pytest.mark.parametrize("value", [*NO_SECONDS, *TOO_LONG], ids=brief)
-def test_what_are_no_seconds_is_refused(crowd: Crowd, value: Any) -> None:
+def test_an_invalid_duration_is_refused(crowd: Crowd, value: Any) -> None:
     me = crowd()
     takers: list[Callable[[], object]] = [
         lambda: me(Lock(NAME), "acquire", blocking_timeout=value),
@@ -171,7 +171,7 @@ def test_what_are_no_seconds_is_refused(crowd: Crowd, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, *NO_SECONDS, *TOO_LONG], ids=brief)
-def test_what_are_no_seconds_leaves_a_held_lock_as_it_is(crowd: Crowd, value: Any) -> None:
+def test_an_invalid_duration_leaves_a_held_lock_unchanged(crowd: Crowd, value: Any) -> None:
     me, lock = crowd(), Lock(NAME, ttl=100)
     me(lock, "acquire")
     for method in ("extend", "detach"):

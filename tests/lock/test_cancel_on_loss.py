@@ -27,19 +27,19 @@ def cancelling(name: str = NAME, **options: Any) -> Lock:
 
 
 def short(name: str = NAME, **options: Any) -> Lock:
-    """A lock that is lost soon."""
+    """A lock with a short lease."""
     return cancelling(name, ttl=0.3, auto_renew=False, **options)
 
 
 def cancellations() -> int:
-    """How many want the end of the running task. Before Python 3.11 nobody counts."""
+    """How many cancellations of the running task are pending. Python 3.10 does not count them."""
     count = getattr(asyncio.current_task(), "cancelling", None)
     return count() if count is not None else 0
 
 
 @pytest.fixture
 def told(eventually: Eventually) -> Iterator[Callable[[], None]]:
-    """Block this thread, and its event loop, until the holder of a lost lock has been told."""
+    """Blocks this thread, and its event loop, until the holder of a lost lock has been told."""
     tellers: list[threading.Thread] = []
 
     def receiver(**facts: object) -> None:
@@ -80,7 +80,7 @@ async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raise
 
 @pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
 async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
-    """A receiver of ``lock_acquired`` takes its time, say."""
+    """This happens if a receiver of ``lock_acquired`` is slow, for example."""
     await LockPool("accounts", using=using).aextend(["alice"])
 
     async def force_release(name: str, **facts: object) -> None:
@@ -134,10 +134,10 @@ async def test_an_acquire_without_async_with_is_cancelled_as_well_and_its_releas
     with pytest.raises(LockLost) as caught:
         await hold()
     assert isinstance(caught.value.__context__, asyncio.CancelledError)
-    assert cancellations() == 0  # else the next TaskGroup would cancel the task again
+    assert cancellations() == 0  # otherwise the next TaskGroup would cancel the task again
 
 
-async def test_a_slow_receiver_of_the_signal_does_not_put_the_cancellation_off() -> None:
+async def test_a_slow_receiver_of_the_signal_does_not_delay_the_cancellation() -> None:
     gate = threading.Event()
 
     def slow(**facts: object) -> None:
@@ -175,7 +175,7 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
     await asyncio.wait([result], timeout=GENEROUS)
     if hasattr(asyncio.Task, "uncancel"):
         assert result.cancelled()
-    else:  # Python 3.10 does not count who wants the end of a task: either may have come first
+    else:  # Python 3.10 does not count cancellations: either may have come first
         assert result.cancelled() or isinstance(result.exception(), LockLost)
 
 
@@ -201,7 +201,7 @@ async def test_a_loss_after_the_block_has_ended_cancels_nobody(told: Callable[[]
     lock = short()
     with pytest.raises(LockLost):
         async with lock:
-            told()  # the news is on its way through a loop that has no time for it
+            told()  # the cancellation is scheduled in a loop that has been blocked so far
     await asyncio.sleep(0.01)
     assert cancellations() == 0
     async with lock:
@@ -327,6 +327,6 @@ def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() 
 
 
 @pytest.mark.usefixtures("nowhere")
-async def test_nor_can_that_of_a_task() -> None:
+async def test_sync_code_of_a_task_cannot_be_cancelled_either() -> None:
     with pytest.raises(TypeError, match="sync code is no task"):
         await sync_to_async(cancelling().acquire)()

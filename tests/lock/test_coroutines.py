@@ -1,4 +1,4 @@
-"""What is special to coroutines: blocking calls are refused, an event loop may stand still or end."""
+"""What only coroutines meet: blocking calls are refused, and an event loop may be blocked or end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SYNC_CALLS: list[tuple[str, Callable[[Lock], object]]] = [
 
 
 @pytest.mark.parametrize(("what", "call"), SYNC_CALLS)
-async def test_a_sync_call_in_a_coroutine_names_its_twin_and_does_nothing(
+async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
     what: str, call: Callable[[Lock], object]
 ) -> None:
     lock = Lock(NAME)
@@ -88,7 +88,7 @@ async def test_sync_calls_in_a_coroutine_are_allowed_where_django_allows_its_own
     assert get_lock(NAME, using=using) is None
 
 
-async def test_they_wait_there_as_well(
+async def test_sync_calls_that_are_allowed_in_a_coroutine_can_wait(
     using: str, other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook, say, whose cells run in an event loop."""
@@ -108,16 +108,14 @@ async def test_they_wait_there_as_well(
 # -- event loops that stand still, or end -----------------------------------------------------------------------------
 
 
-async def test_the_lock_is_renewed_while_the_event_loop_stands_still(
-    client: redis.Redis, eventually: Eventually
-) -> None:
+async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
     async with Lock(NAME, ttl=3) as lock:
         end = server_time(client) / 1000 + int(client.pttl(LOCK))
         eventually(lambda: server_time(client) / 1000 + int(client.pttl(LOCK)) > end + 500)  # blocks
         assert not lock.lost
 
 
-def test_any_number_of_waiters_whose_loop_was_closed_over_them_keeps_nobody_waiting(
+def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(
     client: redis.Redis, eventually: Eventually
 ) -> None:
     async def wait() -> None:
@@ -144,7 +142,7 @@ def test_any_number_of_waiters_whose_loop_was_closed_over_them_keeps_nobody_wait
     assert not any(task.done() for task in tasks)
 
 
-def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
+def test_the_lock_of_a_task_whose_event_loop_was_closed_is_not_renewed(
     client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def hold() -> None:
@@ -167,7 +165,7 @@ def test_the_lock_of_a_task_whose_loop_was_closed_over_it_is_not_renewed(
 
 
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
-async def test_the_lock_of_a_task_that_was_forgotten_in_its_section_is_not_renewed(
+async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
     on_lost: Any, client: redis.Redis, aeventually: AEventually
 ) -> None:
     inside = asyncio.Event()
@@ -183,7 +181,7 @@ async def test_the_lock_of_a_task_that_was_forgotten_in_its_section_is_not_renew
     await aeventually(lambda: holder(client) == "")
 
 
-async def test_the_lock_of_a_task_that_nobody_remembers_is_not_renewed(
+async def test_the_lock_of_a_finished_task_that_was_collected_is_not_renewed(
     client: redis.Redis, aeventually: AEventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def take() -> None:
@@ -212,11 +210,11 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
         assert holder(client)
         assert not task.done()
 
-    asyncio.run(main())  # which cancels what still runs
+    asyncio.run(main())  # cancels the tasks that still run
     eventually(lambda: holder(client) == "")
 
 
-def test_the_news_of_a_waiter_whose_loop_has_ended_hold_up_no_other() -> None:
+def test_waking_a_waiter_whose_loop_has_ended_delays_no_other_waiter() -> None:
     loop, ears = asyncio.new_event_loop(), listener()
     gone = ears.make_waiter("x" * 22, NAME, loop)
     alive = ears.make_waiter("y" * 22, NAME, None)

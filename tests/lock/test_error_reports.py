@@ -1,4 +1,4 @@
-"""Django's error reports show the local variables of all frames, on its page and in mails: no token is among them."""
+"""Django's error reports, on the debug page and in mails, show the local variables of all frames, but no token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ request = RequestFactory().get("/")
 
 
 class Broken:
-    """What is sent over these connections fails, once this is so."""
+    """Connections whose sends fail once ``now`` is set."""
 
     now = False
 
@@ -73,13 +73,13 @@ class Second(AbstractBackoff):
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of all attempts."""
+    """The ids of all attempts that were drawn."""
     found: list[str] = []
     draw = secrets.token_urlsafe
 
     def noted(size: int) -> str:
         text = draw(size)
-        if size == 16:  # else it is no attempt's
+        if size == 16:  # other sizes are not ids of attempts
             found.append(text)
         return text
 
@@ -91,7 +91,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def fail(
     request: pytest.FixtureRequest, own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:
-    """From now on, Redis is down, or connections break as something is sent, or Redis refuses to do it."""
+    """From now on, Redis is down, or connections break while sending, or Redis refuses the command."""
     keywords = {"connection_class": Threads}
     default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": keywords}}
     settings.CACHES = {**settings.CACHES, "default": default}
@@ -109,7 +109,7 @@ def fail(
 
 
 def report(action: Callable[[], object]) -> str:
-    """Django's report of the LockUnavailable that this raises; no frame of a test that knows tokens is in it."""
+    """Django's report of the LockUnavailable that this raises, without frames of the test, which know tokens."""
     with pytest.raises(LockUnavailable) as caught:
         action()
     reporter = ExceptionReporter(request, caught.type, caught.value, caught.tb)
@@ -192,7 +192,7 @@ RELEASING: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "token", "method"), RELEASING.values(), ids=RELEASING.keys())
-def test_nor_does_that_of_one_that_could_not_be_released_or_renewed(
+def test_the_report_of_a_lock_that_could_not_be_released_or_renewed_shows_no_token(
     make: Callable[[], Any], token: str, method: str, fail: Callable[[], None], drawn: list[str]
 ) -> None:
     lock = make()
@@ -203,7 +203,9 @@ def test_nor_does_that_of_one_that_could_not_be_released_or_renewed(
 
 
 @pytest.mark.parametrize("kind", [Lock, CacheLock])
-def test_nor_where_another_process_has_acquired_it(kind: Any, fail: Callable[[], None], drawn: list[str]) -> None:
+def test_the_report_shows_no_token_where_another_process_has_acquired_the_lock(
+    kind: Any, fail: Callable[[], None], drawn: list[str]
+) -> None:
     here: Any = Lock(NAME, token=TOKEN) if kind is Lock else CacheLock(NAME, timeout=60)
     if kind is CacheLock:
         here.local.token = TEXT
@@ -212,7 +214,9 @@ def test_nor_where_another_process_has_acquired_it(kind: Any, fail: Callable[[],
     assert not [each for each in (TOKEN, TEXT, *drawn) if each in html]
 
 
-def test_nor_where_a_coroutine_could_not_release_it(fail: Callable[[], None], drawn: list[str]) -> None:
+def test_the_report_shows_no_token_where_a_coroutine_could_not_release_the_lock(
+    fail: Callable[[], None], drawn: list[str]
+) -> None:
     html = report(lambda: asyncio.run(release_in_vain(fail)))
     assert not [each for each in (TOKEN, *drawn) if each in html]
 
@@ -224,7 +228,7 @@ async def release_in_vain(fail: Callable[[], None]) -> None:
     await lock.arelease()
 
 
-def test_nor_that_of_one_whose_holder_it_has_seen(
+def test_the_report_of_a_waiter_does_not_show_the_token_of_the_holder(
     fail: Callable[[], None], drawn: list[str], other: Callable[[], Other]
 ) -> None:
     assert other()(Lock(NAME, token=TOKEN).acquire)
@@ -234,8 +238,8 @@ def test_nor_that_of_one_whose_holder_it_has_seen(
     assert not [each for each in (TOKEN, *drawn) if each in html]
 
 
-def test_whoever_asks_for_a_token_gets_plain_text() -> None:
-    """So that it can be pickled, compared and shown like any other."""
+def test_the_attribute_token_is_plain_text() -> None:
+    """It can be pickled, compared and shown like any other string."""
     lock = Lock(NAME)
     assert lock.acquire()
     assert type(lock.token) is str

@@ -1,4 +1,4 @@
-"""The errors: what kinds there are, and what each of them carries."""
+"""The errors: their classes, and the attributes of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_error_is_a_lock_error_and_one_of_redis_py() -> None:
     assert not issubclass(LockUnavailable, LockNotOwned)
 
 
-def test_a_lock_that_was_not_acquired_says_how_long_it_was_tried_and_how_long_it_is_busy_yet(crowd: Crowd) -> None:
+def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     me(Lock(NAME, ttl=100), "acquire")
     text = rf"^Could not acquire the lock '{NAME}' "
@@ -42,7 +42,7 @@ def test_a_lock_that_was_not_acquired_says_how_long_it_was_tried_and_how_long_it
     assert caught.value.waited >= 0.2
 
 
-def test_waiting_for_oneself_is_a_lock_error_that_names_the_ways_out(crowd: Crowd) -> None:
+def test_waiting_for_oneself_is_a_lock_error_that_says_what_to_do_instead(crowd: Crowd) -> None:
     me = crowd()
     me(Lock(NAME), "acquire")
     with pytest.raises(LockError, match=r"Pass a blocking_timeout, or reentrant=True\.") as caught:
@@ -52,7 +52,7 @@ def test_waiting_for_oneself_is_a_lock_error_that_names_the_ways_out(crowd: Crow
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_a_redis_out_of_reach_carries_the_name_the_alias_and_the_cause(
+def test_lock_unavailable_carries_the_name_the_alias_and_the_cause(
     crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
@@ -66,14 +66,14 @@ def test_redis_pys_own_attribute_has_the_name_too() -> None:
     assert LockNotAcquired("busy", NAME).lock_name == NAME
 
 
-def test_the_representation_is_the_kind_and_the_message() -> None:
+def test_the_representation_is_the_class_and_the_message() -> None:
     error = LockNotAcquired("The lock 'order:42' is busy.", NAME)
     assert str(error) == "The lock 'order:42' is busy."
     assert repr(error) == "LockNotAcquired(\"The lock 'order:42' is busy.\")"
 
 
 @pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
-def test_errors_survive_the_way_to_another_process(again: Callable[[Any], Any]) -> None:
+def test_errors_can_be_pickled_and_copied(again: Callable[[Any], Any]) -> None:
     lost = again(LockLost("gone", NAME, reason=FORCED, fence=7))
     assert type(lost) is LockLost
     assert (str(lost), lost.name, lost.reason, lost.fence) == ("gone", NAME, FORCED, 7)

@@ -1,4 +1,4 @@
-"""Handing a lock over: ``detach()`` here, and ``Lock(name, token=...)`` elsewhere; and who may use a token."""
+"""Handing a lock over with ``detach()`` here and ``Lock(name, token=...)`` elsewhere, and who may use a token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Eventually = Callable[..., Any]
 Hears = Callable[[Any, Lock], None]
 Start = Callable[..., Worker]
 
-# A process that uses the lock as it is told, and tells what it sees.
+# A process that runs the orders it reads on the lock, and prints the results.
 WORKS = """
 from tests.helpers.state import fence_of
 lock = Lock(name, **options, on_lost=lambda error: say("lost", error.reason))
@@ -72,7 +72,7 @@ while order := hear().split():
 
 
 def ask(worker: Worker, *words: str) -> list[str]:
-    """Give an order, and return the answer without its first word."""
+    """Send an order, and return the answer without its first word."""
     worker.tell(" ".join(words))
     answers = {"acquire": "acquired", "release": "released", "listens": "listens", "state": "state"}
     return worker.expect(answers[words[0]])
@@ -90,7 +90,7 @@ def is_renewed(client: redis.Redis, eventually: Eventually) -> None:
 # -- detach -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_detached_a_lock_has_nothing_more_to_do_with_it(
+def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here(
     crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -176,7 +176,7 @@ class Outside:
 
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["ends", "raises"])
 @pytest.mark.parametrize("way", ["block", "stack", "function"])
-def test_the_end_of_a_block_or_function_leaves_what_was_detached_inside_to_the_bearer_of_the_token(
+def test_the_end_of_a_block_or_function_leaves_a_lock_that_was_detached_inside(
     crowd: Crowd, client: redis.Redis, way: str, error: Exception | None
 ) -> None:
     me, you, outside = crowd(), crowd(), Outside(way, error)
@@ -189,7 +189,7 @@ def test_the_end_of_a_block_or_function_leaves_what_was_detached_inside_to_the_b
     assert leftovers(client) == []
 
 
-def test_the_end_of_a_view_leaves_what_was_detached_inside_to_the_bearer_of_the_token(client: redis.Redis) -> None:
+def test_the_end_of_a_view_leaves_a_lock_that_was_detached_inside(client: redis.Redis) -> None:
     @locked_view(NAME, ttl=600, reentrant=True)
     def export(request: HttpRequest) -> HttpResponse:
         with Lock(NAME, reentrant=True) as lock:
@@ -202,7 +202,7 @@ def test_the_end_of_a_view_leaves_what_was_detached_inside_to_the_bearer_of_the_
 
 
 @pytest.mark.parametrize(("ttl", "least", "most"), [(None, 90, 100), (20, 10, 20), (500, 490, 500)])
-def test_a_detached_lock_stands_for_its_ttl_or_for_the_one_that_is_given(
+def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
     crowd: Crowd, ttl: float | None, least: float, most: float, client: redis.Redis
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=100)
@@ -214,7 +214,7 @@ def test_a_detached_lock_stands_for_its_ttl_or_for_the_one_that_is_given(
     assert flag(client) == "d"
 
 
-def test_a_lock_that_was_handed_over_to_a_waiter_has_its_full_ttl_when_that_detaches_it(
+def test_a_lock_that_a_waiter_was_handed_and_detaches_has_its_full_ttl(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME, ttl=100)
@@ -225,7 +225,7 @@ def test_a_lock_that_was_handed_over_to_a_waiter_has_its_full_ttl_when_that_deta
     me(lock, "release")
     assert waiting.result(GENEROUS)
     assert detaching.result(GENEROUS)
-    assert seconds_left(client) > 60  # a handoff's own lease is a third
+    assert seconds_left(client) > 60  # the lease of a handoff is a third of it
 
 
 def test_the_bearer_of_the_token_releases_a_detached_lock(crowd: Crowd, using: str) -> None:
@@ -269,7 +269,7 @@ def test_a_detached_lock_is_busy_for_everybody_else(crowd: Crowd, using: str) ->
 
 @pytest.mark.complete
 @pytest.mark.parametrize("note", ["", "another"])
-def test_a_detached_lock_is_adopted_in_another_process_which_leaves_its_own_note_if_it_has_one(
+def test_a_detached_lock_is_adopted_in_another_process_whose_note_replaces_the_old_one(
     note: str, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -294,7 +294,7 @@ def test_a_detached_lock_is_adopted_in_another_process_which_leaves_its_own_note
 # -- a token that others have too -------------------------------------------------------------------------------------
 
 
-def test_a_token_that_is_at_work_in_this_process_adopts_nothing_there(
+def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(
     crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -310,8 +310,8 @@ def test_a_token_that_is_at_work_in_this_process_adopts_nothing_there(
     assert losses == []
 
 
-def test_of_two_in_one_process_who_come_at_once_with_a_token_one_waits_for_the_other(crowd: Crowd, using: str) -> None:
-    """Neither is at work yet when the other asks."""
+def test_of_two_callers_with_one_token_in_one_process_one_waits_for_the_other(crowd: Crowd, using: str) -> None:
+    """Neither holds the lock yet when the other asks."""
     losses: list[LockLost] = []
     locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
     people = [crowd(), crowd()]
@@ -325,7 +325,7 @@ def test_of_two_in_one_process_who_come_at_once_with_a_token_one_waits_for_the_o
     assert losses == []
 
 
-def test_one_who_waits_does_not_adopt_what_another_of_its_process_has_got_with_its_token(
+def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_the_same_token(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.1)
@@ -367,15 +367,17 @@ def test_a_lock_that_is_being_released_is_not_adopted(
     assert you(lambda: second.acquire(blocking=False))
 
 
-def test_a_process_that_hears_nothing_does_not_adopt_what_another_such_one_has(start: Start) -> None:
-    """Nobody can find out whether it lives."""
+def test_a_process_without_messages_does_not_adopt_the_lock_of_another_such_process(start: Start) -> None:
+    """Nobody can find out whether the holder is alive."""
     first, second = (start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True}) for _ in range(2))
     assert ask(first, "acquire")[0] == "True"
     assert ask(second, "acquire")[0] == "False"
     assert ask(first, "state") == ["True", "False"]
 
 
-def test_who_takes_its_own_lock_again_with_the_same_token_enters_once_more(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_holder_that_acquires_its_lock_again_with_the_same_token_enters_once_more(
+    crowd: Crowd, client: redis.Redis
+) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     again = Lock(NAME, token=me.read(lambda: lock.token))
@@ -387,10 +389,10 @@ def test_who_takes_its_own_lock_again_with_the_same_token_enters_once_more(crowd
     assert holder(client) == ""
 
 
-def test_a_token_that_nobody_in_this_process_is_at_work_with_any_more_adopts_its_lock(
+def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
     crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
-    """Whose release found Redis down may start over."""
+    """A caller whose release found Redis down can start again."""
     retry_for(0.1)
     me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
     me(lock, "acquire")
@@ -398,7 +400,7 @@ def test_a_token_that_nobody_in_this_process_is_at_work_with_any_more_adopts_its
     with pytest.raises(LockUnavailable):
         me(lock, "release")
     own.start()
-    with own.client() as client:  # as a server with a disk remembers it
+    with own.client() as client:  # as a server with persistence would still have it
         client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
         again = Lock(NAME, token=TOKEN)
         assert you(again, "acquire", blocking=False) is True
@@ -406,10 +408,10 @@ def test_a_token_that_nobody_in_this_process_is_at_work_with_any_more_adopts_its
         assert holder(client) == ""
 
 
-def test_it_is_adopted_also_when_the_subscription_comes_while_it_is_asked_for(
+def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request(
     crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks as one who does not listen, and listens by the time Redis looks, seems to be another process."""
+    """A request sent before the subscription, which Redis runs after it, seems to come from another process."""
     you, again = crowd(), Lock(NAME, token=TOKEN)
     acquire, listened = calls.acquire, []
 
@@ -430,19 +432,17 @@ def test_it_is_adopted_also_when_the_subscription_comes_while_it_is_asked_for(
 
 
 @pytest.mark.complete
-def test_a_process_that_was_started_again_takes_its_own_lock_again(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_restarted_process_adopts_its_own_lock(start: Start, client: redis.Redis, eventually: Eventually) -> None:
     first, again = (start(WORKS, name=NAME, options={"ttl": 3, "token": TOKEN}) for _ in range(2))
     again.expect("ready")
     _, fence, _ = ask(first, "acquire")
     ask(first, "listens")
-    assert ask(again, "acquire")[0] == "False"  # the first one lives
+    assert ask(again, "acquire")[0] == "False"  # the first process is alive
     first.kill()
     eventually(lambda: len(client.pubsub_channels("*wake:*")) <= 1)
     acquired, new_fence, token = ask(again, "acquire")
     assert (acquired, token) == ("True", TOKEN)
-    assert int(new_fence) > int(fence)  # should the first one live after all, what it writes is told apart
+    assert int(new_fence) > int(fence)  # if the first process is alive after all, its writes can be told apart
     is_renewed(client, eventually)
     assert ask(again, "state") == ["True", "False"]
     ask(again, "release")
@@ -458,7 +458,7 @@ def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
     lock = Lock(NAME, token=TOKEN)
     assert not lock.acquire(blocking=False)
     worker.signal(signal.SIGSTOP)
-    client.client_kill_filter(_type="pubsub", skipme=True)  # as if it was cut off
+    client.client_kill_filter(_type="pubsub", skipme=True)  # as if it were cut off
     eventually(lambda: lock.acquire(blocking=False))
     worker.signal(signal.SIGCONT)
     assert " ".join(worker.expect("lost")) == ADOPTED
@@ -469,8 +469,8 @@ def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
     assert holder(client) == ""
 
 
-def test_a_holder_that_polls_is_not_taken_for_dead(crowd: Crowd, start: Start) -> None:
-    """Nobody can tell, since it does not listen: only what it has detached is adopted."""
+def test_a_holder_that_polls_is_not_considered_dead(crowd: Crowd, start: Start) -> None:
+    """It is not subscribed, so nobody can tell: only locks that it has detached are adopted."""
     worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True})
     ask(worker, "acquire")
     assert crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False) is False
@@ -478,7 +478,7 @@ def test_a_holder_that_polls_is_not_taken_for_dead(crowd: Crowd, start: Start) -
 
 
 @pytest.mark.complete
-def test_the_bearer_of_the_token_can_release_a_lock_that_is_held_elsewhere_and_its_holder_is_told(
+def test_a_lock_that_is_held_elsewhere_can_be_released_with_its_token_and_its_holder_is_told(
     crowd: Crowd, start: Start, client: redis.Redis
 ) -> None:
     worker = start(WORKS, name=NAME, options={"token": TOKEN})
@@ -495,16 +495,14 @@ def test_the_bearer_of_the_token_can_release_a_lock_that_is_held_elsewhere_and_i
 
 
 def adopt_elsewhere(client: redis.Redis) -> str:
-    """As another process does that has the token; returns the id of its attempt."""
+    """Adopt the lock as another process with the token would; return the id of that attempt."""
     id, _, flag, fence, since, token, *owner = value(client)
     token = id if token == "-" else token
     client.set(LOCK, " ".join(["an-id-of-another-attempt", "-", flag, fence, since, token, *owner]), px=30_000)
     return holder(client)
 
 
-def test_the_release_of_a_former_holder_leaves_the_lock_to_the_one_who_adopted_it(
-    crowd: Crowd, client: redis.Redis
-) -> None:
+def test_the_release_of_a_former_holder_leaves_the_lock_to_its_adopter(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     adopter = adopt_elsewhere(client)
@@ -514,7 +512,7 @@ def test_the_release_of_a_former_holder_leaves_the_lock_to_the_one_who_adopted_i
     assert holder(client) == adopter
 
 
-def test_a_renewal_tells_that_the_lock_was_adopted_elsewhere(
+def test_a_renewal_reports_that_the_lock_was_adopted_elsewhere(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -528,7 +526,7 @@ def test_a_renewal_tells_that_the_lock_was_adopted_elsewhere(
     assert holder(client) == adopter
 
 
-def test_a_release_in_the_background_leaves_the_lock_to_the_one_who_adopted_it(
+def test_a_release_in_the_background_leaves_the_lock_to_its_adopter(
     crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
     def section() -> None:
@@ -545,7 +543,7 @@ def test_a_release_in_the_background_leaves_the_lock_to_the_one_who_adopted_it(
 
 
 def test_a_release_by_token_that_finds_the_lock_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It went between the look at its holder and the release."""
+    """It vanished between reading its holder and releasing it."""
 
     def too_late(*args: Any, **options: Any) -> Any:
         yield from ()

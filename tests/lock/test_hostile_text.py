@@ -1,4 +1,4 @@
-"""Texts that users of a site type, and that become part of a name: they imitate, break and steer nothing."""
+"""Text that users of a site type and that becomes part of a name: it cannot imitate other names or break anything."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_any_value_can_be_part_of_a_name_and_imitates_no_other(value: Any) -> No
 
 
 def test_a_long_text_is_quoted_in_the_time_that_a_few_regular_expressions_take() -> None:
-    """A function that is called for each character would take ten times as long as one that does nothing."""
+    """Calling a Python function for each character, even one that does nothing, would take ten times as long."""
     text = "%a" * (MEGA // 10)
     start = time.process_time()
     re.sub("%", lambda found: "%25", text)
@@ -88,7 +88,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: ascii(path)[:20])
-def test_a_path_is_text_to_whoever_reads_of_its_lock(
+def test_a_path_is_shown_as_plain_text_wherever_its_lock_is_shown(
     path: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[tuple[str, int]] = []

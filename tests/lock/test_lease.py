@@ -1,4 +1,4 @@
-"""The lease: how it is renewed, extended and told; and when renewal ends."""
+"""The lease: how it is renewed, extended and shown, and when renewal ends."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.helpers.state import LOCK, NAME, lease_of, put, value
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django
 
-SHORT = 3.0  # seconds of TTL: renewed each second, with two to spare
+SHORT = 3.0  # TTL in seconds: renewed every second, with two to spare
 
 
 def end(client: redis.Redis) -> float:
-    """When the lease ends, in seconds by the server's clock."""
+    """The end of the lease, in seconds by the server's clock."""
     return server_time(client) / 1e6 + int(client.pttl(LOCK)) / 1000
 
 
@@ -50,7 +50,7 @@ def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: s
 
 @pytest.mark.parametrize(("method", "args"), [("extend", (1,)), ("reacquire", ()), ("detach", ())])
 @pytest.mark.parametrize("taken", [False, True])
-def test_what_would_move_the_end_of_a_lost_lease_says_that_it_is_lost(
+def test_extending_a_lost_lease_raises_lock_lost(
     crowd: Crowd, method: str, args: tuple[Any, ...], taken: bool, client: redis.Redis
 ) -> None:
     me, lock = crowd(), Lock(NAME)
@@ -70,7 +70,7 @@ def test_what_would_move_the_end_of_a_lost_lease_says_that_it_is_lost(
     ("method", "options", "auto_renew"),
     [("extend", {"replace_ttl": True}, False), ("detach", {}, False), ("detach", {}, True)],
 )
-def test_a_lease_that_redis_may_have_shortened_unheard_is_lost_before_somebody_else_has_the_lock(
+def test_a_lease_that_redis_may_have_shortened_without_an_answer_is_lost_before_anybody_else_gets_the_lock(
     crowd: Crowd,
     network: Proxy,
     retry_for: Callable[[float], None],
@@ -96,7 +96,7 @@ def test_a_lease_that_redis_may_have_shortened_unheard_is_lost_before_somebody_e
 def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
     crowd: Crowd, network: Proxy, eventually: Eventually
 ) -> None:
-    """A command that holds its lock for a time at least may leave it for the last millisecond."""
+    """A command with a minimum time may detach its lock in the last millisecond."""
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=600, using="far", on_lost=losses.append)
     me(lock, "acquire")
@@ -110,7 +110,7 @@ def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_afte
     assert losses == []
 
 
-def test_an_extend_that_is_answered_after_the_loss_was_told_raises(
+def test_an_extend_that_is_answered_after_the_loss_was_reported_raises(
     crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=60)
@@ -143,7 +143,7 @@ def test_remaining_lost_and_check_follow_the_local_clock(
     assert me.read(lock.remaining) == 0.0
     with pytest.raises(LockLost, match="its lease ended"):
         me.read(lock.check)
-    eventually(lambda: not client.exists(LOCK))  # it ends there a little later
+    eventually(lambda: not client.exists(LOCK))  # in Redis it ends a little later
     with pytest.raises(LockLost):
         me(lock, "release")
 

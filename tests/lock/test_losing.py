@@ -1,4 +1,4 @@
-"""Losing a lock that is held: who notices it and when, and how the holder is told."""
+"""Losing a held lock: what notices it and when, and how the holder is told."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_flush_is_noticed_at_the_next_renewal(
     hears(me, lock)
     client.flushall()
     eventually(lambda: losses)
-    assert losses[0].reason == VANISHED  # not by the local clock
+    assert losses[0].reason == VANISHED  # not because of the local clock
     with pytest.raises(LockLost, match="gone from Redis"):
         me.read(lock.check)
     with pytest.raises(LockLost, match="gone from Redis"):
@@ -61,7 +61,7 @@ def test_a_flush_is_noticed_at_the_next_renewal(
     assert len(losses) == 1
 
 
-def test_a_lock_that_somebody_else_has_now_is_lost_and_left_alone(
+def test_a_lock_that_somebody_else_holds_now_is_lost_and_left_alone(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -77,7 +77,7 @@ def test_a_lock_that_somebody_else_has_now_is_lost_and_left_alone(
 
 
 @pytest.mark.parametrize("extended", [False, True])
-def test_a_force_released_holder_hears_of_it_by_message(
+def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
     crowd: Crowd, using: str, extended: bool, hears: Hears, eventually: Eventually, heard: Heard
 ) -> None:
     losses: list[LockLost] = []
@@ -89,7 +89,7 @@ def test_a_force_released_holder_hears_of_it_by_message(
     hears(me, lock)
     assert force_release(NAME, using=using, by="the test") is not None
     eventually(lambda: losses)
-    assert losses[0].reason == FORCED == "it was force-released"  # which only the message says
+    assert losses[0].reason == FORCED == "it was force-released"  # only the message says so
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     with pytest.raises(LockLost, match="force-released"):
         me(lock, "release")
@@ -100,7 +100,7 @@ def test_a_force_released_holder_hears_of_it_by_message(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_holder_that_polls_hears_of_it_at_its_next_renewal(
+def test_a_holder_that_polls_learns_of_it_at_its_next_renewal(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     losses: list[LockLost] = []
@@ -112,7 +112,7 @@ def test_a_holder_that_polls_hears_of_it_at_its_next_renewal(
     assert client.pubsub_channels() == []
 
 
-def test_a_loss_that_the_release_finds_out_is_told_as_well(
+def test_a_loss_that_the_release_discovers_is_reported_as_well(
     crowd: Crowd, using: str, eventually: Eventually, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses: list[LockLost] = []
@@ -127,7 +127,7 @@ def test_a_loss_that_the_release_finds_out_is_told_as_well(
     assert caplog.text.count("event=lost") == 1
 
 
-def test_the_end_of_a_lease_is_told_when_redis_refuses_the_renewal(
+def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
     crowd: Crowd, own: RedisServer, settings: Settings, eventually: Eventually
 ) -> None:
     database = {**settings.CACHES["default"], "LOCATION": f"redis://127.0.0.1:{own.port}/1"}
@@ -146,7 +146,7 @@ def test_the_end_of_a_lease_is_told_when_redis_refuses_the_renewal(
 
 
 def test_on_lost_is_called_in_a_thread_of_its_own_once_the_lock_counts_as_lost(crowd: Crowd) -> None:
-    """Also where the holder itself finds it out, so what on_lost waits for may be what the holder does next."""
+    """Even if the holder itself discovers the loss, so on_lost may wait for something that the holder does next."""
     me = crowd()
     seen: Future[tuple[bool, str]] = Future()
 
@@ -162,7 +162,7 @@ def test_on_lost_is_called_in_a_thread_of_its_own_once_the_lock_counts_as_lost(c
     assert seen.result(GENEROUS) == (True, "redislock-notifier")
 
 
-def test_an_on_lost_that_raises_stops_neither_the_renewal_nor_the_news_of_other_locks(
+def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     def on_lost(error: LockLost) -> None:
@@ -183,7 +183,7 @@ def test_an_on_lost_that_raises_stops_neither_the_renewal_nor_the_news_of_other_
     kept.release()
 
 
-def test_what_a_site_does_about_a_loss_holds_up_nobody_who_waits(other: Callable[[], Other]) -> None:
+def test_a_slow_on_lost_delays_no_waiter(other: Callable[[], Other]) -> None:
     mutex = threading.Lock()
     told = threading.Event()
 
@@ -195,7 +195,7 @@ def test_what_a_site_does_about_a_loss_holds_up_nobody_who_waits(other: Callable
     me(Lock("lost", on_lost=on_lost).acquire)
     busy(Lock(NAME).acquire)
     with mutex, contextlib.ExitStack() as stack:
-        # what on_lost wants is held by the thread that waits, and that may be the one that reads
+        # on_lost wants something that the waiting thread holds, and that thread may be the one that reads messages
         def force_release_when_somebody_waits() -> None:
             while not ((info := get_lock(NAME)) and info.waiters):
                 pass

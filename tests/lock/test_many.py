@@ -33,7 +33,8 @@ class Section:
 
 @pytest.mark.complete
 def test_a_lock_costs_as_much_in_a_thread_or_task_that_holds_thousands(crowd: Crowd) -> None:
-    """Ten times as many cost ten times as much; where each is compared with all others, a hundred times."""
+    """Ten times as many locks cost ten times as much. If each were compared with all others, it would be a hundred
+    times."""
     me, used = crowd(), []
     for number in (FEW, MANY):
         section = Section(number)

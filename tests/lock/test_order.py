@@ -26,7 +26,7 @@ ID = "an-id-that-the-tests-know"
 
 @pytest.fixture
 def both() -> Iterator[Callable[[], Any]]:
-    """Makes a thread and a task by turns."""
+    """Makes a thread and a task alternately."""
     with ExitStack() as stack:
         crowds = [stack.enter_context(closing(Crowd(tasks=tasks))) for tasks in (False, True)]
         made: list[Any] = []
@@ -39,7 +39,7 @@ def both() -> Iterator[Callable[[], Any]]:
 
 
 def in_turn(people: list[Any], using: str | None, eventually: Eventually) -> list[int]:
-    """The order in which these get a lock that they have asked for one after the other."""
+    """The order in which these get a lock, having asked for it one after the other."""
     me, lock, order = people[0], Lock(NAME, using=using), list[int]()
     me(lock, "acquire")
     waiting = []
@@ -94,7 +94,7 @@ hear()
 """
 
 
-def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_release_before(
+def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_previous_release(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     workers = [start(IN_TURN, name=NAME) for _ in range(3)]
@@ -146,10 +146,11 @@ def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
 
 @pytest.mark.parametrize("age", [0, -GENEROUS])
 @pytest.mark.parametrize("how", ["released", "gone"])
-def test_nobody_overtakes_one_who_waits(
+def test_nobody_overtakes_a_waiter(
     crowd: Crowd, how: str, age: float, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """However short it has waited, though the clock was ahead when it came, and though it does not take the lock up."""
+    """However short it has waited, even if the clock was ahead when it queued, and even if it does not come for the
+    lock."""
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     ghost().queue(ID, name=NAME, age=age)
@@ -166,13 +167,13 @@ def test_nobody_overtakes_one_who_waits(
 # -- what goes wrong on the way ---------------------------------------------------------------------------------------
 
 
-def test_what_an_evicted_queue_leaves_is_cleared_up_by_whoever_gets_the_lock(
+def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.2)
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
-    me(lock, "detach")  # nobody looks after it
+    me(lock, "detach")  # so nothing renews it
     waiting = you.start(lock, "acquire", blocking_timeout=GENEROUS)
     eventually(lambda: queued(client))
     client.delete(QUEUE, LOCK)

@@ -92,7 +92,7 @@ def test_a_waiter_gives_up_after_a_long_outage(
     assert caught.value.name == NAME
 
 
-def test_a_waiter_outlives_a_restart_of_redis_and_gets_its_lock(
+def test_a_waiter_survives_a_restart_of_redis_and_gets_its_lock(
     crowd: Crowd, own: RedisServer, eventually: Eventually
 ) -> None:
     me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
@@ -127,10 +127,10 @@ def test_the_release_after_a_restart_says_that_the_lock_was_lost(
     assert me(lock, "acquire")
 
 
-def test_a_waiter_outlives_a_flush_and_gets_its_lock(
+def test_a_waiter_survives_a_flush_and_gets_its_lock(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)  # nobody tells
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)  # there is no message
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")
@@ -139,7 +139,7 @@ def test_a_waiter_outlives_a_flush_and_gets_its_lock(
     assert waiting.result(GENEROUS) is True
 
 
-def test_a_waiter_outlives_the_loss_of_every_connection_and_of_its_place(
+def test_a_waiter_survives_the_loss_of_every_connection_and_of_its_place(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)

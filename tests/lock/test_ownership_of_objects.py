@@ -1,4 +1,5 @@
-"""One object for many, many objects for one: sharing, reentrance, and waiting for oneself."""
+"""One Lock object for several threads or tasks, and several objects for one: sharing, reentrance, waiting for
+oneself."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Eventually = Callable[..., Any]
 # -- sharing ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_object_shared_by_many_has_an_acquisition_for_each(crowd: Crowd, using: str) -> None:
+def test_a_shared_object_has_a_separate_acquisition_for_each_thread_or_task(crowd: Crowd, using: str) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, using=using, blocking_timeout=GENEROUS)
 
     def known(who: Any) -> tuple[str | None, int | None]:
@@ -49,7 +50,7 @@ def test_one_object_shared_by_many_has_an_acquisition_for_each(crowd: Crowd, usi
 
 
 class Sections:
-    """Sections under one lock, in which others have a chance to be."""
+    """Sections under one lock that let others run, so that two could be inside at once."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock = lock
@@ -81,7 +82,7 @@ class Sections:
                 self.leave()
 
 
-def test_those_who_share_one_object_exclude_each_other(crowd: Crowd, using: str) -> None:
+def test_threads_or_tasks_that_share_an_object_exclude_each_other(crowd: Crowd, using: str) -> None:
     sections = Sections(Lock(NAME, using=using, blocking_timeout=GENEROUS))
     for future in [crowd().start(sections, "run") for _ in range(8)]:
         future.result(GENEROUS)
@@ -90,7 +91,7 @@ def test_those_who_share_one_object_exclude_each_other(crowd: Crowd, using: str)
     assert sections.fences == sorted(set(sections.fences))
 
 
-def test_who_shares_the_object_sees_how_long_the_holder_has_it_and_whether_it_is_lost(
+def test_others_that_share_the_object_see_the_remaining_lease_and_whether_the_lock_is_lost(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     """A helper of the holder may watch the lease, but cannot use the lock."""
@@ -107,7 +108,7 @@ def test_who_shares_the_object_sees_how_long_the_holder_has_it_and_whether_it_is
     assert not isinstance(caught.value, LockLost)
 
 
-def test_what_a_thread_has_acquired_in_another_context_is_its_own(client: redis.Redis) -> None:
+def test_a_thread_owns_what_it_has_acquired_in_another_context(client: redis.Redis) -> None:
     lock = Lock(NAME)
     assert Context().run(lock.acquire)
     assert lock.owned()
@@ -136,7 +137,7 @@ def test_a_reentrant_lock_is_free_after_as_many_releases_as_acquires(crowd: Crow
         me(lock, "release")
 
 
-def test_reentrance_holds_across_objects_but_not_across_people(crowd: Crowd, client: redis.Redis) -> None:
+def test_reentrance_works_across_objects_but_not_across_threads_or_tasks(crowd: Crowd, client: redis.Redis) -> None:
     me, you, outer, inner = crowd(), crowd(), Lock(NAME), Lock(NAME, reentrant=True)
     me(outer, "acquire")
     assert me(inner, "acquire")
@@ -195,8 +196,8 @@ def test_with_a_bound_a_lock_held_by_oneself_is_simply_not_acquired(crowd: Crowd
     assert holder(client) == ""
 
 
-def test_who_has_lost_a_lock_may_wait_for_it_without_end(crowd: Crowd, client: redis.Redis) -> None:
-    """Redis is asked before anybody is said to wait for itself."""
+def test_a_caller_that_has_lost_a_lock_may_wait_for_it_without_end(crowd: Crowd, client: redis.Redis) -> None:
+    """Redis is asked first, before the error about waiting for oneself is raised."""
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     client.delete(LOCK)
@@ -204,7 +205,7 @@ def test_who_has_lost_a_lock_may_wait_for_it_without_end(crowd: Crowd, client: r
     assert me.read(lambda: lock.lost)
 
 
-def test_a_lock_of_ones_own_that_ends_by_itself_can_be_waited_for(crowd: Crowd) -> None:
+def test_a_caller_can_wait_for_its_own_lock_if_that_ends_by_itself(crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME, ttl=0.5, auto_renew=False)
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)

@@ -1,4 +1,4 @@
-"""What is guaranteed in figures, and what must hold whatever a process does. Times measured are printed (-s)."""
+"""Guarantees with figures, and guarantees that hold whatever a process does. Measured times are printed (with -s)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.helpers.state import LOCK, NAME, WAITERS, holder, queued
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
 
-# Takes the lock, and tells when: time.monotonic() is the same clock in all processes of a machine.
+# Acquires the lock, and prints when: time.monotonic() is the same clock in all processes of a machine.
 WAITS = """
 lock = Lock(name, blocking_timeout=60)
 say("ready")
@@ -33,7 +33,7 @@ say("acquired", time.monotonic())
 hear()
 """
 
-# One process, warmed up, that becomes many waiters.
+# One process that is warmed up first, and then becomes many waiters.
 FORKS = """
 with Lock("warm-up"):
     pass
@@ -70,7 +70,8 @@ def connections(client: redis.Redis) -> int:
 def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
     server: RedisServer, client: redis.Redis, other_alias: Callable[..., str], eventually: Eventually
 ) -> None:
-    """However many wait, and however small the pool of the alias, the holder can release and all get through."""
+    """However many wait, and however small the pool of the alias, the holder can release, and everybody gets the
+    lock."""
     using = other_alias(f"redis://localhost:{server.port}/0", CONNECTION_POOL_KWARGS={"max_connections": 2})
     inside, fences, errors = threading.Lock(), [], []
 
@@ -106,7 +107,7 @@ def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases
 def test_after_kill_9_of_all_before_it_a_waiting_process_has_the_lock_within_50_ms_of_the_release(
     count: int, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Dead waiters cost a release next to nothing: nobody is made to wait for any of them."""
+    """Dead waiters cost a release almost nothing: no live waiter has to wait for a dead one."""
     crowd = start(FORKS, name=NAME, count=count)
     last = start(WAITS, name=NAME)
     crowd.expect("ready")
@@ -135,7 +136,7 @@ def test_after_kill_9_of_all_before_it_a_waiting_process_has_the_lock_within_50_
     (when,) = last.expect("acquired")
     took = float(when) - released
     print(f"lock of the one behind {count} dead waiters after the release: {took * 1000:.1f} ms")
-    assert took < 0.25  # 50 ms on a quiet machine; one dead waiter taken for alive would cost a lease of 10 s
+    assert took < 0.25  # 50 ms on a quiet machine; a dead waiter considered alive would cost a lease of 10 s
 
 
 HOLDS = """
@@ -149,7 +150,7 @@ hear()
 def test_after_kill_9_of_the_holder_the_next_has_the_lock_within_ttl_and_100_ms(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """A lease that nobody renews any more ends, and whoever waits looks at that moment."""
+    """A lease that is no longer renewed ends, and waiters look at that moment."""
     dies, waits = start(HOLDS, name=NAME), start(WAITS, name=NAME)
     waits.expect("ready")
     dies.expect("acquired")
@@ -183,9 +184,9 @@ hear()
 
 
 def test_a_holder_whose_lock_is_force_released_learns_it_within_50_ms(start: Start) -> None:
-    """The old holder is told at once, and does not find out at its next renewal, 10 s later."""
+    """The old holder is told at once, not at its next renewal, 10 s later."""
     times: list[float] = []
-    while not times or (times[-1] >= 0.05 and len(times) < 10):  # a busy machine may take longer, but not always
+    while not times or (times[-1] >= 0.05 and len(times) < 10):  # a busy machine may take longer, but not every time
         worker = start(HEARS, name=NAME)
         worker.expect("acquired")
         forced = monotonic()
@@ -225,7 +226,8 @@ else:
 def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_its_parent(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The child holds nothing: not by its lock objects, not in its watchdog; what it waits for, it waits for."""
+    """The child holds nothing, neither through its Lock objects nor in its watchdog; it waits like any other
+    process."""
     parent = start(IS_FORKED, name=NAME)
     (child,) = parent.expect("forked")
     try:
@@ -238,7 +240,7 @@ def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_it
         assert f":{parent.pid}:" in found.decode()
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitpid(parent.pid, os.WUNTRACED)
-        eventually(lambda: not client.exists(LOCK))  # the child, alive, does not renew
+        eventually(lambda: not client.exists(LOCK))  # the child is alive, but does not renew
         os.kill(int(child), 0)
     finally:
         os.kill(int(child), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Who does not get a lock: how many may wait, what is said of it, and who is named."""
+"""Callers that do not get a lock: how many may wait, what the errors and signals say, and whom they name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def waiters(using: str) -> int:
 
 
 @POLLS
-def test_one_more_than_may_wait_is_refused_at_once(
+def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually
 ) -> None:
     holder, last = crowd(), crowd()
@@ -80,10 +80,10 @@ def test_it_is_refused_in_one_round_trip(crowd: Crowd, client: redis.Redis) -> N
     assert count(client, "evalsha") == before + 1
 
 
-def test_who_waits_already_goes_on_waiting_when_the_queue_is_full(
+def test_a_waiter_keeps_waiting_when_the_queue_is_full(
     crowd: Crowd, eventually: Eventually, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it looks again and again."""
+    """Even though it sends its request again and again."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.01)
     holder, held = crowd(), Lock(NAME)
     holder(held, "acquire")
@@ -96,7 +96,7 @@ def test_who_waits_already_goes_on_waiting_when_the_queue_is_full(
 
 
 @pytest.mark.complete
-def test_who_comes_back_with_a_ticket_is_let_in_though_the_queue_is_full(
+def test_a_waiter_that_comes_back_with_a_ticket_may_queue_even_if_the_queue_is_full(
     crowd: Crowd, eventually: Eventually, client: redis.Redis, ghost: Callable[..., Ghost]
 ) -> None:
     holder, held = crowd(), Lock(NAME)
@@ -112,7 +112,7 @@ def test_who_comes_back_with_a_ticket_is_let_in_though_the_queue_is_full(
 
 
 @pytest.mark.complete
-def test_the_dead_do_not_count(
+def test_dead_waiters_do_not_count(
     crowd: Crowd, client: redis.Redis, ghost: Callable[..., Ghost], eventually: Eventually
 ) -> None:
     holder, last = crowd(), crowd()
@@ -166,7 +166,7 @@ def test_the_error_says_how_many_wait(crowd: Crowd) -> None:
     ],
     ids=str,
 )
-def test_who_is_refused_is_told_by_whom_it_is_held(
+def test_the_error_names_the_holder(
     options: dict[str, Any], outcome: str, crowd: Crowd, using: str, heard: Heard, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder, last = crowd(), crowd()
@@ -192,10 +192,10 @@ def test_who_is_refused_is_told_by_whom_it_is_held(
 
 @pytest.mark.complete
 @pytest.mark.parametrize("says", ["error", "log"])
-def test_whom_it_has_waited_for_in_the_end_is_named(
+def test_the_error_names_the_holder_at_the_end_of_the_wait(
     says: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another than had the lock when it began to wait."""
+    """It is another one than at the beginning of the wait."""
     first, second, last = crowd(), crowd(), crowd()
     held = Lock(NAME, ttl=600)
     first(held, "acquire")
@@ -224,7 +224,7 @@ def test_a_suspended_lock_is_held_by_nobody(crowd: Crowd) -> None:
     assert error.holder.startswith("nobody (suspended by ")
 
 
-def test_one_that_only_adopts_asks_once(crowd: Crowd) -> None:
+def test_an_adopter_asks_once(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     lock = Lock(NAME)
     me(lock, "acquire")
@@ -232,7 +232,7 @@ def test_one_that_only_adopts_asks_once(crowd: Crowd) -> None:
     assert refused(you, Lock(NAME, token=token, adopt=True)).outcome == "busy"
 
 
-def test_redis_pys_interface_tells_it_as_well(crowd: Crowd) -> None:
+def test_the_error_of_cache_lock_says_the_same(crowd: Crowd) -> None:
     crowd()(Lock(NAME), "acquire")
     with pytest.raises(LockNotAcquired) as caught:
         CacheLock(NAME, blocking_timeout=0.05).__enter__()
@@ -241,7 +241,7 @@ def test_redis_pys_interface_tells_it_as_well(crowd: Crowd) -> None:
     assert error.holder
 
 
-def test_it_costs_no_round_trip_more(crowd: Crowd, client: redis.Redis) -> None:
+def test_naming_the_holder_costs_no_extra_round_trip(crowd: Crowd, client: redis.Redis) -> None:
     holder, last = crowd(), crowd()
     holder(Lock(NAME), "acquire")
     last(Lock("warm-up"), "acquire")
@@ -295,7 +295,7 @@ def test_every_signal_has_the_template(heard: Heard, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("option", ["template", "purpose"])
-def test_a_text_that_is_none_is_a_clear_error(option: str, nowhere: None) -> None:
+def test_a_template_that_is_no_text_is_a_clear_error(option: str, nowhere: None) -> None:
     with pytest.raises(TypeError, match=f"{option} must be a str, not 7"):
         Lock(NAME, **{option: 7})  # type: ignore[arg-type]
 
@@ -304,7 +304,7 @@ def test_a_text_that_is_none_is_a_clear_error(option: str, nowhere: None) -> Non
 
 
 @POLLS
-def test_who_waits_long_says_once_for_whom(
+def test_a_long_wait_is_logged_once_with_the_holder(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder, held = crowd(), Lock(NAME, using=using)
@@ -321,7 +321,7 @@ def test_who_waits_long_says_once_for_whom(
     assert caplog.text.count("still-waiting") == 1
 
 
-def test_one_asks_for_whom_all_of_a_process_wait(
+def test_one_waiter_of_a_process_asks_who_the_holder_is_for_all_of_them(
     crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ("many", "others")
@@ -336,14 +336,14 @@ def test_one_asks_for_whom_all_of_a_process_wait(
         eventually(lambda: caplog.text.count("event=still-waiting") == 20)
         looks = 1 + (monotonic() - begun) / LOOK_EVERY
         said = [record.created for record in caplog.records if "event=still-waiting" in record.msg]
-        told = 2 + (max(said) - min(said)) / NEWS  # not all of them come to it at the same moment
+        told = 2 + (max(said) - min(said)) / NEWS  # they do not all reach that point at the same moment
         assert count(client, "evalsha") - asked <= len(names) * (looks + told)
     for name in names:
         assert len(re.findall(f"event=still-waiting name={name} owner=", caplog.text)) == 10
 
 
 @pytest.mark.complete
-def test_its_deadline_holds_though_redis_hangs_when_it_is_asked_who_that_is(
+def test_a_timeout_is_kept_even_if_redis_hangs_when_asked_for_the_holder(
     crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     crowd()(Lock(NAME, ttl=600), "acquire")
@@ -357,7 +357,7 @@ def test_its_deadline_holds_though_redis_hangs_when_it_is_asked_who_that_is(
     assert "event=still-waiting" in caplog.text
 
 
-def test_who_waits_long_for_a_member_says_so(
+def test_a_long_wait_for_a_member_of_a_pool_is_logged(
     crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     me = crowd()
@@ -371,13 +371,13 @@ def test_who_waits_long_for_a_member_says_so(
         waiting.result(GENEROUS)
 
 
-def test_a_pool_that_has_none_to_give_is_named_by_its_name(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pool_without_a_free_member_is_named_in_the_log(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(LockNotAcquired):
         crowd()(LockPool("workers"), "acquire", blocking_timeout=0)
     assert "event=not-acquired pool=workers template=" in caplog.text
 
 
-def test_nobody_says_so_where_the_setting_is_none(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_wait_is_logged_if_the_setting_is_none(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     holder = crowd()
     holder(Lock(NAME), "acquire")
     with override_settings(REDISLOCK={"SLOW_WAIT": None}):
@@ -385,7 +385,7 @@ def test_nobody_says_so_where_the_setting_is_none(crowd: Crowd, caplog: pytest.L
     assert "still-waiting" not in caplog.text
 
 
-def test_what_was_refused_leaves_nothing(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+def test_a_refused_request_leaves_nothing_behind(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
     holder, held = crowd(), Lock(NAME)
     holder(held, "acquire")
     refused(crowd(), Lock(NAME, max_waiters=0))

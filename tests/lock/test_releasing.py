@@ -1,4 +1,4 @@
-"""Releasing: only what is held here, once, and whatever has become of it meanwhile."""
+"""Releasing: only what is held here, only once, and whatever has happened to the lock meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def is_not_owned(person: Any, lock: Lock, method: str, *args: Any) -> None:
     assert caught.value.name == NAME
 
 
-def test_only_whoever_has_acquired_a_lock_releases_it_and_only_once(crowd: Crowd, using: str) -> None:
+def test_only_the_thread_or_task_that_has_acquired_a_lock_can_release_it_and_only_once(
+    crowd: Crowd, using: str
+) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
     is_not_owned(me, lock, "release")
     me(lock, "acquire")
@@ -43,10 +45,10 @@ def test_a_lock_that_was_acquired_and_released_leaves_nothing_in_redis(crowd: Cr
     assert leftovers(client) == []
 
 
-def test_a_release_that_meets_one_in_the_background_is_no_loss(
+def test_a_release_after_one_in_the_background_is_no_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """As when a block is interrupted, and a finally behind it releases what the block has held."""
+    """This happens when a block is interrupted, and a ``finally`` after it releases the block's lock."""
     lock = Lock(NAME)
     lock.acquire()
     section = current_owner().section(lock)
@@ -64,8 +66,8 @@ def test_a_release_that_meets_one_in_the_background_is_no_loss(
     assert "event=lost" not in caplog.text
 
 
-def test_whoever_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
-    """As the child sees it; with a real one in project/test_forks.py."""
+def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
+    """Simulated here; project/test_forks.py has a real child."""
     lock = Lock(NAME)
     with pytest.raises(LockNotOwned, match="Cannot release"), lock:
         lease_of(lock).pid -= 1
@@ -85,7 +87,7 @@ def test_extending_checking_and_detaching_need_a_lock_that_is_held_here(crowd: C
     assert you(lock, "owned")
 
 
-def test_the_release_of_a_lost_lock_says_so_and_forgets_it(crowd: Crowd, using: str) -> None:
+def test_releasing_a_lost_lock_raises_lock_lost_and_forgets_the_lock(crowd: Crowd, using: str) -> None:
     me, lock = crowd(), Lock(NAME, using=using)
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)
@@ -111,7 +113,7 @@ def test_the_lock_of_the_next_holder_survives_the_release_of_a_lost_one(crowd: C
 
 def test_a_token_that_does_not_hold_the_lock_cannot_release_it(crowd: Crowd, using: str) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
-    # tokens compare whole, never by their begin
+    # tokens are compared as a whole, not by prefix
     me(lock, "acquire", token=f"{TOKEN}-and-more")
     forged = Lock(NAME, token=TOKEN, using=using)
     is_not_owned(you, forged, "release")
@@ -120,7 +122,7 @@ def test_a_token_that_does_not_hold_the_lock_cannot_release_it(crowd: Crowd, usi
 
 
 def test_the_id_of_an_attempt_is_no_token(crowd: Crowd, client: redis.Redis) -> None:
-    """It travels in messages; whoever has read one can release nothing."""
+    """Ids travel in messages, so reading a message must not allow anybody to release the lock."""
     me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
     me(lock, "acquire")
     is_not_owned(you, Lock(NAME, token=holder(client)), "release")

@@ -43,7 +43,7 @@ def test_a_seized_lock_has_a_higher_fence_and_its_old_holder_is_told(
     before = you.read(lambda: old.fence)
     me(lock, "seize")
     eventually(lambda: losses)
-    assert losses[0].reason == FORCED  # long before its renewal
+    assert losses[0].reason == FORCED  # long before its next renewal
     assert me.read(lambda: lock.fence) > before
     assert you.read(lambda: old.lost)
     with pytest.raises(LockLost):
@@ -71,9 +71,7 @@ def test_a_lock_is_seized_from_another_process(start: Start, client: redis.Redis
     assert (lock.fence or 0) > int(fence)
 
 
-def test_a_lock_that_nobody_holds_or_wants_is_just_acquired(
-    crowd: Crowd, caplog: pytest.LogCaptureFixture, heard: Heard
-) -> None:
+def test_seizing_a_free_lock_just_acquires_it(crowd: Crowd, caplog: pytest.LogCaptureFixture, heard: Heard) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "seize")
     assert me(lock, "owned")
@@ -82,7 +80,7 @@ def test_a_lock_that_nobody_holds_or_wants_is_just_acquired(
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_lock_is_seized_ahead_of_its_queue_which_keeps_its_places(
+def test_a_lock_is_seized_ahead_of_its_waiters_who_keep_their_places(
     crowd: Crowd, held: bool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     me, you = crowd(), crowd()
@@ -101,7 +99,7 @@ def test_a_lock_is_seized_ahead_of_its_queue_which_keeps_its_places(
     assert holder(client) == FIRST
 
 
-def test_those_who_wait_are_served_in_their_order_after_the_seizure(
+def test_waiters_are_served_in_order_after_the_seizure(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, lock, order, waiting = crowd(), Lock(NAME), [], []
@@ -119,7 +117,7 @@ def test_those_who_wait_are_served_in_their_order_after_the_seizure(
 
 
 def seize_unanswered(crowd: Crowd, network: Proxy) -> tuple[Any, Lock]:
-    """Seize a lock that somebody holds; the first answer of Redis is lost. By whom, and which."""
+    """Seize a held lock; the first answer of Redis is lost. Return who seized it, and the lock."""
     me, you, lock = crowd(), crowd(), Lock(NAME, using="far")
     me(Block(Lock("warm-up", using="far")), "run")
     you(Lock(NAME), "acquire")
@@ -133,12 +131,12 @@ def test_a_repeated_request_does_not_seize_twice(crowd: Crowd, network: Proxy, c
     me, lock = seize_unanswered(crowd, network)
     fence = me.read(lambda: lock.fence)
     assert value(client)[3] == str(fence)
-    assert int(client.get(FENCE) or 0) == fence  # no other was drawn after it
+    assert int(client.get(FENCE) or 0) == fence  # no later fence was drawn
     me(lock, "release")
     assert holder(client) == ""
 
 
-def test_a_seizure_whose_answer_was_lost_is_told_as_well(
+def test_a_seizure_whose_answer_was_lost_is_reported_as_well(
     crowd: Crowd, network: Proxy, caplog: pytest.LogCaptureFixture, heard: Heard
 ) -> None:
     me, lock = seize_unanswered(crowd, network)
@@ -148,7 +146,7 @@ def test_a_seizure_whose_answer_was_lost_is_told_as_well(
     me(lock, "release")
 
 
-def test_who_holds_a_lock_cannot_seize_it_from_itself(crowd: Crowd) -> None:
+def test_a_holder_cannot_seize_its_own_lock(crowd: Crowd) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     for again in (lock, Lock(NAME)):
@@ -170,7 +168,7 @@ def test_a_reentrant_lock_that_is_held_here_is_entered_once_more(crowd: Crowd, c
     assert holder(client) == ""
 
 
-def test_who_has_lost_a_lock_can_seize_it_back(crowd: Crowd) -> None:
+def test_a_holder_that_has_lost_its_lock_can_seize_it_back(crowd: Crowd) -> None:
     me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME)
     me(lock, "acquire")
     you(second, "seize")
@@ -178,9 +176,7 @@ def test_who_has_lost_a_lock_can_seize_it_back(crowd: Crowd) -> None:
     assert (me(lock, "owned"), you(second, "owned")) == (True, False)
 
 
-def test_a_handoff_that_is_seized_puts_its_process_under_no_suspicion(
-    ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
+def test_a_seized_handoff_does_not_make_its_process_suspect(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
     old, lock, elsewhere = Lock(NAME), Lock(NAME), ghost()
     old.acquire()
     elsewhere.queue(FIRST, name=NAME, age=5)
@@ -193,7 +189,7 @@ def test_a_handoff_that_is_seized_puts_its_process_under_no_suspicion(
     assert holder(client) == SECOND
 
 
-def test_what_somebody_else_wrote_is_seized_too(
+def test_a_key_that_something_else_wrote_is_seized_too(
     crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set(LOCK, "of somebody else")
@@ -235,7 +231,7 @@ def test_a_seizure_works_when_redis_is_out_of_memory(crowd: Crowd, own: RedisSer
         client.config_set("maxmemory", 0)
 
 
-def test_a_server_that_may_not_write_tells_nobody_of_a_seizure(
+def test_a_read_only_server_publishes_nothing_about_a_seizure(
     crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
 ) -> None:
     me, you, old = crowd(), crowd(), Lock(NAME)
@@ -243,7 +239,7 @@ def test_a_server_that_may_not_write_tells_nobody_of_a_seizure(
     with own.client() as client:
         pubsub = client.pubsub(ignore_subscribe_messages=True)
         pubsub.psubscribe("redislock*")
-        assert pubsub.get_message(timeout=GENEROUS) is None  # the subscription
+        assert pubsub.get_message(timeout=GENEROUS) is None  # the reply to the subscription
         client.config_set("min-replicas-to-write", 1)
         with pytest.raises(LockUnavailable, match="Not enough good replicas"):
             me(Lock(NAME), "seize")

@@ -55,7 +55,7 @@ def test_acquiring_and_releasing_send_signals(
     eventually(lambda: queued(client) and monotonic() - begin > 0.05)
     me(lock, "release")
     assert waiting.result(GENEROUS)
-    # the next holder's signal may come before the one of the release that made it so
+    # the next holder's signal may come before that of the release that handed the lock over
     ((_, left),) = [entry for entry in heard if entry[0] == "released"]
     (_, mine), (_, next_one) = [entry for entry in heard if entry[0] == "acquired"]
     assert (mine["name"], mine["fence"], left["name"], left["fence"]) == (NAME, first, NAME, first)

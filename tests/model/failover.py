@@ -1,18 +1,18 @@
-"""A failover, of a cluster's shard or by Sentinel: what is lost with the old master, and what the new one knows.
+"""A failover of a cluster's shard or by Sentinel: what is lost with the old master, and what the new one knows.
 
 Node 0 is the master until its replica, node 1, is promoted, which happens once or not at all. What that changes:
 
-* *Writes.* From some moment on the replica gets none, and what the master writes then is lost (at most ``Scene.lost``
-  writes). WAIT says whether the replica has what this very connection has written.
-* *Subscriptions.* The new master counts those that were made there. One at the old master, which may live on as its
-  replica, goes on standing there, and nobody need tell the process that it counts no more.
-* *Clocks.* If the new one is ahead, leases whose end the old master has written end early, and handoffs by the new one
-  that are judged by the old one's clock seem to lie in the future. If it is behind, time does not make fences grow.
-* *Two at work.* On a cluster, the old master wakes up and goes on for a moment: it answers what it had not read, and
-  what it publishes comes through the new one, too.
+* *Writes.* From some moment on the replica gets none, and what the master then writes is lost (at most ``Scene.lost``
+  writes). WAIT says whether the replica has the writes of this connection.
+* *Subscriptions.* The new master counts only those made there. A subscription at the old master, which may now be its
+  replica, continues there, and nothing tells the process that it no longer counts.
+* *Clocks.* If the new master's is ahead, leases written by the old master end early, and handoffs by the new one
+  that are judged by the old one's clock seem to be in the future. If it is behind, time does not make fences grow.
+* *Two masters.* On a cluster, the old master wakes up and continues for a moment: it answers requests that it had not
+  read, and what it publishes also arrives through the new one.
 
-Whoever loses a lease by that is *robbed*: somebody else may enter beside him until his next renewal tells him. With
-replicas asked for (``Scene.acknowledged``), nobody may.
+A holder that loses its lease by this is *robbed*: another one may be inside at the same time until its next renewal.
+With acknowledging replicas (``Scene.acknowledged``), that must not happen.
 
 What can be left out (``Scene.without``):
 
@@ -21,16 +21,16 @@ C2           the anchor from which a handoff's deadline is counted is kept per n
 C2 look      a handoff by a node of which there is no anchor means: look
 C3           an answer from another node than the one subscribed at, or word that it is another one: subscribe there
 C3 all       all waiters look then
-C3 close     the subscription at the old master is closed, and what came through it is not read any more
+C3 close     the subscription at the old master is closed, and its messages are no longer read
 C3 signed    on a cluster, a handoff by another node than the one subscribed at means: look
 C3 late      an answer to a request of an earlier subscription does not count as such an answer
-C6           after a handoff the new holder writes (confirms it), waits for the replicas, and only then is let in
-C6 repeat    so it does where it finds that it has been granted the lock earlier
-C6 renewal   a renewal moves the local deadline when it is acknowledged, and not before
-C7           on a cluster, an answer that comes late counts only where the cluster then says that it is the master's
+C6           after a handoff the new holder writes (confirms it), waits for the replicas, and only then enters
+C6 repeat    so it does when it finds that it was granted the lock earlier
+C6 renewal   a renewal moves the local deadline only once it is acknowledged
+C7           on a cluster, a late answer counts only if the cluster then says that it came from the master
 known        each call carries the highest fence that its process knows
-known wakes  by a wake, too
-adopt        a holder is not taken for dead where it was not subscribed when its lock was written there
+known wakes  wakes carry it, too
+adopt        a holder is not considered dead at a node where it was not subscribed when its lock was written
 renewal      a renewal is about one fence: the same attempt may have been granted the lock again
 ===========  ===========================================================================================================
 """
@@ -44,17 +44,17 @@ from .world import Answer, Attempt, Grant, Lock, Nodes, State, Stored, Violation
 
 
 def sign(world: World, answer: Answer) -> Answer:
-    """What leaves the master: a script's answer, and behind it that of WAIT."""
-    # a grant that was made earlier, by a handoff or by a call that is repeated: of this connection there is no write
+    """What the master sends: a script's answer, and after it that of WAIT."""
+    # a grant that was made earlier, by a handoff or by the first of two repeated calls: this connection wrote nothing
     nothing_written = answer.state == "already" and world.without("C6 repeat")
     sure = not world.scene.acknowledged or not world.nodes.replica or nothing_written
     return answer._replace(node=world.nodes.master, sure=sure)
 
 
 def learn(world: World, home: int, answer: Answer, *, late: bool = False) -> None:
-    """A process reads an answer: so this node is the master, and so late is it there.
+    """A process reads an answer: it learns that this node is the master, and the time there.
 
-    ``late``: it was asked for under an earlier subscription, and may be of a node that was the master then.
+    ``late``: the request was sent under an earlier subscription, so the answer may come from the master of that time.
     """
     process = world.processes[home]
     if world.scene.clock and (answer.node > process.anchor or world.without("C2")):
@@ -68,25 +68,26 @@ def learn(world: World, home: int, answer: Answer, *, late: bool = False) -> Non
 
 
 def learn_fence(world: World, home: int, grant: Grant) -> None:
-    """All later calls of the process carry it. (Elsewhere the server's time alone makes fences grow.)"""
+    """All later calls of the process carry this fence. (Otherwise, the server's time alone makes fences grow.)"""
     if world.scene.clock == "behind" and grant.fence > world.processes[home].known:
         world.process(home, known=grant.fence)
 
 
 def is_late(world: World, home: int, grant: Grant) -> bool:
-    """Whether the lease of a handoff may have ended, as far as the process can tell."""
+    """Whether the lease of a handoff may have ended, as far as the process knows."""
     if world.without("R1"):
         return False
     anchor = world.processes[home].anchor
     if not world.scene.clock or grant.node == anchor or (grant.node < anchor and not world.without("C2")):
         return grant.over
-    # by the clock of the other node: where that is behind, the grant lies in the future, and is good for long
+    # judged by the clock of the other node: if that is behind, the grant is in the future, and seems valid for long
     in_future = (world.scene.clock == "ahead") == (grant.node == 1)
     return not in_future or not (world.without("C2") or world.without("C2 look"))
 
 
 def _unsubscribe(world: World, home: int) -> None:
-    """The subscription is at a node that is not the master: another one follows. What came through it is not read."""
+    """The subscription is at a node that is not the master, so the process subscribes anew. Unread messages are
+    dropped."""
     process = world.processes[home]
     if world.without("C3 close"):
         world.process(home, subscribed="off", old=process.subscribed == "on")
@@ -98,25 +99,25 @@ def _unsubscribe(world: World, home: int) -> None:
 
 
 def rob(world: World, lock: Lock | tuple[()]) -> None:
-    """Its lease ends, and whoever believes it cannot know."""
+    """A lease ends, and a process that believes it cannot know."""
     if lock and world.knows(lock.fence):
         world.node(robbed=(*world.nodes.robbed, lock.fence))
 
 
 def may_overlap(world: World, *fences: int) -> bool:
-    """Whether somebody may enter beside another one: a lease of the two was lost where no rule can prevent it."""
+    """Whether two may be inside at once: the lease of one was lost in a way that no rule can prevent."""
     scene = world.scene
     preventable = scene.acknowledged or not (scene.lost or scene.clock == "ahead")
     return not preventable and any(fence in world.nodes.robbed for fence in fences)
 
 
 def ends_early(world: World, lock: Lock) -> bool:
-    """Whether the lease may be over by the new master's clock, and not yet for those who have read of it."""
+    """Whether the lease may be over by the new master's clock, but not yet for processes that know of it."""
     return lock.node != world.nodes.master and world.scene.clock == "ahead"
 
 
 def is_held(world: World, attempt: Attempt) -> bool:
-    """What renew.lua finds: whether the lock is this attempt's, and by the very grant that it goes by."""
+    """What renew.lua finds: whether this attempt holds the lock, by the very grant that it knows of."""
     lock = world.lock
     if not lock or lock.attempt != attempt:
         return False
@@ -143,7 +144,7 @@ def fail_over(world: World, _: int) -> bool:
         asking = [attempt for attempt, client in enumerate(world.clients) if client.at == "asks"]
         world.node(asleep=world.queue, unread=tuple(asking))
     if replica:
-        # that a master is missed takes seconds, in which a process that runs reads its messages
+        # noticing that a master is gone takes seconds, in which a running process reads its messages
         if not world.nodes.lost or world.is_busy_hearing():
             return False
         world.lock, world.queue, world.mark, world.suspects, last = replica
@@ -162,19 +163,19 @@ def wake_up(world: World, _: int) -> bool:
         return False
     id = nodes.asleep[0]
     if world.processes[world.scene.homes[id]].node == 0:
-        return False  # who is subscribed there believes it: see docs/cluster.rst
+        return False  # processes that are subscribed there believe it: see docs/cluster.rst
     world.node(asleep=())
     hand_over_unawares(world, id)
     return True
 
 
 def is_signed_by_another(world: World, home: int, grant: Grant) -> bool:
-    """Whether a handoff was made by another node than the one at which the process is subscribed."""
+    """Whether a handoff was made by another node than the one that the process is subscribed at."""
     return world.scene.wakes and grant.node != world.processes[home].node and not world.without("C3 signed")
 
 
 def count_lost(world: World, before: State) -> bool:
-    """Counts a write that the replica does not get; False: it is one more than the scene loses."""
+    """Count a write that the replica does not get; False: the scene does not lose that many."""
     nodes: Nodes = before[-1]
     if not nodes.replica or not world.nodes.replica:
         return True
@@ -184,7 +185,7 @@ def count_lost(world: World, before: State) -> bool:
 
 
 def _written(stored: Stored) -> Stored:
-    """Without what only the local clocks know."""
+    """The lock without what only local clocks know."""
     return stored._replace(lock=stored.lock and stored.lock._replace(fresh=True))
 
 
@@ -221,14 +222,15 @@ def renew(world: World, attempt: Attempt) -> bool:
 
 
 def _renew_in_vain(world: World, fence: int) -> bool:
-    """The holder goes by a later end of the lease than the replica knows."""
+    """A renewal that the replica does not get: the holder believes in a later end of the lease than the replica
+    knows."""
     nodes, replica = world.nodes, world.nodes.replica
     if not replica or not replica.lock or replica.lock.fence != fence or not replica.lock.fresh:
         return False
     if nodes.lost == world.scene.lost:
         return False
     if world.scene.acknowledged and not world.without("C6 renewal"):
-        return False  # it goes by the earlier end until the later one is acknowledged
+        return False  # the holder keeps the earlier end until the later one is acknowledged
     world.lag(lock=replica.lock._replace(fresh=False))
     world.node(lost=nodes.lost + 1)
     return True

@@ -1,6 +1,6 @@
-"""Attempts and processes, as ``engine/`` has them, and what may befall them.
+"""Attempts and processes, as in ``engine/``, and what can happen to them.
 
-Each function of the lists at the end is an action: it changes the world and returns True, or finds that it is not
+Each function in the lists at the end is an action: it changes the world and returns True, or finds that it is not
 possible now and returns False.
 """
 
@@ -31,7 +31,7 @@ from .world import Answer, Attempt, Client, Grant, Id, Violation, World
 
 
 def begin(world: World, attempt: Attempt) -> bool:
-    """acquire() is called; an attempt of the same job has left before"""
+    """acquire() is called, in attempts of the same job once the previous one has left"""
     scene = world.scene
     if world.clients[attempt].at != "new" or world.home(attempt).state != "up":
         return False
@@ -41,7 +41,7 @@ def begin(world: World, attempt: Attempt) -> bool:
         same = scene.tokens[other] == scene.tokens[attempt]
         if same and world.clients[other].at not in ("new", "gone") and not scene.together:
             return False
-        # ones that are alike begin in a fixed order, which merges symmetric states
+        # identical attempts begin in a fixed order, which merges symmetric states
         alike = same or (
             (scene.homes[other] == scene.homes[attempt] or _crew(world, other) == _crew(world, attempt))
             and {scene.tokens.count(scene.tokens[one]) for one in (other, attempt)} == {1}
@@ -65,11 +65,11 @@ def _ask(world: World, attempt: Attempt, *, unasked: bool) -> None:
 
 
 def _ready(world: World, process: int) -> bool:
-    return world.processes[process].subscribed != "off"  # cut and mute: it does not know
+    return world.processes[process].subscribed != "off"  # if cut or mute, it does not know
 
 
 def serve(world: World, attempt: Attempt) -> bool:
-    """Redis runs the request, whatever has become of its sender"""
+    """Redis runs the request, whatever has happened to its sender"""
     if world.clients[attempt].at != "asks":
         return False
     world.client(attempt, at="answered", answer=sign(world, scripts.acquire(world, attempt)))
@@ -132,7 +132,7 @@ def read(world: World, attempt: Attempt) -> bool:
 
 
 def wake(world: World, attempt: Attempt) -> bool:
-    """the waiter takes what it was told: Attempt._wait()"""
+    """the waiter takes the grant that it was told of: Attempt._wait()"""
     client = world.clients[attempt]
     if client.at != "waits" or not client.grant or world.home(attempt).state != "up":
         return False
@@ -141,7 +141,7 @@ def wake(world: World, attempt: Attempt) -> bool:
         _tell_all(world, world.scene.homes[attempt])
         _ask(world, attempt, unasked=False)
     elif world.scene.acknowledged and world.without("renewal") and not world.nodes.replica and is_held(world, attempt):
-        scripts.confirm(world, attempt)  # whichever grant it is that it finds
+        scripts.confirm(world, attempt)  # whatever grant it finds
         _enter(world, attempt, client.grant)
     elif world.scene.acknowledged and not world.without("C6"):
         # WAIT is about what its own connection has written: this look confirms the handoff, which is a write, and tells
@@ -163,18 +163,18 @@ def obey(world: World, attempt: Attempt) -> bool:
 
 
 def look(world: World, attempt: Attempt) -> bool:
-    """the clock says that it is time: the oldest waiter of a process looks"""
+    """a scheduled look is due: the oldest waiter of a process looks"""
     client, process = world.clients[attempt], world.home(attempt)
     if client.at != "waits" or process.state != "up" or client.grant or process.waiters[0] != attempt:
         return False
     if client.look:
-        return False  # it looks anyhow
+        return False  # it looks anyway
     _ask(world, attempt, unasked=True)
     return True
 
 
 def _enter(world: World, attempt: Attempt, grant: Grant) -> None:
-    """It believes its lease from now on."""
+    """The attempt believes its lease from now on."""
     for other, client in enumerate(world.clients):
         if client.at == "holds" and not may_overlap(world, grant.fence, client.fence):
             raise Violation(f"two holders: {attempt} enters while {other} believes its lease")
@@ -184,7 +184,7 @@ def _enter(world: World, attempt: Attempt, grant: Grant) -> None:
         raise Violation(f"fences: {attempt} enters with one that is not above those before")
     world.entered = max(grant.fence, world.entered)
     _unregister(world, attempt)
-    # the ticket: for a replica that has it in the queue still
+    # the ticket is for a replica that still has it in the queue
     world.clients[attempt] = Client("holds", world.clients[attempt].ticket, fence=grant.fence)
 
 
@@ -196,7 +196,7 @@ def _unregister(world: World, attempt: Attempt) -> None:
 
 
 def leave(world: World, attempt: Attempt) -> bool:
-    """the holder releases, whether or not it has lost the lock; or a waiter gives up, and withdraws"""
+    """the holder releases, even if it has lost the lock; or a waiter gives up and withdraws"""
     if world.clients[attempt].at not in ("waits", "holds", "lost") or world.home(attempt).state != "up":
         return False
     _forget(world, attempt)
@@ -205,7 +205,7 @@ def leave(world: World, attempt: Attempt) -> bool:
 
 
 def leave_unheard(world: World, attempt: Attempt) -> bool:
-    """the same, but Redis does not hear it: the watchdog sends it later (R7)"""
+    """a release or withdrawal does not reach Redis: the watchdog sends it later (R7)"""
     if world.clients[attempt].at not in ("waits", "holds") or world.home(attempt).state != "up" or not _fault(world):
         return False
     _forget(world, attempt)
@@ -253,7 +253,7 @@ def hear(world: World, home: int) -> bool:
 
 
 def send_pending(world: World, home: int) -> bool:
-    """a release or withdrawal that was left to the watchdog"""
+    """the watchdog sends a release or withdrawal that had not reached Redis"""
     process = world.processes[home]
     if not process.pending:
         return False
@@ -274,9 +274,9 @@ def _tell_all(world: World, home: int) -> None:
 
 
 def _tell(world: World, attempt: Attempt) -> None:
-    """To look: at once, or when the answer that it waits for has come."""
+    """Tell it to look: at once, or when the answer that it waits for has come."""
     client = world.clients[attempt]
-    # where there are two nodes, it matters what comes before it looks: obey()
+    # with two nodes, it matters what happens before it looks: obey()
     if client.at == "waits" and not client.grant and world.scene.lost is None:
         _ask(world, attempt, unasked=False)
     else:
@@ -293,7 +293,7 @@ def notice(world: World, home: int) -> bool:
 
 
 def subscribe(world: World, home: int) -> bool:
-    """the listener subscribes anew, and tells all that wait: Listener.subscribed()"""
+    """the listener subscribes anew, and tells all waiters: Listener.subscribed()"""
     process = world.processes[home]
     if process.state != "up" or process.subscribed != "off":
         return False
@@ -317,7 +317,7 @@ def stop(world: World, home: int) -> bool:
 
 
 def go_on(world: World, home: int) -> bool:
-    """SIGCONT: it goes on with what it knew"""
+    """SIGCONT: it continues with what it knew"""
     if world.processes[home].state != "stopped":
         return False
     world.process(home, state="up")
@@ -325,7 +325,7 @@ def go_on(world: World, home: int) -> bool:
 
 
 def die(world: World, home: int) -> bool:
-    """kill -9: what it had sent may still arrive"""
+    """kill -9: requests that it has sent may still arrive"""
     if not world.is_busy(home) or not _fault(world):
         return False
     world.process(home, state="dead", subscribed="off", inbox=(), waiters=())
@@ -359,7 +359,7 @@ def _fault(world: World) -> bool:
 
 
 def deadline(world: World, _: int) -> bool:
-    """the local end of the lease passes, in the clock of whoever knows of it: never later than in Redis (R1)"""
+    """the lease ends by the clock of a process that knows of it: never later than in Redis (R1)"""
     if not world.lock or not world.lock.fresh or world.is_busy_hearing():
         return False
     fence, replica = world.lock.fence, world.nodes.replica
@@ -370,7 +370,7 @@ def deadline(world: World, _: int) -> bool:
         if client.at == "holds" and client.fence == fence:
             world.client(attempt, at="lost", fence=0)
     believed = world.scene.without in ("R1", "C2", "C2 look", "C3 close")
-    known = fence if believed else 0  # else it makes no difference any more
+    known = fence if believed else 0  # otherwise it makes no difference any more
     world.change_grants(lambda grant: grant._replace(fence=known, over=True) if grant.fence == fence else grant)
     return True
 
@@ -386,7 +386,7 @@ def expire(world: World, _: int) -> bool:
 
 Action = Callable[[World, int], bool]
 
-# what goes on by itself and at once
+# what happens by itself and at once
 CLIENT_STEPS: list[Action] = [serve, read, wake, obey]
 PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 # what may happen or not
@@ -394,5 +394,5 @@ CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, renew
 PROCESS_EVENTS: list[Action] = [notice, moved, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]
 NODES: list[Action] = [fall_behind, fail_over, wake_up]
-# those of which there are so many at most as the scene says
+# faults: at most as many as the scene says
 FAULTS: list[Action] = [leave_unheard, stop, die, cut, mute]

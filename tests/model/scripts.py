@@ -1,7 +1,7 @@
 """The Lua scripts, line by line where it matters. Compare with ``django_redislock/store/lua/``.
 
-A channel is a process's number. ``PUBSUB NUMSUB`` and ``PUBLISH`` see a process that is subscribed at the server,
-whether it runs or stands still.
+A channel is the number of a process. ``PUBSUB NUMSUB`` and ``PUBLISH`` see each process that is subscribed at the
+server, whether it runs or is stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def acquire(world: World, attempt: Attempt) -> Answer:
     if held and _may_adopt(world, attempt, held):
         if held.flag == "h":
             world.mark = NOBODY
-        # its holder seems dead: should it live, its fence is an old one from now on
+        # its holder seems dead: if it is alive after all, its fence is outdated from now on
         fence = _next_fence(world, channel)
         world.lock = written(world, Lock(id, attempt, fence, "a"))
         _drop(world, [id])
@@ -57,19 +57,19 @@ def _ticket(world: World, id: Id) -> int:
 
 
 def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
-    """The token is the same, and nobody is at work with it."""
+    """The token is the same, and nobody is using the lock."""
     if world.scene.tokens[held.attempt] != world.scene.tokens[attempt]:
         return False
     channel = world.scene.homes[held.attempt]
     if channel == world.scene.homes[attempt]:
         return world.clients[held.attempt].at == "gone"
     if not (held.counted and held.node == world.nodes.master) and not world.without("adopt"):
-        return False  # it need not be dead, where it has never been subscribed
+        return False  # it need not be dead at a node where it was never subscribed
     return not counts(world, channel)
 
 
 def release(world: World, id: Id, channel: int) -> None:
-    """release.lua: give it back, or leave the queue"""
+    """release.lua: release the lock, or leave the queue"""
     held = world.lock
     given_up = ""
     if held and held.id == id:
@@ -96,7 +96,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
 
 
 def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") -> str:
-    """pass_on.lua. ``asker``: the channel of whoever calls; it lives. ``given_up``: flag of the lock that was."""
+    """pass_on.lua. ``asker``: the channel of the caller, which is alive. ``given_up``: flag of the lock before."""
     suspects = world.suspects
     marked = world.mark
     if marked != NOBODY and not given_up and marked != asker and marked not in suspects:
@@ -128,7 +128,7 @@ def pass_on(world: World, asker: int, me: Id | None = None, given_up: str = "") 
 
 
 def hand_over_unawares(world: World, id: Id) -> None:
-    """The old master does so, with a lock that is its own no more."""
+    """The old master hands over a lock that it no longer decides on."""
     waiter = _waiter(world, id)
     _publish(world, world.scene.homes[waiter], Message(id, grant_unawares(world, waiter)))
 
@@ -139,7 +139,7 @@ def grant_unawares(world: World, attempt: Attempt) -> Grant:
 
 
 def _waiter(world: World, id: Id) -> Attempt:
-    """Who waits by this id: the latest, where several have had it."""
+    """The attempt that waits with this id: the latest, if several have had it."""
     return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)
 
 
@@ -152,7 +152,7 @@ def _grant(world: World, asker: int, attempt: Attempt, flag: str, dropped: Seque
 
 
 def written(world: World, lock: Lock) -> Lock:
-    """By the node that is the master now."""
+    """The lock as written by the current master."""
     counted = not world.scene.together or counts(world, world.scene.homes[lock.attempt])
     return lock._replace(node=world.nodes.master, counted=counted)
 
@@ -162,10 +162,10 @@ def _next_fence(world: World, asker: int) -> int:
     fences = [grant.fence for grant in world.grants()] + [client.fence for client in world.clients]
     replica = world.nodes.replica
     if replica and replica.lock:
-        fences.append(replica.lock.fence)  # which may come back
+        fences.append(replica.lock.fence)  # this fence may come back
     fence = 1 + max([world.entered, *fences])
     if world.scene.clock == "behind":
-        if world.nodes.master:  # its time has not come to the last fences yet: they do not grow by themselves
+        if world.nodes.master:  # its clock is still behind the last fences, so they do not grow with time
             known = 0 if world.without("known") else world.processes[asker].known
             drawn = 1 + max(world.nodes.last, known)
             if drawn < fence:
@@ -189,14 +189,14 @@ def _drop(world: World, ids: list[Id]) -> None:
 
 
 def counts(world: World, channel: int) -> bool:
-    """Whether the master has the subscriber: one at another node does not count."""
+    """Whether the process is subscribed at the master: a subscription at another node does not count."""
     process = world.processes[channel]
     return process.state != "dead" and process.subscribed in ("on", "mute") and process.node == world.nodes.master
 
 
 def _publish(world: World, channel: int, message: Message) -> None:
     process = world.processes[channel]
-    # who stands still reads two wakes like one
+    # a stopped process will read two wakes like one
     if process.subscribed == "on" and message not in process.inbox:
         copies = (message, message._replace(old=True)) if process.old else (message,)
         world.process(channel, inbox=(*process.inbox, *copies))

@@ -1,9 +1,10 @@
 """Breadth-first search through all states, and the promises that are checked in each.
 
-Two holders, fences, and turns are checked where they happen, in ``processes.py`` and ``scripts.py``. Here it is that
-nobody is forgotten: in each state in which only clocks can make anything happen, the next look of each process, and
-what follows from it, must bring every waiter of a process that lives back into the queue (or to the lock), and must not
-leave the lock free or with one who has left; and the master must count the process, so that its waiters stay there.
+Two holders, fences and turns are checked where they occur, in ``processes.py`` and ``scripts.py``. This module checks
+that nobody is forgotten: in each state in which only clocks can make anything happen, the next look of each process,
+and what follows from it, must bring every waiter of a live process back into the queue (or give it the lock), and must
+not leave the lock free or with an attempt that has left; and the master must count the process, so that its waiters
+stay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .world import Scene, State, Violation, World
 
 
 class Found(NamedTuple):
-    """What a search has found: how many states, and the shortest way to a violation, if there is one."""
+    """The result of a search: how many states there are, and the shortest path to a violation, if any."""
 
     states: int
     violation: str = ""
@@ -29,7 +30,7 @@ class Found(NamedTuple):
 
 
 def search(scene: Scene) -> Found:
-    """Walk through all states of ``scene``; ends at the first violation."""
+    """Visit all states of ``scene``; ends at the first violation."""
     clients, processes = range(len(scene.homes)), range(max(scene.homes) + 1)
     actions: list[tuple[Action, int]] = [(action, 0) for action in (*TIME, *NODES)]
     actions += [(action, one) for action in (*CLIENT_STEPS, *CLIENT_EVENTS) for one in clients]
@@ -49,7 +50,7 @@ def search(scene: Scene) -> Found:
             for action, one in actions:
                 try:
                     if not action(world, one):
-                        continue  # and has changed nothing
+                        continue  # the action was not possible, and has changed nothing
                 except Violation as violation:
                     trace = (*_trace(came_from, state), _words(action, one))
                     return Found(len(came_from), str(violation), trace)
@@ -84,7 +85,7 @@ def check_nobody_is_forgotten(scene: Scene, state: State) -> None:
     if not _waiting(world) or not _quiet(world):
         return
     lock = world.lock
-    # one that a failover has brought back ends by itself, as nobody renews it
+    # a lock that a failover has brought back ends by itself, as nobody renews it
     if (
         lock
         and not lock.restored
@@ -115,9 +116,9 @@ def _waiting(world: World) -> list[int]:
 
 
 def _quiet(world: World) -> bool:
-    """Whether nothing is on its way in the processes that run, and all of them hear what Redis publishes."""
+    """Whether nothing is on its way to or from running processes, and all of them receive what Redis publishes."""
     if world.nodes.replica:
-        return False  # its promotion is on its way
+        return False  # a promotion is under way
     for attempt, client in enumerate(world.clients):
         busy = client.at in ("asks", "answered") or client.grant or client.look
         if world.home(attempt).state == "up" and busy:

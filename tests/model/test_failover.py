@@ -1,4 +1,4 @@
-"""What the locks promise holds over a failover, and does not without the rules for it."""
+"""The guarantees hold across a failover, and are violated without the rules for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from .search import search
 from .test_model import all_promises_are_kept
 from .world import Scene
 
-HELD = "begin 0, serve 0, begin 1, serve 1, begin 2, serve 2"  # one holds the lock, and two wait
+HELD = "begin 0, serve 0, begin 1, serve 1, begin 2, serve 2"  # one attempt holds the lock, and two wait
 MOVED = f"{HELD}, fail_over 0, moved 1, subscribe 1"  # then process 1 finds the new master
 WOKEN = f"{MOVED}, leave 0"
 CUT = f"{HELD}, cut 1"  # then Redis takes process 1 for dead
-TOLD = f"{CUT}, fall_behind 0, leave 0, stop 0, fail_over 0"  # then process 0 has not read of a handoff that is lost
-LATE = "begin 0, begin 1, serve 1, begin 2, stop 1, serve 2"  # an answer comes, and is not read yet
+# then process 0 has not read the message about a handoff that is lost
+TOLD = f"{CUT}, fall_behind 0, leave 0, stop 0, fail_over 0"
+LATE = "begin 0, begin 1, serve 1, begin 2, stop 1, serve 2"  # an answer has arrived, and is not read yet
 
 
 def make_scene(homes: str, tokens: str = "abc", faults: int = 0, lost: int = 0, **more: Any) -> Scene:
@@ -80,10 +81,10 @@ def test_a_failover_breaks_no_promise(scene: Scene) -> None:
             "go_on",
         ),
         ("C2 look", make_scene("010", faults=1, only="stop", clock="ahead", story=WOKEN), "two holders: ", "go_on"),
-        # whoever stays subscribed where he was is dropped by each script that frees the lock
+        # a process that stays subscribed at the old master is dropped by each script that frees the lock
         ("C3", make_scene("01", "ab"), "forgotten: 1 waits, and is taken for dead", "fail_over"),
         ("C3 all", make_scene("001"), "forgotten: 1 waits and is not queued", "subscribe"),
-        # the same handoff, by way of the old master
+        # the same handoff, through the old master
         ("C3 close", make_scene("010", faults=1, only="stop", clock="ahead", story=WOKEN), "two holders: ", "go_on"),
         # the old master was paused, and hands over when it wakes up
         ("C3 signed", make_scene("01", "ab", wakes=True), "two holders: ", "wake_up"),
@@ -97,14 +98,14 @@ def test_a_failover_breaks_no_promise(scene: Scene) -> None:
         ("known", make_scene("00", "ab", lost=1, clock="behind"), "fences: ", "fail_over"),
         ("known wakes", make_scene("000", lost=1, clock="behind", story=HELD), "fences: ", "wake"),
         ("adopt", make_scene("01", "aa", together=True), "two holders: ", "fail_over"),
-        # whose handoff was lost is in the queue again, and is handed the lock once more, after somebody else had it
+        # a waiter whose handoff was lost is in the queue again, and is handed the lock again after another one had it
         (
             "renewal",
             make_scene("010", faults=1, lost=1, only="cut", story=f"{CUT}, fall_behind 0"),
             "not told: 2 ",
             "renew",
         ),
-        # and so is one that has been told of the first handoff, and confirms the second
+        # so is one that was told of the first handoff, and confirms the second
         ("renewal", make_scene("010", faults=2, lost=1, acknowledged=True, story=TOLD), "fences: 2 enters", "wake"),
     ],
 )
@@ -119,9 +120,9 @@ def test_a_promise_is_broken_when_a_rule_is_left_out(rule: str, scene: Scene, vi
 @pytest.mark.parametrize(
     ("scene", "violation"),
     [
-        # the new master's clock is ahead, and it ends a lease that is believed: acknowledged or not
+        # the new master's clock is ahead, and ends a lease that its holder believes, acknowledged or not
         (make_scene("01", "ab", clock="ahead", acknowledged=True), "two holders: "),
-        # it is behind, the last fence is lost, and who asks has not heard of that fence
+        # it is behind, the last fence is lost, and the caller does not know that fence
         (make_scene("01", "ab", lost=1, clock="behind"), "fences: "),
     ],
 )

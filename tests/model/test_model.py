@@ -1,4 +1,4 @@
-"""The exhaustive model of the protocol keeps its promises, and does not without its rules."""
+"""The exhaustive model of the protocol keeps its guarantees, and violates them without its rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAULTS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "1"))
 
 TWO, THREE = (0, 0, 1), (0, 1, 2)  # the process of each attempt
 SCENES = [(TWO, "abc"), (THREE, "abc")]
-# a job that starts again: in its process, in another one, with somebody else beside it
+# a restarted job: in the same process, in another one, and with another attempt beside it
 AGAIN = [(TWO, "aab"), ((0, 1, 1), "aab"), (THREE, "aab")]
 
 
@@ -47,11 +47,12 @@ def all_promises_are_kept(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("rule", "scene", "violation", "action"),
     [
-        ("R1", (TWO, "abc"), "two holders: ", "go_on"),  # one who stood still enters by what he reads then
+        # a stopped process continues and enters because of an old message
+        ("R1", (TWO, "abc"), "two holders: ", "go_on"),
         ("R6", (TWO, "abc"), "forgotten: 1 waits and is not queued", "subscribe"),
         ("R7", (TWO, "abc"), "orphan: ", "leave_unheard"),
         ("R9", (TWO, "abc"), "refused: ", "expire"),
-        ("R16", (TWO, "aab"), "two holders: ", "send_pending"),  # a late release frees what a later attempt has
+        ("R16", (TWO, "aab"), "two holders: ", "send_pending"),  # a late release frees the lock of a later attempt
         ("R16", ((0, 1, 1), "aab"), "two holders: ", "send_pending"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What there is in the model: Redis, processes, attempts. States are tuples; a World is one, unpacked to be changed."""
+"""The contents of the model: Redis, processes, attempts. States are tuples; a World is one, unpacked so that it can
+change."""
 
 from __future__ import annotations
 
@@ -6,25 +7,25 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 Attempt = int  # its number
-Id = int  # by which Redis knows an attempt: its number, or (without R16) the first one with its token
+Id = int  # the id of an attempt in Redis: its number, or (without R16) that of the first attempt with its token
 Number = int  # a fence or a ticket: only their order matters
 
 
 class Scene(NamedTuple):
-    """Who takes part, and what goes wrong."""
+    """Which attempts take part, and what goes wrong."""
 
     homes: tuple[int, ...]  # the process of each attempt
     tokens: str  # the token of each attempt, a letter
-    faults: int = 1  # how many stops, deaths, broken connections and lost requests there may be
+    faults: int = 1  # how many stops, kills, broken connections and lost requests there may be
     without: str = ""  # the rule that is left out
     # for these, see failover.py
-    lost: int | None = None  # writes that the replica may lack when it is promoted; None: there is no failover
+    lost: int | None = None  # how many writes the replica may lack when it is promoted; None: there is no failover
     clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
-    acknowledged: bool = False  # replicas are asked for: a grant counts when they have it
+    acknowledged: bool = False  # a grant counts only once the replica has acknowledged it
     wakes: bool = False  # the old master of a cluster was paused, and wakes up
-    together: bool = False  # attempts with the same token may be at work at the same time
-    only: str = ""  # the only kind of fault that there may be
-    story: str = ""  # how it begins: "begin 0, serve 0"; everything that can happen after that is tried
+    together: bool = False  # attempts with the same token may run at the same time
+    only: str = ""  # the only kind of fault that may happen
+    story: str = ""  # how the scene begins: "begin 0, serve 0"; everything that can happen after that is tried
 
     def id(self, attempt: Attempt) -> Id:
         return self.tokens.index(self.tokens[attempt]) if self.without == "R16" else attempt
@@ -34,22 +35,22 @@ class Lock(NamedTuple):
     """The key ``lock:<name>``."""
 
     id: Id
-    attempt: Attempt  # whose it is, which tells its token and its channel
+    attempt: Attempt  # the holder, which determines token and channel
     fence: Number
     flag: str  # c(onfirmed) or h(anded over)
-    fresh: bool = True  # no local clock has seen this lease end yet
-    node: int = 0  # which wrote it last, and by whose clock its lease ends
-    counted: bool = True  # its process was subscribed there then; only where ``together`` makes that matter
-    restored: bool = False  # it had ended already, and the failover has lost that
+    fresh: bool = True  # this lease has not ended by any local clock yet
+    node: int = 0  # the node that wrote it last, by whose clock its lease ends
+    counted: bool = True  # whether its process was subscribed there then; only if ``together`` makes that matter
+    restored: bool = False  # it had already ended, but the failover has lost that
 
 
 class Grant(NamedTuple):
-    """What a wake or an answer says of a lease, on its way to its attempt."""
+    """A grant on its way to its attempt, in a wake or an answer."""
 
     fence: Number
-    over: bool = False  # the local deadline that can be computed from it has passed
+    over: bool = False  # whether the local deadline computed from it has passed
     adopted: bool = False  # it is the lease of another attempt with the same token
-    node: int = 0  # who made it
+    node: int = 0  # the node that made it
 
 
 class Message(NamedTuple):
@@ -57,26 +58,26 @@ class Message(NamedTuple):
 
     id: Id
     grant: Grant
-    old: bool = False  # a copy, that comes through a subscription at the old master
+    old: bool = False  # a copy that arrives through a subscription at the old master
 
 
 class Answer(NamedTuple):
     state: str  # granted, already, busy, requeued
     grant: Grant | tuple[()] = ()
-    node: int = 0  # who answers
-    sure: bool = True  # the replicas have acknowledged it, or nobody asks for that
+    node: int = 0  # the node that answers
+    sure: bool = True  # the replicas have acknowledged it, or need not
 
 
 class Client(NamedTuple):
-    """One attempt to get the lock, and what follows."""
+    """An attempt to acquire the lock, and what follows."""
 
     # new; asks (its request is on the way); answered (and does not know it yet, as its process stands still); waits;
     # holds (believes its lease); lost (knows that it has ended); gone
     at: str = "new"
     ticket: Number = 0
     queues: bool = False  # the request was sent by a subscribed process
-    older: bool = False  # the process has subscribed anew since the request was sent
-    unasked: bool = False  # this look was made by the clock alone
+    older: bool = False  # whether the process has subscribed anew since the request was sent
+    unasked: bool = False  # whether this look was a scheduled one
     answer: Answer | tuple[()] = ()
     look: bool = False  # told to look
     grant: Grant | tuple[()] = ()  # told that the lock was handed over
@@ -91,14 +92,14 @@ class Process(NamedTuple):
     inbox: tuple[Message, ...] = ()
     waiters: tuple[Attempt, ...] = ()  # registered with the listener, oldest first
     pending: tuple[Id, ...] = ()  # releases that are sent in the background
-    node: int = 0  # where it is subscribed
-    anchor: int = 0  # the last node whose clock it knows by an answer; only where clocks differ
-    old: bool = False  # a subscription at the old master still stands beside the new one
-    known: Number = 0  # the highest fence that it has read of
+    node: int = 0  # the node that it is subscribed at
+    anchor: int = 0  # the last node whose clock it knows from an answer; only if clocks differ
+    old: bool = False  # whether a subscription at the old master still exists beside the new one
+    known: Number = 0  # the highest fence that it has read
 
 
 class Stored(NamedTuple):
-    """What a replica has."""
+    """The data of a replica."""
 
     lock: Lock | tuple[()]
     queue: tuple[Id, ...]
@@ -111,12 +112,12 @@ class Nodes(NamedTuple):
     """The master and its replica. There is one failover at most."""
 
     master: int = 0  # 1 after the failover
-    replica: Stored | tuple[()] = ()  # from the moment when it gets no more writes, until it is the master
+    replica: Stored | tuple[()] = ()  # from the moment when it gets no more writes until it is promoted
     lost: int = 0  # writes since that moment
-    robbed: tuple[Number, ...] = ()  # fences of leases that have ended early, and that somebody believes
-    last: Number = 0  # the key ``fence``; only where time does not make fences grow
-    asleep: tuple[Id, ...] = ()  # the queue that the old master knows, which has not noticed anything
-    unread: tuple[Attempt, ...] = ()  # whose requests it still has to read
+    robbed: tuple[Number, ...] = ()  # fences of leases that have ended early while somebody still believes them
+    last: Number = 0  # the key ``fence``; only if time does not make fences grow
+    asleep: tuple[Id, ...] = ()  # the queue of the old master, which has not noticed the failover
+    unread: tuple[Attempt, ...] = ()  # attempts whose requests it has not read yet
 
 
 # lock, queue (ids by ticket), mark ('!'), suspects ('?'), attempts, processes, highest fence that entered, faults left,
@@ -137,7 +138,7 @@ NOBODY = -1
 
 
 class Violation(Exception):
-    """A promise is broken."""
+    """A guarantee is violated."""
 
 
 class World:
@@ -180,23 +181,23 @@ class World:
         return self.processes[self.scene.homes[attempt]]
 
     def attempts(self, id: Id) -> list[Attempt]:
-        """Those that Redis knows by this id: one, unless R16 is left out."""
+        """The attempts that have this id in Redis: one, unless R16 is left out."""
         return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
     def stored(self) -> Stored:
-        """What the master has."""
+        """The data of the master."""
         return Stored(self.lock, self.queue, self.mark, self.suspects, self.nodes.last)
 
     def node(self, **changes: object) -> None:
         self.nodes = self.nodes._replace(**changes)  # type: ignore[arg-type]
 
     def lag(self, **changes: object) -> None:
-        """Change what the replica has that lags behind."""
+        """Change the data of the lagging replica."""
         assert self.nodes.replica
         self.node(replica=self.nodes.replica._replace(**changes))  # type: ignore[arg-type]
 
     def freeze(self) -> State:
-        """The state, without what makes no difference any more; numbers become ranks, as only their order counts."""
+        """The state without what makes no difference any more; numbers become ranks, as only their order matters."""
         replica = self.nodes.replica
         queued = {*self.queue, *replica.queue} if replica else self.queue
         for attempt, client in enumerate(self.clients):
@@ -229,7 +230,7 @@ class World:
         )
 
     def _is_done(self, number: int) -> bool:
-        """Whether nobody acts in this process any more, and it will hear of nothing."""
+        """Whether no attempt of this process acts any more, and no message will reach it."""
         if self.processes[number].state != "up" or self.processes[number].inbox:
             return False
         replica = self.nodes.replica
@@ -242,28 +243,29 @@ class World:
         return True
 
     def grants(self) -> list[Grant]:
-        """All that are on their way."""
+        """All grants on their way."""
         grants = [client.grant for client in self.clients]
         grants += [client.answer.grant for client in self.clients if client.answer]
         grants += [message.grant for process in self.processes for message in process.inbox]
         return [grant for grant in grants if grant]
 
     def is_busy(self, number: int) -> bool:
-        """What befalls a process where nobody acts yet, or any more, makes no difference."""
+        """Whether an attempt acts in this process; if not, nothing that happens to it makes a difference."""
         return self.processes[number].state == "up" and any(
             self.scene.homes[attempt] == number and client.at not in ("new", "gone")
             for attempt, client in enumerate(self.clients)
         )
 
     def is_busy_hearing(self) -> bool:
-        """A process that runs reads its messages long before a lease ends; one that is slower has stood still."""
+        """Whether unread messages come first: a running process reads them long before a lease ends; a slower one was
+        stopped."""
         running = [process.state == "up" for process in self.processes]
         return any(process.inbox for process in self.processes if process.state == "up") or any(
             client.grant for attempt, client in enumerate(self.clients) if running[self.scene.homes[attempt]]
         )
 
     def knows(self, fence: Number) -> bool:
-        """Whether anybody can tell from a clock when the lease with this fence ends."""
+        """Whether any process knows by its clock when the lease with this fence ends."""
         return any(client.fence == fence for client in self.clients) or any(
             grant.fence == fence and not grant.over for grant in self.grants()
         )
@@ -304,7 +306,7 @@ class World:
         self.change_grants(lambda grant: grant._replace(fence=fences.index(grant.fence)))
 
     def change_grants(self, change: Callable[[Grant], Grant]) -> None:
-        """Wherever a grant is on its way."""
+        """Change all grants on their way."""
         for attempt, client in enumerate(self.clients):
             if client.grant:
                 self.client(attempt, grant=change(client.grant))

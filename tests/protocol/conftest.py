@@ -22,13 +22,13 @@ from tests.protocol.scene import LONG, Ear, Eventually, Line
 
 @pytest.fixture
 def line(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Line:
-    """People who queue: once threads, and once tasks."""
+    """Users of locks that queue one behind the other. The test runs twice: with threads, and with tasks."""
     return Line(crowd, client, eventually)
 
 
 @pytest.fixture
 def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Line]:
-    """The same, threads only: where the rule is the scripts' alone."""
+    """The same with threads only, for rules that concern only the scripts."""
     made = Crowd(tasks=False)
     yield Line(made, client, eventually)
     made.close()
@@ -46,7 +46,7 @@ def add_alias(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
     """Add an alias to CACHES; returns its name."""
 
     def add_alias(url: str, **options: Any) -> str:
-        monkeypatch.setattr(ConnectionFactory, "_pools", {})  # one for each URL for ever, whatever the options
+        monkeypatch.setattr(ConnectionFactory, "_pools", {})  # one per URL for ever, whatever the options
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}
         settings.CACHES = {**settings.CACHES, "other": cache}
         return "other"
@@ -56,7 +56,7 @@ def add_alias(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
 
 @pytest.fixture
 def network(server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Proxy]:
-    """A bad network before the server, which knows the scripts; the alias ``other`` leads through it."""
+    """A bad network in front of the server, which already has the scripts; the alias ``other`` leads through it."""
     with proxy(server.port) as running:
         with Lock("warm-up", using=add_alias(running.url)):
             pass
@@ -65,7 +65,7 @@ def network(server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Prox
 
 @pytest.fixture
 def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Callable[..., str]]:
-    """Make a user with the given rights on top of all commands and keys; returns the URL. Its alias is ``other``."""
+    """Make a user with all commands and keys and the given rights; return its URL. Its alias is ``other``."""
 
     def allow_only(*rules: str) -> str:
         client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", *rules)
@@ -79,13 +79,14 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters hear of a lock by a message, or not within this test. (Hold it for LONG: its end counts as well.)"""
+    """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
+    end.)"""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", LONG)
 
 
 @pytest.fixture
 def listening(eventually: Eventually) -> Callable[..., Listener]:
-    """Let this process hear messages before anything else happens, so that nobody looks again on that account."""
+    """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
     def listening(using: str | None = None) -> Listener:
         ears: Listener = listener(using)
@@ -98,7 +99,7 @@ def listening(eventually: Eventually) -> Callable[..., Listener]:
 
 @pytest.fixture
 def renew_all(eventually: Eventually) -> Callable[..., None]:
-    """Let the watchdog renew everything of an alias, as after a reconnect."""
+    """Let the watchdog renew all leases of an alias, as after a reconnect."""
 
     def renew_all(using: str | None = None) -> None:
         eventually(lambda: all(lease.seen for lease in leases()))
@@ -109,7 +110,7 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
 @pytest.fixture
 def a_round(eventually: Eventually, renew_all: Callable[..., None]) -> Callable[[], None]:
-    """Wait until the watchdog has gone through its work once more, and has had its answers."""
+    """Wait until the watchdog has finished another round, including the answers."""
 
     def a_round() -> None:
         lock = Lock("round", ttl=LONG)

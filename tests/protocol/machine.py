@@ -1,8 +1,8 @@
 """Random sequences of operations by the real scripts on a real server, against a reference in Python (reference.py).
 
-The clock of the scripts is a key, so that time goes when the machine says so: leases end, tickets age and queues are
-forgotten without waiting. Redis's own expiry is moved along. A failing sequence is printed as a program of steps, with
-all that was asked and answered.
+The clock of the scripts is a key, so that time passes when the machine says so: leases end, tickets age and queues are
+forgotten without waiting. Redis's own expiry times are moved along. A failing sequence is printed as a program, with
+all requests and answers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(Heal
 
 START = 1_700_000_000_000_000  # microseconds
 CLOCK = ("machine:seconds", "machine:micros")
-EAR = "machine:ear"  # a channel; a message there ends those of a step, even when all processes are dead
-# as scripts, which cost a client much less than a pipeline
+EAR = "machine:ear"  # a channel; a message there marks the end of a step's messages, even when all processes are dead
+# as scripts, which take a client much less time than a pipeline
 TICK = """
 redis.call('MSET', KEYS[1], ARGV[1], KEYS[2], ARGV[2])
 for i = 3, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[i]) end
@@ -62,29 +62,29 @@ DRIFT = 4_000  # milliseconds that Redis's expiry may be ahead of the machine's 
 HOMES = range(3)  # processes
 
 PROCESSES = st.sampled_from(HOMES)
-FURTHER = st.sampled_from([0, 0, 0, 1])  # how many processes further than its own somebody acts
+FURTHER = st.sampled_from([0, 0, 0, 1])  # an action may come from another process: this many further than its own
 RARELY = st.sampled_from([False] * 7 + [True])
 TOKENS = st.sampled_from([None, None, "t" * 21 + "1", "t" * 21 + "2"])
 WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "former", "older"])
-# by messages, or so many milliseconds alive without a look
+# told by messages, or polling: counts as alive for so many milliseconds without a look
 WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
 RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
 HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach", "raise", "raise"])
 # how much lower than the fence of the lock is the one that a renewal names; None: it names none
 BELOW = st.sampled_from([None, None, None, 0, 1])
-# missed looks of who polls, the lease of a handoff, a queue
+# enough for the missed looks of a polling waiter, the lease of a handoff, the expiry of a queue
 TIMES = st.sampled_from([150, 1_100, 28_000, 61_000])
 ENDS = st.sampled_from(["released", "lapsed", "forced", "seized"])
 ASKS = st.sampled_from(["look", "last looks", "come", "renew", "withdraw"])
 CROWDS = st.permutations([0, 0, 1, 1, 2])
 WAITS_OF_CROWDS = st.sampled_from([("1",) * 5, ("p1000", "p20000", "1", "p1000", "1"), ("p1000",) * 5])
 TOKENS_OF_CROWDS = st.sampled_from([(None,) * 5, ("t" * 22,) * 5, ("t" * 22, None, "t" * 22, None, "u" * 22)])
-# how a lock goes to the next, and on to the one after
+# how a lock is handed to the next waiter, and on to the one after
 SECOND: dict[str, Any] = {
     "sign": st.sampled_from(["", "", "renewed", "renewed", "seen"]),
     "how": HOWS,
-    "ttl": st.sampled_from([10_000, 10_000, 80_000]),  # ends before the lease of the handoff, or after it
+    "ttl": st.sampled_from([10_000, 10_000, 80_000]),  # it ends before the lease of the handoff, or after it
     "end": st.sampled_from(["released", "lapsed", "lapsed", "forced", "forced"]),
     "askers": CROWDS,
     "asks": ASKS,
@@ -106,11 +106,11 @@ FIRST: dict[str, Any] = {
 
 @dataclass
 class Someone:
-    """One attempt, and what its process knows of it."""
+    """An attempt, and what its process knows of it."""
 
     process: int
     attempt: Attempt
-    listens: bool = True  # else its process does not, but to wait for messages
+    listens: bool = True  # if not, its process is not subscribed, although the attempt waits for messages
     ticket: int | None = None
 
     @property
@@ -122,7 +122,7 @@ class Someone:
 
 
 class Machine(RuleBasedStateMachine):
-    # set by prepared(); the processes are their backends, and one ear hears for all of them
+    # set by prepared(); a backend stands for each process, and one listener receives the messages of all
     client: Any
     backends: list[Backend]
     ear: Any
@@ -131,9 +131,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.client.flushall()
         self.reference = Reference(NAME, START)
-        self.people: dict[str, Someone] = {}  # all attempts that there have ever been, by their ids
+        self.people: dict[str, Someone] = {}  # all attempts so far, by their ids
         self.granted = 0  # the highest fence
-        self.sound = False  # the last step has done what it should
+        self.sound = False  # the last step did what the reference says
         self.suspends = False  # locks are suspended in this run
         self.last: Callable[[], bool] = lambda: False
         self.ear.reset()
@@ -180,13 +180,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(who=WHO, wait=WAITS, repeats=RARELY)
     def look(self, who: str, wait: str, repeats: bool) -> None:
-        """A later look, or the first request once more, as its answer was lost; of one that is over, it comes late."""
+        """A later look, or the first request again because its answer was lost; if the attempt is over, a late
+        request."""
         if one := self._pick(who):
             self._ask(one, wait, None if repeats else one.ticket)
 
     @rule(who=WHO, further=FURTHER, unknown=st.booleans(), how=RIGHTS)
     def release(self, who: str, further: int, unknown: bool, how: str) -> None:
-        """A release, a withdrawal, one that comes late, or by another process; ``unknown``: an acquire may follow."""
+        """A release or withdrawal, possibly late or from another process; ``unknown``: an acquire may still arrive."""
         if one := self._pick(who):
             self._release(one, (one.process + further) % 3, unknown=unknown, how=how)
 
@@ -198,7 +199,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._is_held())
     @rule(how=RIGHTS)
     def release_held(self, how: str = "") -> None:
-        """What the holder does, oftener than chance would have it; by the right that it has, if none is given."""
+        """The holder's release, more often than by chance; with its own right, if none is given."""
         one = self._holder()
         right = calls.BEARER if self._held().flag == "d" else calls.HOLDER
         self._release(one, one.process, unknown=False, how=how or right)
@@ -212,7 +213,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._is_held())
     @rule()
     def lapse(self) -> None:
-        """The holder's lease ends, and those who wait are not forgotten yet."""
+        """The holder's lease ends, and the waiters are not forgotten yet."""
         if self.reference.left() > 30_000:
             self.renew_held(21_000, "set", 21_000)
         self.advance(self.reference.left())
@@ -226,7 +227,7 @@ class Machine(RuleBasedStateMachine):
         wait=st.sampled_from([calls.QUEUED, calls.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
-        """Somebody comes with the holder's token. It may be in use, or left behind."""
+        """An attempt with the holder's token. The lock may be in use, or left behind."""
         held = self._held()
         process = self._holder().process
         if state == "detached":
@@ -239,12 +240,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
-        """A new attempt takes the lock whoever has it."""
+        """A new attempt seizes the lock."""
         self._ask(self._make(process, token, ttl), calls.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
     def force(self, process: int, below: int | None) -> None:
-        """Any holder; or only if no later acquisition than that of the holder, or of the one before, holds it."""
+        """Force-release any holder, or only if no later acquisition than the holder's, or the previous one's, holds the
+        lock."""
         held = self.reference.lock
         self._force(process, None if below is None or held is None else held.fence - below)
 
@@ -265,7 +267,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends and self._is_held())
     @rule(process=PROCESSES, end=ENDS, askers=CROWDS, asks=ASKS)
     def suspend_next(self, process: int, end: str, askers: list[int], asks: str) -> None:
-        """The holder goes while a suspension waits for that."""
+        """The holder releases while a suspension is waiting for that."""
         self.suspend(process, 180_000)
         self._end(end, askers, asks)
 
@@ -283,7 +285,7 @@ class Machine(RuleBasedStateMachine):
     def crowd(
         self, homes: list[int], waits: tuple[str, ...], tokens: tuple[str | None, ...], ttl: int, anew: bool
     ) -> None:
-        """All who wait look, and others come; or all of them leave, and as many others come in this order."""
+        """All waiters look and others queue; or all waiters leave, and as many others queue in this order."""
         for id, _ in self.reference.in_order():
             one = self.people[id]
             if anew:
@@ -309,7 +311,8 @@ class Machine(RuleBasedStateMachine):
         asks: str,
         second: dict[str, Any],
     ) -> None:
-        """All come, some are dead, and the holder goes; and then the second one, if the lock was handed over."""
+        """Several queue, some of them dead, and the holder releases; then the second one does, if the lock was handed
+        over."""
         for process in HOMES:
             self.live_or_die(process, process in dead)
         self.crowd(homes, waits, tokens, ttl, anew)
@@ -321,7 +324,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._is_handed_over())
     @rule(**SECOND)
     def take_over(self, sign: str, how: str, ttl: int, end: str, askers: list[int], asks: str) -> None:
-        """Who was handed the lock shows that it lives, or does not; and goes as well."""
+        """The waiter that was handed the lock confirms it, or does not; then it leaves as well."""
         if sign == "renewed":
             self.renew_held(ttl, how, 10_000)
         elif sign == "seen":
@@ -344,19 +347,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ms=TIMES)
     def advance(self, ms: int) -> None:
-        """Time goes by: in the scripts' clock and in what is left to each key."""
+        """Time passes, in the scripts' clock and in the expiry of each key."""
         for left in sorted((ends - self.reference.now) // 1000 for ends in self.reference.ends().values()):
-            if ms < left < ms + DRIFT:  # nothing is nearly over: it would end in Redis before it does here
+            if ms < left < ms + DRIFT:  # no key is about to expire: it would end in Redis before it does here
                 ms = left + 1
         self._tick(ms)
         self._check()
 
     @rule(key=st.sampled_from(["lock", "queue", "waiters", "index", "fence"]))
     def evict(self, key: str) -> None:
-        """Memory has run out."""
+        """Redis evicts a key because memory has run out."""
         self.reference.evict(key)
         if key == "fence":
-            self.granted = 0  # the clock may have jumped back before, and not all have seen the highest one
+            self.granted = 0  # the clock may have jumped back before, and not all processes have seen the highest fence
         self.client.delete({"lock": LOCK, "queue": QUEUE, "waiters": WAITERS, "index": INDEX, "fence": FENCE}[key])
         self._check()
 
@@ -374,7 +377,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def repeat(self) -> None:
-        """The last request once more, as when its answer was lost."""
+        """Repeat the last request, as if its answer had been lost."""
         self._do(self.last)
 
     # -- who does it --------------------------------------------------------------------------------------------------
@@ -388,7 +391,7 @@ class Machine(RuleBasedStateMachine):
         listens: bool = True,
         most: int | None = None,
     ) -> Someone:
-        """A new attempt, with an id that was never there before."""
+        """A new attempt, with an id that was never used before."""
         number = len(self.people)
         owner = f"owner {number} at {process}" + f"\nnote of {number}" * (number % 3 == 0)
         attempt = Attempt(f"an-attempt-with-no-{number:04}", ttl, token or "-", adopts, most, owner)
@@ -397,7 +400,7 @@ class Machine(RuleBasedStateMachine):
         return one
 
     def _pick(self, who: str) -> Someone | None:
-        """The holder, one of the queue, or one that is over (the last that was made, or an old one)."""
+        """The holder, a waiter, or an attempt that is over (the last one, or an old one)."""
         held = self.reference.lock
         waiting = [id for id, _ in self.reference.in_order()]
         over = [id for id in self.people if id not in waiting and not (held and id == held.id)]
@@ -419,7 +422,7 @@ class Machine(RuleBasedStateMachine):
         return self.people[self._held().id]
 
     def _is_held(self) -> bool:
-        """By somebody; it may be suspended else."""
+        """Whether somebody holds the lock; otherwise it may be suspended."""
         return self.reference.lock is not None and self.reference.lock.flag != "s"
 
     def _is_handed_over(self) -> bool:
@@ -447,7 +450,7 @@ class Machine(RuleBasedStateMachine):
                 self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
             if taken.state in (calls.BUSY, calls.REQUEUED) and taken.number:
                 one.ticket = taken.number
-            # seized, adopted; or dropped before, and back in front of one who polls, where it looks again at once
+            # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
             return wait == calls.SEIZING or taken.state in (calls.ALREADY, calls.REQUEUED)
 
         self._do(act)
@@ -477,7 +480,7 @@ class Machine(RuleBasedStateMachine):
             assert (renewed.state, renewed.taken) == (state, state == calls.LOST and left > 0)
             assert renewed.fence == raised
             assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
-            return raised > 0  # a new fence, and nobody new: it stays with its holder whoever waits
+            return raised > 0  # a new fence but the same holder, whoever waits
 
         self._do(act)
 
@@ -494,7 +497,7 @@ class Machine(RuleBasedStateMachine):
         self._do(act)
 
     def _end(self, how: str, askers: list[int], asks: str) -> None:
-        """The holder goes; where that leaves the lock free, they ask until somebody has it."""
+        """The holder leaves; if the lock is free then, waiters ask until somebody has it."""
         if self.reference.lock and not self._is_held():
             self.resume(askers[0])
         elif self.reference.lock:
@@ -532,12 +535,12 @@ class Machine(RuleBasedStateMachine):
         self.client.eval(TICK, len(keys), *keys, *divmod(self.reference.now, 1_000_000), *lefts)
 
     def _do(self, act: Callable[[], bool]) -> None:
-        """``act`` returns whether what follows may be out of turn."""
+        """``act`` returns whether somebody may get the lock out of turn."""
         self.last, self.sound = act, False
         self._tick(1)
         before, tickets = self.reference.lock, dict(self.reference.queue)
         out_of_turn = act()
-        # whatever it was: nobody overtakes, and no lock lies free before somebody who can be told
+        # after any step: nobody has overtaken, and the lock is not free while somebody waits that can be told
         held, first = self.reference.lock, self.reference.in_order()[:1]
         if held is None:
             known = [self.reference.waiters.get(id) for id, _ in first]
@@ -553,7 +556,7 @@ class Machine(RuleBasedStateMachine):
         assert left == expected if expected < 0 else abs(left - expected) < DRIFT
 
     def _check(self) -> None:
-        """What Redis holds, and what it has published, is what the reference has."""
+        """The keys in Redis, and the messages it has published, are those of the reference."""
         reference = self.reference
         ends = reference.ends()
         asked = [LOCK, QUEUE, WAITERS, INDEX, FENCE, *(f"{PREFIX}{key}" for key in ends)]
@@ -584,7 +587,7 @@ class Machine(RuleBasedStateMachine):
         assert message["type"] == how
 
     def _heard(self) -> list[tuple[str, str]]:
-        """All that was published before the last look: channel and text."""
+        """Everything published since the last call: channel and text."""
         heard: list[tuple[str, str]] = []
         while True:
             message = self.ear.get_message(timeout=GENEROUS)
@@ -595,7 +598,7 @@ class Machine(RuleBasedStateMachine):
             heard.append((channel, message["data"].decode()))
 
     def teardown(self) -> None:
-        """When all have left, nothing stays but the fence, and what is forgotten by itself."""
+        """When all have left, nothing stays except the fence and keys that expire by themselves."""
         if not self.sound:
             return
         for id in list(self.reference.queue):
@@ -603,7 +606,7 @@ class Machine(RuleBasedStateMachine):
         self._force(0, None, calls.SUSPENSION)
         while self.reference.lock:
             self._release(self._holder(), 0, unknown=False, how=calls.BEARER)
-        self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the list as it is after a lease that has ended by itself
+        self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
         self.release_held()
         assert not self.reference.queue
         assert self.reference.index is None
@@ -619,13 +622,13 @@ def _caller(wanted: calls.Wanted) -> Process:
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
 
-Change = tuple[str, str, str]  # file, what it says, what is said instead
+Change = tuple[str, str, str]  # file, text, replacement
 
 
 def must_find_a_fault(machine: type[Machine], number: int) -> None:
-    """The random sequences of the seed ``number`` come to a step that does not do what the reference says."""
+    """Assert that the random sequences of the seed ``number`` find a step that differs from the reference."""
     once = settings(QUIETLY, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False)
-    factory: Any = seed(number)(lambda: machine())  # the class itself would keep the seed
+    factory: Any = seed(number)(lambda: machine())  # hypothesis would store the seed on the class itself
     with pytest.raises(AssertionError):
         run_state_machine_as_test(factory, settings=once)
 
@@ -634,9 +637,9 @@ def must_find_a_fault(machine: type[Machine], number: int) -> None:
 def prepared(
     client: redis.Redis, *changes: Change, released: Sequence[Change] | None = None
 ) -> Iterator[type[Machine]]:
-    """The machine, with changed scripts if need be.
+    """Prepare the machine, with changed scripts if any are given.
 
-    ``released``: the first process runs the scripts that were released last, with these changes.
+    ``released``: the first process runs the scripts of the last release, with these changes.
     """
     clock = ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'")
 

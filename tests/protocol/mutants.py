@@ -1,8 +1,8 @@
-"""Scripts that are wrong, each in one thing: what the machine must find.
+"""Scripts that are wrong in one thing each. The machine must find all of them.
 
-Which sequences are drawn depends on a seed. With 1 most mutants are found at once; the others have one of their own.
-When the machine draws other things than before, or hypothesis draws otherwise, a mutant may be found late, after a
-minute rather than a second. Then it needs another seed: try ``REDISLOCK_TEST_SEED=2``, 3 and so on.
+Which sequences are drawn depends on a seed. Seed 1 finds most mutants at once; the others have a seed of their own.
+When the machine or a new version of hypothesis draws other sequences, a mutant may be found late, after a
+minute instead of a second. Then it needs another seed: try ``REDISLOCK_TEST_SEED=2``, 3 and so on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PASS_ON, ENQUEUE, SUSPECTS, HANDOFF, IS_FULL, IS_DEAD = (
     f"pieces/{name}.lua" for name in ("pass_on", "enqueue", "suspects", "handoff", "is_full", "is_dead")
 )
 
-# what is wrong: the file, what it says, what it says instead; and the seed if it is not 1
+# description of the bug: file, text, replacement, and the seed if it is not 1
 MUTANTS: dict[str, Change | tuple[str, str, str, int]] = {
     # release
     "a release compares no id": ("release.lua", "value and string.sub(value, 1, #mine) == mine", "value"),

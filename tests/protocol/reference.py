@@ -1,6 +1,6 @@
-"""What the scripts promise, in Python: one lock and those who want it, and a clock that only goes when it is told to.
+"""What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand.
 
-To be compared with what the scripts do on a real server (machine.py).
+machine.py compares it with what the scripts do on a real server.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from django_redislock.store.calls import (
 )
 
 MS = 1000  # microseconds
-MINUTE = 60_000  # ms, after which Redis forgets queues and withdrawals
+MINUTE = 60_000  # ms after which Redis forgets queues and withdrawals
 
 
 class Process(NamedTuple):
-    """Who calls a script, and what it says of itself."""
+    """The caller of a script, and what it says of itself."""
 
-    channel: str  # '-': it listens to nothing
-    known: int  # the highest fence that it knows
+    channel: str  # '-': it is not subscribed
+    known: int  # the highest fence it knows
 
 
 class Attempt(NamedTuple):
     id: str
     ttl: int  # ms
-    token: str  # '-': none but the id
-    adopts: str  # an acquisition of its own process that nobody uses any more
-    most: int | None  # how many others may wait already
+    token: str  # '-': no token except the id
+    adopts: str  # an acquisition of its own process that is no longer used
+    most: int | None  # how many others may be waiting
     owner: str
 
 
@@ -66,9 +66,9 @@ class Held(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    channel: str  # '-': it polls, and nobody can tell it anything
+    channel: str  # '-': it polls, and cannot be told anything
     ttl: int
-    until: int  # it counts as alive, when it polls
+    until: int  # when it polls: until when it counts as alive
     token: str
     owner: str
 
@@ -77,13 +77,13 @@ class Waiter(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """To an acquire."""
+    """The answer to an acquire."""
 
     state: int
     number: int  # fence or ticket
-    holder: str | None = None  # value of the lock that somebody else has, or had until it was seized
-    unheard: bool = False  # a handoff to the process that asks ran out, though it lives
-    namesake: str = ""  # holds the lock with the token of the one who asks, and is of the same process
+    holder: str | None = None  # the value of a lock that somebody else holds, or held until it was seized
+    unheard: bool = False  # a handoff to the calling process was not confirmed in time, although the process is alive
+    namesake: str = ""  # the id that holds the lock with the caller's token, in the caller's process
 
 
 class Reference:
@@ -93,17 +93,17 @@ class Reference:
         self.lock: Held | None = None
         self.queue: dict[str, int] = {}  # ids and tickets
         self.queue_ends = 0
-        # what is known of those who wait, and of handoffs
+        # what is known of waiters, and of handoffs
         self.waiters: dict[str, Waiter] = {}
         self.waiters_end = 0
-        self.handed_to = ""  # the channel to which a handoff is under way
-        self.suspects: set[str] = set()  # channels that have let one run out
+        self.handed_to = ""  # the channel of an unconfirmed handoff
+        self.suspects: set[str] = set()  # channels that did not confirm a handoff in time
         self.planned: Held | None = None  # the suspension that begins when the lock is free
-        self.index: int | None = None  # the end of the lease, as the list of all locks has it
+        self.index: int | None = None  # the end of the lease in the list of all locks
         self.fence = 0
-        self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when that is known
+        self.gone: dict[str, int] = {}  # ids of attempts that are over, and until when Redis remembers that
         self.subscribed = subscribed or set()
-        self.messages: list[tuple[str, str]] = []  # channel and text, of the last step
+        self.messages: list[tuple[str, str]] = []  # channel and text of the messages of the last step
         self._unheard = False
         self._namesake = ""
 
@@ -112,7 +112,7 @@ class Reference:
     def advance(self, ms: int) -> None:
         self.now += ms * MS
         if self.lock and self.now >= self.lock.ends:
-            self.lock = None  # the list is not told
+            self.lock = None  # the list of all locks is not updated
         if self.now >= self.queue_ends:
             self.queue.clear()
         if self.now >= self.waiters_end:
@@ -120,7 +120,7 @@ class Reference:
         self.gone = {id: ends for id, ends in self.gone.items() if ends > self.now}
 
     def ends(self) -> dict[str, int]:
-        """When Redis forgets what by itself: microseconds by its key, without the prefix."""
+        """When each key expires: microseconds by key, without the prefix."""
         ends = {f"gone:{id}": end for id, end in self.gone.items()}
         if self.lock:
             ends[f"lock:{self.name}"] = self.lock.ends
@@ -131,7 +131,7 @@ class Reference:
         return ends
 
     def evict(self, key: str) -> None:
-        """Redis has no memory left, and forgets a key."""
+        """Redis has no memory left, and evicts a key."""
         if key == "lock":
             self.lock = None
         elif key == "queue":
@@ -146,12 +146,12 @@ class Reference:
     # -- the scripts --------------------------------------------------------------------------------------------------
 
     def acquire(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> Answer:
-        """The first try, and every later look. ``ticket``: the place in the queue, None before one was drawn."""
+        """The first try, and every later look. ``ticket``: the place in the queue, or None before one was drawn."""
         self._unheard = False
         self._namesake = ""
         held = self.lock
         if held and held.id == attempt.id:
-            return Answer(ALREADY, held.fence)  # by an earlier request, or handed over
+            return Answer(ALREADY, held.fence)  # granted to an earlier request, or handed over
         if attempt.id in self.gone:
             return Answer(GIVEN_UP, 0)
         if held and self._may_adopt(caller, attempt, held):
@@ -185,11 +185,11 @@ class Reference:
         held = self.lock
         mine = held is not None and held.id == id
         if held and mine and held.flag == "d" and how != BEARER:
-            return DETACHED  # it is not ours any more: it waits for somebody with the token
+            return DETACHED  # no longer ours: it waits for somebody with the token
         if unknown:
             self.gone[id] = self.now + MINUTE * MS
         if held and mine and held.flag == "a" and how == WITHDRAWAL:
-            self.lock = held._replace(flag="d")  # who was about to adopt it did not come to know that
+            self.lock = held._replace(flag="d")  # the attempt that was about to adopt it never learned that it had
             return DETACHED
         if not held or not mine:
             self._leave(id)
@@ -205,9 +205,9 @@ class Reference:
     def renew(
         self, caller: Process, attempt: Attempt, ttl: int, how: str, ms: int, fence: int | None = None
     ) -> tuple[int, int, int]:
-        """Returns state, milliseconds left of whoever holds the lock, and the fence if it was raised, else 0.
+        """Returns state, the holder's milliseconds left, and the fence if it was raised, else 0.
 
-        ``fence``: of the acquisition; None: of whatever this attempt holds.
+        ``fence``: of the acquisition; None: whatever this attempt holds.
         """
         held = self.lock
         if not held:
@@ -219,14 +219,14 @@ class Reference:
         if fence not in (None, held.fence):
             return LOST, self.left(), 0
         if held.flag == "d" and how != "detach":
-            return HELD, self.left(), 0  # it came late: nobody here renews it any more
+            return HELD, self.left(), 0  # a late request: nobody here renews this lock any more
         ends = held.ends
         if held.flag == "h":
             ends = max(ends, held.since + ttl * MS)
             self.handed_to = ""
         at_least = max(ends, self.now + ms * MS)
         wanted = {"keep": at_least, "raise": at_least, "confirm": ends, "add": ends + ms * MS}
-        # whoever raises the fence of what it has adopted knows that it has it
+        # a process that raises the fence of an adopted lock knows that it holds it
         flag = {"detach": "d", "raise": "c"}.get(how, "c" if held.flag == "h" else held.flag)
         raised = self._next_fence(caller) if how == "raise" else 0
         self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
@@ -235,7 +235,7 @@ class Reference:
     def force(self, caller: Process, highest: int | None, what: str = WHATEVER) -> str | None:
         """Returns the value that the lock had, or the planned suspension that is cancelled with it.
 
-        ``highest``: of the fences that may be released; ``what``: see calls.force().
+        ``highest``: the highest fence that may be released; ``what``: see calls.force().
         """
         held = self.lock
         if held and highest is not None and held.fence > highest:
@@ -251,7 +251,7 @@ class Reference:
         return held.text() if held else value
 
     def suspend(self, caller: Process, ms: int, owner: str) -> bool:
-        """Returns whether it has begun: else, somebody holds the lock."""
+        """Returns whether the suspension has begun; if not, somebody holds the lock."""
         fence = self._next_fence(caller)
         suspension = Held("-", "-", "s", fence, self.now, "-", owner, self.now + ms * MS)
         self.planned = None
@@ -266,23 +266,23 @@ class Reference:
     # -- who may have the lock ----------------------------------------------------------------------------------------
 
     def left(self) -> int:
-        """Milliseconds; as Redis says it when nobody holds the lock."""
+        """Milliseconds left, as PTTL returns them, also when nobody holds the lock."""
         return (self.lock.ends - self.now) // MS if self.lock else -2
 
     def in_order(self) -> list[tuple[str, int]]:
         return sorted(self.queue.items(), key=lambda item: (item[1], item[0]))
 
     def _may_adopt(self, caller: Process, attempt: Attempt, held: Held) -> bool:
-        """Who has the token goes on with the lock where nobody is at work with it."""
+        """An attempt with the same token adopts the lock if nobody is using it."""
         if not self._bears(attempt, held):
             return False
         if held.flag == "d":
             return True
         if held.channel == "-":
-            return False  # wherever that is: nobody can find out whether it is gone
+            return False  # wherever its process is: nobody can find out whether it is gone
         if held.channel != caller.channel:
             return held.channel not in self.subscribed
-        self._namesake = held.id  # the process knows
+        self._namesake = held.id  # its process knows whether it is in use
         return attempt.adopts == held.id
 
     @staticmethod
@@ -290,7 +290,7 @@ class Reference:
         return attempt.token != "-" and attempt.token == (held.id if held.token == "-" else held.token)
 
     def _is_full(self, id: str, most: int) -> bool:
-        """Whether as many others wait as may; of those who are dead, the first hundred are dropped."""
+        """Whether the queue is full. Of the dead waiters, the first hundred are dropped."""
         if len(self.queue) < most or id in self.queue:
             return False
         for other, _ in self.in_order()[:100]:
@@ -301,7 +301,7 @@ class Reference:
         return len(self.queue) >= most
 
     def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
-        """A free lock goes to the first in the queue who lives. True: there is none, or it is the one who asks."""
+        """Grant a free lock to the first live waiter. True: there is none, or it is the caller."""
         if not given_back:
             self._suspect(caller)
         self.handed_to = ""
@@ -310,7 +310,7 @@ class Reference:
                 return True
             waiter = self.waiters.get(id)
             if waiter and waiter.channel == "-" and self.now < waiter.until:
-                # it comes by itself; and if it does not, somebody must notice
+                # it comes by itself; if it does not, somebody must notice
                 if not me:
                     self._tell_to_look(1)
                 return False
@@ -322,9 +322,9 @@ class Reference:
         return True
 
     def _suspect(self, caller: Process) -> None:
-        """The lock is free, and nobody has given it back: if it was handed over, its process stands still."""
+        """The lock is free although nobody released it: if it was handed over, that process is stuck."""
         if self.handed_to == caller.channel:
-            self._unheard = True  # it does not: it asks
+            self._unheard = True  # it is not stuck, as it is calling
         elif self.handed_to:
             self.suspects.add(self.handed_to)
 
@@ -332,7 +332,8 @@ class Reference:
         return channel in self.subscribed and (channel == caller.channel or channel not in self.suspects)
 
     def _tell_to_look(self, first: int) -> None:
-        """The first who can be told, from this place on: it looks after a head that polls, or a suspension."""
+        """Tell the first waiter from this place on that can be told: it watches a polling head of the queue, or a
+        suspension."""
         for id, _ in self.in_order()[first:]:
             waiter = self.waiters.get(id)
             if waiter and waiter.channel in self.subscribed:
@@ -340,7 +341,7 @@ class Reference:
                 return
 
     def _free(self, caller: Process, *, given_back: bool = False) -> None:
-        """Nobody holds the lock, and nobody asks for it in this step."""
+        """The lock becomes free, and nobody asks for it in this step."""
         if self._begin_suspension():
             if given_back:
                 self.handed_to = ""
@@ -351,7 +352,7 @@ class Reference:
             self.index = None
 
     def _begin_suspension(self) -> bool:
-        """The lock is free: whether it is suspended from now on."""
+        """The lock is free. Whether a planned suspension begins."""
         planned = self.planned
         if planned is None or planned.ends <= self.now:
             return False
@@ -366,18 +367,18 @@ class Reference:
         return self._grant(caller, attempt.id, caller.channel, "c", attempt.ttl, attempt.token, attempt.owner)
 
     def _hand_over(self, caller: Process, id: str, waiter: Waiter) -> None:
-        """A short lease, until the new holder is seen to live."""
+        """Grant a short lease, until the new holder shows that it is alive."""
         lease = min(waiter.ttl, max(3000, waiter.ttl // 3))
         self.handed_to = waiter.channel
-        if lease > 50_000:  # what is known of it outlasts the lease
+        if lease > 50_000:  # Redis must remember it for longer than the lease
             self.waiters_end = max(self.waiters_end, self.now + (lease + MINUTE) * MS)
         fence = self._grant(caller, id, waiter.channel, "h", lease, waiter.token, waiter.owner)
         self._publish(waiter.channel, f"g {id} {fence} {self.now} {lease} {self.name}")
 
     def _adopt(self, caller: Process, attempt: Attempt, held: Held) -> int:
-        """The same hold goes on elsewhere; at once, whoever waits."""
+        """The same hold continues elsewhere, at once, whoever waits."""
         ends, fence, since = self.now + attempt.ttl * MS, held.fence, held.since
-        if held.flag != "d":  # should its holder live, its fence is an old one
+        if held.flag != "d":  # if its holder is alive after all, that has an old fence
             ends, fence, since = max(ends, held.ends), self._next_fence(caller), self.now
         if held.flag == "h":
             self.handed_to = ""
@@ -388,7 +389,7 @@ class Reference:
         return fence
 
     def _seize(self, caller: Process, attempt: Attempt, held: Held | None) -> Answer:
-        """Whoever holds it, and whoever waits: they go on waiting."""
+        """Take the lock, whoever holds it; waiters keep waiting."""
         self.planned = None
         if held and held.flag == "h":
             self.handed_to = ""
@@ -399,11 +400,11 @@ class Reference:
         return Answer(GRANTED, fence, held.text() if held else None)
 
     def _join(self, caller: Process, attempt: Attempt, wait: str, ticket: int | None) -> int:
-        """Into the queue; it is forgotten a minute after the last who did so."""
+        """Join the queue, which expires a minute after the last join."""
         self.queue[attempt.id] = ticket = self._next_fence(caller) if ticket is None else ticket
         polls = wait.startswith("p")
         channel, until = ("-", self.now + int(wait[1:]) * MS) if polls else (caller.channel, 0)
-        # whoever asks lives
+        # a caller is alive
         if self.handed_to == caller.channel:
             self.handed_to = ""
         if caller.channel in self.suspects:

@@ -1,4 +1,4 @@
-"""The scripts as they were released last: for tests of processes of two versions that share their locks.
+"""The scripts of the last release, for tests in which processes of two versions share their locks.
 
 ``released.json`` has the files of ``lua/``. ``python -m tests.protocol.released`` writes it, right after a release.
 """
@@ -25,17 +25,17 @@ LUA = Path(str(files(scripts.__package__) / "lua"))
 command_of = Script.command  # whatever run_released() puts in its place
 
 Read = Callable[[str], str]
-Names = tuple[str, str]  # of a script, and of how the locks are stored that it works on
+Names = tuple[str, str]  # of a script, and of the kind of storage it works on
 
 
 @cache
 def released() -> dict[str, Any]:
-    """``version``, and ``files``: the text of each by its path."""
+    """``version``, and ``files``: texts by path."""
     return json.loads(FILE.read_text())  # type: ignore[no-any-return]
 
 
 def read_released(path: str) -> str:
-    """The text of a file of ``lua/``, as it was released."""
+    """The text of a file of ``lua/`` in the last release."""
     return str(released()["files"][path])
 
 
@@ -49,12 +49,15 @@ def make_scripts(read: Read) -> dict[Names, Script]:
                 try:
                     made[name, stored] = Script(name, stored)
                 except (KeyError, OSError, ValueError):
-                    pass  # there is no such script: locks that are keys have no members to check out, say
+                    # not every script exists for each kind: locks stored as keys have no members to check out, for
+                    # example
+                    pass
     return made
 
 
 def translate(now: Script, then: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:
-    """A call of the script that there is now, as a call of the one that there was then, whose order may be another."""
+    """Translate a call of the current script into one of the released script, whose keys and arguments may be in
+    another order."""
     named_keys, named_args = dict(zip(now.keys, keys, strict=False)), dict(zip(now.args, args, strict=False))
     return command_of(
         then,
@@ -64,7 +67,7 @@ def translate(now: Script, then: Script, keys: Sequence[str], args: Sequence[Any
 
 
 def translator(now: Read, then: Read) -> Callable[[Command], Command]:
-    """Turns the calls of all scripts of ``now`` into those of ``then``."""
+    """Translates calls of all scripts in ``now`` into those of ``then``."""
     before, after = make_scripts(now), make_scripts(then)
     known = {script.sha: (script, after[names]) for names, script in before.items() if names in after}
 
@@ -78,7 +81,7 @@ def translator(now: Read, then: Read) -> Callable[[Command], Command]:
 
 
 def run_released() -> None:
-    """From now on, this process runs the scripts that were released last."""
+    """From now on, this process runs the scripts of the last release."""
     translated = translator(scripts._text, read_released)
 
     def command(self: Script, keys: Sequence[str], args: Sequence[Any]) -> Command:

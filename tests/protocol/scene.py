@@ -1,4 +1,4 @@
-"""What the tests of the protocol's rules share: processes that wait, people in a queue, looks from outside."""
+"""Helpers of the tests of the protocol's rules: waiting processes, users in a queue, and views from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.processes import Worker
 from tests.helpers.state import PREFIX, QUEUE, WAITERS, what_listens
 
 LONG = 600.0  # seconds; a test that waits for that has failed
-ACQUIRE = calls._ACQUIRE["key"].sha  # by which its requests can be told from others
+ACQUIRE = calls._ACQUIRE["key"].sha  # to recognize its requests
 RELEASE = calls._RELEASE["key"].sha
 MEMBER = "pool:accounts:alice"  # the lock of a pool's member
 
@@ -40,7 +40,7 @@ say("released")
 hear()
 """
 
-# A process with many threads that wait for one lock; each starts when told, takes the lock and gives it back.
+# A process with many threads that wait for one lock. On request, each acquires the lock and releases it.
 MANY_WAIT = """
 from django_redislock.engine import listener
 listener.LOOK_EVERY = look_every
@@ -58,7 +58,7 @@ threading.Event().wait()
 
 
 class _Visit:
-    """Takes a lock and gives it back."""
+    """Acquires a lock and releases it."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock = lock
@@ -73,7 +73,7 @@ class _Visit:
 
 
 class Waiting:
-    """Somebody who waits for a lock, and keeps it until ``release()``."""
+    """A waiter for a lock, which keeps it until ``release()``."""
 
     def __init__(self, person: Any, lock: Lock) -> None:
         self.person = person
@@ -85,7 +85,7 @@ class Waiting:
         try:
             return self.future.result(within)
         except FutureTimeoutError:
-            print(what_listens())  # for whoever reads the log
+            print(what_listens())  # for the log
             raise
 
     @property
@@ -94,7 +94,7 @@ class Waiting:
 
     @property
     def id(self) -> str:
-        """Of the attempt; the token, as none was given."""
+        """The id of the attempt, which is also its token, as none was given."""
         return str(self.person.read(lambda: self.lock.token))
 
     def release(self) -> None:
@@ -102,7 +102,7 @@ class Waiting:
 
 
 class Line:
-    """People who queue, one behind the other."""
+    """Users of locks that queue one behind the other."""
 
     def __init__(self, crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
         self.crowd = crowd
@@ -110,12 +110,12 @@ class Line:
         self.eventually = eventually
 
     def join(self, lock: Lock) -> Waiting:
-        """Somebody queues for this lock, and keeps it then."""
+        """A new user queues for this lock, and keeps it when it gets it."""
         waiting: Waiting = self._once_queued(lock, lambda person: Waiting(person, lock))
         return waiting
 
     def visit(self, lock: Lock) -> Future[int]:
-        """Somebody queues for this lock, and gives it back as soon as it is there; the result is its fence."""
+        """A new user queues for this lock, and releases it as soon as it has it; the result is its fence."""
         fence: Future[int] = self._once_queued(lock, lambda person: person.start(_Visit(lock), "come"))
         return fence
 
@@ -128,7 +128,7 @@ class Line:
 
 
 class Ear:
-    """Hears all messages to all processes."""
+    """Receives all messages to all processes."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -137,7 +137,7 @@ class Ear:
         assert (self.pubsub.get_message(timeout=GENEROUS) or {})["type"] == "psubscribe"
 
     def heard(self) -> list[list[str]]:
-        """The words of what was sent up to now, but for probes."""
+        """The messages so far, split into words, without probes."""
         self.client.publish(f"{PREFIX}wake:mark", "mark")
         messages: list[list[str]] = []
         while (message := (self.pubsub.get_message(timeout=GENEROUS) or {})["data"].decode()) != "mark":
@@ -150,25 +150,25 @@ class Ear:
 
 
 def listed(client: redis.Redis, key: str = QUEUE) -> list[tuple[str, int]]:
-    """Ids and tickets of those who queue, first come first."""
+    """Ids and tickets of the queue, in order."""
     rows: Any = client.zrange(key, 0, -1, withscores=True)
     return [(id.decode(), int(ticket)) for id, ticket in rows]
 
 
 def channel_of(client: redis.Redis, id: str) -> str:
-    """Where this waiter is to be told; "-" when it polls."""
+    """The channel of this waiter; "-" if it polls."""
     entry = client.hget(WAITERS, id)
     assert isinstance(entry, bytes)
     return entry.decode().split(" ")[0]
 
 
 def receivers(client: redis.Redis, channel: str) -> int:
-    """How many listen."""
+    """How many are subscribed."""
     return int(client.pubsub_numsub(channel)[0][1])
 
 
 def vanish(client: redis.Redis, name: str) -> None:
-    """The lock is gone, as at the end of its lease, and nobody is told."""
+    """Delete the lock, as at the end of its lease, without any message."""
     keys = make_keys(PREFIX, name)
     if keys.member is None:
         assert client.delete(keys.lock)
@@ -178,6 +178,6 @@ def vanish(client: redis.Redis, name: str) -> None:
 
 
 def freeze(worker: Worker) -> None:
-    """Stop the process, and wait until it stands."""
+    """Stop the process, and wait until it has stopped."""
     worker.signal(signal.SIGSTOP)
     os.waitpid(worker.pid, os.WUNTRACED)

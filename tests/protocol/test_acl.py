@@ -96,7 +96,7 @@ def use_what_is_around_them(client: redis.Redis) -> None:
     client.delete("redislock{0}:fence")
 
 
-def test_the_narrow_user_can_do_all_is_refused_nothing_and_needs_every_right(
+def test_the_documented_user_can_do_everything_and_needs_every_right(
     crowd: Crowd, root: redis.Redis, monitor: Monitor, eventually: Eventually
 ) -> None:
     all_of_them(crowd, eventually)
@@ -110,7 +110,7 @@ def test_the_narrow_user_can_do_all_is_refused_nothing_and_needs_every_right(
     assert used(monitor) == commands(RULES)
 
 
-def test_locks_alone_need_what_the_first_line_allows_and_values_no_more(
+def test_locks_and_values_need_only_the_rights_of_the_first_line(
     crowd: Crowd, root: redis.Redis, monitor: Monitor, eventually: Eventually
 ) -> None:
     give(root, *LOCKS)
@@ -124,7 +124,9 @@ def test_locks_alone_need_what_the_first_line_allows_and_values_no_more(
 
 
 @pytest.mark.parametrize("command", ["evalsha", "subscribe", "zadd", "mget"])
-def test_one_right_less_is_refused(command: str, crowd: Crowd, root: redis.Redis, eventually: Eventually) -> None:
+def test_with_one_right_less_something_is_refused(
+    command: str, crowd: Crowd, root: redis.Redis, eventually: Eventually
+) -> None:
     give(root, *(rule for rule in RULES if rule != f"+{command}"))
     me = crowd()
     tries: list[Callable[[], Any]] = [
@@ -181,7 +183,7 @@ def test_processes_wait_for_each_other(root: redis.Redis, start: Callable[..., W
     assert refused(root) == set()
 
 
-def test_the_deploy_checks_need_one_right_more_and_say_so(root: redis.Redis) -> None:
+def test_the_deploy_checks_need_one_more_right_and_say_so(root: redis.Redis) -> None:
     def ids() -> list[str]:
         found = run_checks(include_deployment_checks=True)
         return [str(each.id) for each in found if str(each.id).startswith("django_redislock.")]
@@ -193,7 +195,7 @@ def test_the_deploy_checks_need_one_right_more_and_say_so(root: redis.Redis) -> 
     assert refused(root) == set()
 
 
-def test_a_user_who_may_not_ask_for_types_is_told_what_redis_said(
+def test_a_user_without_the_right_to_ask_for_types_sees_the_error_of_redis(
     root: redis.Redis, other: Callable[[], Other]
 ) -> None:
     give(root, *(rule for rule in RULES if rule != "+type"))
@@ -202,7 +204,7 @@ def test_a_user_who_may_not_ask_for_types_is_told_what_redis_said(
         Lock("a").acquire()
 
 
-def test_a_user_who_may_not_connect_is_told_what_redis_said(root: redis.Redis, crowd: Crowd) -> None:
+def test_a_user_who_may_not_connect_sees_the_error_of_redis(root: redis.Redis, crowd: Crowd) -> None:
     give(root, *(rule for rule in RULES if rule != "+select"))
     with pytest.raises(LockUnavailable, match=r"Redis refuses to serve the lock 'a'.*'select'"):
         crowd()(Lock("a"), "acquire")

@@ -26,7 +26,7 @@ def acquire(wanted: Wanted) -> calls.Taken:
     return run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
-def test_a_renewal_finds_out_that_its_attempt_was_granted_the_lock_once_more(client: redis.Redis) -> None:
+def test_a_renewal_discovers_that_its_attempt_was_granted_the_lock_again(client: redis.Redis) -> None:
     one, other = attempt("a"), attempt("b")
     first = acquire(one)
     client.delete(LOCK)  # a new master that has never heard of it, and has the attempt in its queue
@@ -39,7 +39,7 @@ def test_a_renewal_finds_out_that_its_attempt_was_granted_the_lock_once_more(cli
     assert run(calls.renew(one, "keep", 30.0, again.number)).state == calls.HELD
 
 
-def test_whoever_held_it_before_is_told(client: redis.Redis) -> None:
+def test_the_previous_holder_is_told(client: redis.Redis) -> None:
     lock = Lock(NAME)
     lock.acquire()
     mine = lease_of(lock).wanted
@@ -50,7 +50,7 @@ def test_whoever_held_it_before_is_told(client: redis.Redis) -> None:
     assert lock.lost
 
 
-def test_fences_are_learnt_from_handoffs(client: redis.Redis, other: Any, eventually: Any) -> None:
+def test_a_process_learns_fences_from_handoffs(client: redis.Redis, other: Any, eventually: Any) -> None:
     """Or a master whose clock is behind, and which has lost the last fence, could draw it again."""
     held = Lock(NAME)
     held.acquire()

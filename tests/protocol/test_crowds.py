@@ -62,7 +62,9 @@ class Meter:
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
 @pytest.mark.parametrize("how", ["acquire", "release", "force"])
-def test_a_queue_of_the_dead_is_dropped_in_many_short_calls(entry: str | None, how: str, client: redis.Redis) -> None:
+def test_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(
+    entry: str | None, how: str, client: redis.Redis
+) -> None:
     lock, count = Lock(NAME, ttl=LONG), MANY if (how, entry) == ("acquire", ENTRIES["of many processes"]) else FEW
     if how != "acquire":
         lock.acquire()
@@ -78,7 +80,7 @@ def test_a_queue_of_the_dead_is_dropped_in_many_short_calls(entry: str | None, h
     assert not client.exists(QUEUE, WAITERS)
 
 
-def test_who_comes_between_two_calls_of_a_release_by_force_keeps_the_lock(
+def test_a_holder_that_comes_between_two_calls_of_a_force_release_keeps_the_lock(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, other: Callable[[], Other]
 ) -> None:
     """It goes through a queue of the dead in several calls, and finds somebody else's lock at the second one."""
@@ -99,7 +101,7 @@ def test_who_comes_between_two_calls_of_a_release_by_force_keeps_the_lock(
     assert newcomer.locked()
 
 
-def test_whoever_looks_reads_a_hundred_of_many_thousand(client: redis.Redis) -> None:
+def test_info_reads_a_hundred_of_many_thousand_waiters(client: redis.Redis) -> None:
     Lock(NAME, ttl=LONG).acquire()
     fill(client, ENTRIES["of many processes"])
     with Meter(client):
@@ -109,7 +111,7 @@ def test_whoever_looks_reads_a_hundred_of_many_thousand(client: redis.Redis) -> 
         assert list_locks()[0].waiters == MANY
 
 
-def test_a_look_at_a_held_lock_does_not_go_through_its_queue(client: redis.Redis, crowd: Crowd) -> None:
+def test_a_look_at_a_held_lock_does_not_read_its_whole_queue(client: redis.Redis, crowd: Crowd) -> None:
     Lock(NAME, ttl=LONG).acquire()
     fill(client, ENTRIES["of many processes"])
     me = crowd()
@@ -140,7 +142,7 @@ def turns() -> Iterator[list[str]]:
     thread.join()
 
 
-def test_other_locks_go_on_meanwhile(client: redis.Redis, turns: list[str], eventually: Eventually) -> None:
+def test_other_locks_can_be_used_meanwhile(client: redis.Redis, turns: list[str], eventually: Eventually) -> None:
     fill(client, ENTRIES["of many processes"])
     eventually(lambda: turns)
     before = len(turns)

@@ -46,7 +46,7 @@ def test_processes_of_two_versions_do_together_what_the_reference_says(client: r
 
 @pytest.mark.complete
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_version_that_is_understood_by_itself_alone_is_found(name: str, client: redis.Redis) -> None:
+def test_a_version_that_is_incompatible_with_the_others_is_found(name: str, client: redis.Redis) -> None:
     with prepared(client, released=STRANGERS[name]) as machine:
         must_find_a_fault(machine, 1)
 

@@ -17,7 +17,7 @@ LINE_WAITERS = f"{PREFIX}waiters:pool:accounts:"
 
 @pytest.mark.parametrize(("ttl", "lease"), [(0.5, 500), (2, 2000), (6, 3000), (30, 10_000)])
 @pytest.mark.parametrize("kind", ["key", "line"])
-def test_a_handoff_has_a_lease_of_a_third_at_least_three_seconds_and_never_more_than_the_ttl(
+def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_at_most_the_ttl(
     kind: str, ttl: float, lease: int, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     waiter, pool = ghost(), LockPool("accounts")
@@ -38,9 +38,7 @@ def test_a_handoff_has_a_lease_of_a_third_at_least_three_seconds_and_never_more_
         assert before <= int(granted) <= server_time(client)
 
 
-def test_a_handoff_to_the_only_one_who_waits_is_forgotten_in_time(
-    ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
+def test_the_trace_of_a_handoff_to_the_only_waiter_expires(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
     """What is known of it ends by itself, whatever becomes of its process."""
     lock = Lock(NAME)
     lock.acquire()
@@ -68,7 +66,7 @@ def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     assert waiting.person.read(waiting.lock.remaining) <= 300
 
 
-def test_a_member_handed_over_by_the_line_of_a_pool_gets_its_full_ttl(
+def test_a_member_handed_over_in_the_queue_of_a_pool_gets_its_full_ttl(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     pool, me = LockPool("accounts"), crowd()

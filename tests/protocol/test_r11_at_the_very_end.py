@@ -121,7 +121,7 @@ def test_a_holder_that_finds_the_lease_of_its_member_ended_passes_it_on(
     assert future.result(GENEROUS).key == "alice"
 
 
-def test_a_waiter_that_leaves_the_line_of_a_pool_passes_on_what_has_ended(
+def test_a_waiter_that_leaves_the_queue_of_a_pool_passes_on_members_whose_lease_has_ended(
     pool: LockPool, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, stays, leaves = crowd(), crowd(), crowd()

@@ -38,9 +38,7 @@ def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
     assert holder(client) == ""
 
 
-def test_a_redis_that_stands_still_does_not_keep_the_end_of_a_lease_from_being_told(
-    own: RedisServer, eventually: Eventually
-) -> None:
+def test_the_end_of_a_lease_is_reported_even_while_redis_hangs(own: RedisServer, eventually: Eventually) -> None:
     """Local deadlines are watched whatever is waited for."""
     told: list[float] = []
     locks = [Lock(f"{NAME}:{ttl}", ttl=ttl, on_lost=lambda _: told.append(monotonic())) for ttl in (0.6, 0.9, 1.2)]
@@ -54,7 +52,7 @@ def test_a_redis_that_stands_still_does_not_keep_the_end_of_a_lease_from_being_t
 
 
 @pytest.mark.complete
-def test_a_redis_that_stands_still_costs_no_lock_of_another_alias(
+def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
     add_alias: Callable[..., str],
     eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
@@ -90,7 +88,7 @@ def slow_renewal(network: Proxy, renew_all: Callable[..., None]) -> Iterator[Non
 
 
 @pytest.mark.usefixtures("slow_renewal")
-def test_the_end_of_a_lease_is_told_while_a_renewal_is_waited_for(
+def test_the_end_of_a_lease_is_reported_while_a_renewal_is_unanswered(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses: list[LockLost] = []
@@ -100,7 +98,7 @@ def test_the_end_of_a_lease_is_told_while_a_renewal_is_waited_for(
 
 
 @pytest.mark.usefixtures("slow_renewal")
-def test_a_lock_taken_while_a_renewal_is_waited_for_is_renewed_in_time(
+def test_a_lock_acquired_while_a_renewal_is_unanswered_is_renewed_in_time(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What has less patience does not wait for what has more."""
@@ -144,7 +142,7 @@ def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eve
 
 
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
-def test_a_fence_that_is_raised_changes_neither_holder_nor_queue(
+def test_raising_a_fence_changes_neither_holder_nor_queue(
     name: str, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     """Even twice, as when the first answer was lost. Only renewals that name an older fence are refused."""

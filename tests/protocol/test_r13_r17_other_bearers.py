@@ -68,7 +68,7 @@ def adopt(ghost: Ghost) -> calls.Taken:
 # -- who may ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_somebody_is_at_work_with_is_busy_for_other_bearers_of_its_token(
+def test_a_lock_in_use_is_busy_for_others_with_its_token(
     former: Former, ghost: Callable[..., Ghost], crowd: Crowd, client: redis.Redis
 ) -> None:
     """In the same process and in another one."""
@@ -142,7 +142,7 @@ def test_a_former_holder_that_releases_late_leaves_the_lock_to_its_adopter(
     assert holder(client) == ADOPTER
 
 
-def test_a_holder_learns_that_the_bearer_of_its_token_has_released_the_lock(
+def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
     former: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     """Who releases from another process tells the channel that stands in the lock."""
@@ -170,7 +170,7 @@ LOSSES: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_whatever_ends_a_lease_from_outside_is_told(
+def test_every_end_of_a_lease_from_outside_is_reported(
     how: str,
     former: Former,
     client: redis.Redis,
@@ -189,7 +189,7 @@ def test_whatever_ends_a_lease_from_outside_is_told(
     ]
 
 
-def test_what_was_released_or_detached_here_is_no_loss(
+def test_a_release_or_detach_here_is_no_loss(
     crowd: Crowd, line: Line, client: redis.Redis, renew_all: Callable[..., None], a_round: Callable[[], None]
 ) -> None:
     me = crowd()

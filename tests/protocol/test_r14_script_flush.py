@@ -29,7 +29,7 @@ class Forgetful:
         return self.person(thing, method, *args, **options)
 
 
-def test_a_script_flush_before_every_call_hurts_none(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, client: redis.Redis) -> None:
     me, you = Forgetful(crowd(), client), Forgetful(crowd(), client)
     lock, other = Lock(NAME, ttl=LONG), Lock(NAME)
     assert me(lock, "acquire")
@@ -56,7 +56,7 @@ def test_a_script_flush_before_every_call_hurts_none(crowd: Crowd, client: redis
     assert holder(client) == ""
 
 
-def test_a_script_flush_before_every_call_hurts_no_pool(crowd: Crowd, client: redis.Redis) -> None:
+def test_a_script_flush_before_every_call_does_no_harm_to_pools(crowd: Crowd, client: redis.Redis) -> None:
     me, pool = Forgetful(crowd(), client), LockPool("accounts")
     assert me(pool, "assign", ["alice", "bob"]) == 2
     assert me(pool, "extend", ["carol"]) == 1
@@ -69,7 +69,7 @@ def test_a_script_flush_before_every_call_hurts_no_pool(crowd: Crowd, client: re
     assert leftovers(client) == []
 
 
-def test_a_script_flush_hurts_no_waiter(line: Line, client: redis.Redis) -> None:
+def test_a_script_flush_does_no_harm_to_waiters(line: Line, client: redis.Redis) -> None:
     """Nor one who queues, looks, is handed the lock or gives up."""
     lock = Lock(NAME)
     lock.acquire()
@@ -84,7 +84,7 @@ def test_a_script_flush_hurts_no_waiter(line: Line, client: redis.Redis) -> None
     assert waiting.result()
 
 
-def test_a_script_flush_hurts_no_renewal_of_many_locks_in_one_write(
+def test_a_script_flush_does_no_harm_to_renewals_of_many_locks_at_once(
     client: redis.Redis, eventually: Eventually, renew_all: Callable[..., None]
 ) -> None:
     """Each command is looked at by itself."""
@@ -100,7 +100,7 @@ def test_a_script_flush_hurts_no_renewal_of_many_locks_in_one_write(
     assert losses == []
 
 
-def test_a_script_flush_hurts_no_release_in_the_background(
+def test_a_script_flush_does_no_harm_to_a_release_in_the_background(
     network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Of a block whose end did not reach Redis."""

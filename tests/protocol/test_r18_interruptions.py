@@ -180,7 +180,7 @@ hear()
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["with", "acquire", "wait"])
-def test_a_time_limit_that_strikes_anywhere_leaves_nothing_behind(
+def test_a_time_limit_anywhere_leaves_nothing_behind(
     how: str, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     if how == "wait":
@@ -213,7 +213,7 @@ threading.Event().wait()
 """
 
 
-def test_another_waiter_takes_over_the_reading_of_one_that_was_interrupted(
+def test_another_waiter_takes_over_reading_from_one_that_was_interrupted(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     lock = Lock(NAME, ttl=LONG)
@@ -230,7 +230,7 @@ def test_another_waiter_takes_over_the_reading_of_one_that_was_interrupted(
     worker.expect("acquired", within=15)
 
 
-def test_who_was_interrupted_on_the_way_out_may_wait_for_the_same_lock_at_once() -> None:
+def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once() -> None:
     """It is undone in the background, and until then seemed to be held by whoever asks: a LockError."""
     lock = Lock(NAME, ttl=LONG)
     for one in (Lock("another", ttl=LONG), lock):

@@ -18,7 +18,7 @@ from tests.protocol.scene import LONG, Eventually, Line, listed
 
 @pytest.mark.complete
 @pytest.mark.parametrize("ttl", [30, 1], ids=["granted long ago", "its handoff has ended"])
-def test_a_look_by_the_clock_that_finds_what_no_message_has_told_makes_the_listener_connect_again(
+def test_a_scheduled_look_that_finds_an_unannounced_grant_makes_the_listener_reconnect(
     ttl: float,
     network: Proxy,
     line: Line,
@@ -41,7 +41,7 @@ def test_a_look_by_the_clock_that_finds_what_no_message_has_told_makes_the_liste
 
 
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_message_that_begins_and_does_not_end_makes_the_listener_connect_again(
+def test_an_incomplete_message_makes_the_listener_reconnect(
     network: Proxy, line: Line, listening: Callable[..., Listener], eventually: Eventually
 ) -> None:
     """After a second, instead of waiting for its end for ever."""

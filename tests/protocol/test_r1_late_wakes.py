@@ -79,7 +79,7 @@ def test_a_handed_over_lease_ends_here_no_later_than_in_redis_when_its_wake_come
     assert ends_here(waiting.person, waiting.lock) <= ends_there(client)
 
 
-def test_a_handed_over_lease_is_no_longer_than_it_is_when_the_clock_of_the_server_has_jumped_ahead(
+def test_a_handed_over_lease_is_not_overestimated_when_the_clock_of_the_server_has_jumped_ahead(
     line: Line, listening: Callable[[], object], eventually: Eventually
 ) -> None:
     """Whenever the grant was made, it was not made in the future."""

@@ -48,7 +48,7 @@ def test_nobody_gets_a_suspended_lock(crowd: Crowd, name: str) -> None:
 
 
 @each
-def test_it_is_free_again_when_it_is_resumed_and_nothing_is_left(crowd: Crowd, client: redis.Redis, name: str) -> None:
+def test_resuming_frees_the_lock_and_leaves_nothing_behind(crowd: Crowd, client: redis.Redis, name: str) -> None:
     me, you = crowd(), crowd()
     me(Lock(name), "suspend", LONG)
     assert you(Lock(name), "resume") is True
@@ -59,7 +59,7 @@ def test_it_is_free_again_when_it_is_resumed_and_nothing_is_left(crowd: Crowd, c
 
 
 @each
-def test_to_resume_what_is_held_and_not_suspended_does_nothing(crowd: Crowd, name: str) -> None:
+def test_resuming_a_held_lock_that_is_not_suspended_does_nothing(crowd: Crowd, name: str) -> None:
     me, you, lock = crowd(), crowd(), Lock(name)
     me(lock, "acquire")
     assert you(Lock(name), "resume") is False
@@ -68,7 +68,7 @@ def test_to_resume_what_is_held_and_not_suspended_does_nothing(crowd: Crowd, nam
 
 @each
 @pytest.mark.parametrize("end", ["release", "bearer", "lapse", "renewal"])
-def test_whoever_holds_it_keeps_it_and_then_the_suspension_begins(
+def test_a_holder_keeps_the_lock_and_then_the_suspension_begins(
     end: str, crowd: Crowd, client: redis.Redis, name: str
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(name, ttl=LONG)
@@ -109,7 +109,7 @@ def test_a_planned_suspension_can_be_resumed_before_it_begins(crowd: Crowd, clie
 
 
 @each
-def test_a_planned_suspension_whose_time_is_over_before_the_holder_ends_is_none(
+def test_a_planned_suspension_that_ends_before_the_hold_never_begins(
     crowd: Crowd, client: redis.Redis, name: str, eventually: Eventually
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(name, ttl=LONG)
@@ -176,7 +176,7 @@ def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
 
 @each
 @nobody_looks
-def test_those_who_wait_hear_of_a_suspension_that_is_cut_short(
+def test_waiters_are_told_of_a_suspension_that_is_cut_short(
     line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
 ) -> None:
     listening()
@@ -188,7 +188,7 @@ def test_those_who_wait_hear_of_a_suspension_that_is_cut_short(
 
 
 @each
-def test_no_row_of_a_waiter_is_lost_while_a_suspension_is_planned(
+def test_no_entry_of_a_waiter_is_lost_while_a_suspension_is_planned(
     client: redis.Redis, ghost: Callable[..., Ghost], name: str
 ) -> None:
     """Their entries stand where a suspension may be planned for less time than they have, or for more."""
@@ -204,7 +204,7 @@ def test_no_row_of_a_waiter_is_lost_while_a_suspension_is_planned(
     assert len(listed(client, queue_of(name))) == 2
 
 
-def test_a_handoff_that_was_given_back_to_a_suspension_makes_nobody_a_suspect(
+def test_a_handoff_that_was_released_into_a_suspension_makes_no_process_suspect(
     crowd: Crowd, line: Line, client: redis.Redis
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=LONG)
@@ -263,7 +263,9 @@ def test_a_seizure_ends_it(held: bool, crowd: Crowd, client: redis.Redis, name: 
 
 
 @each
-def test_it_stands_in_the_index_until_its_end(crowd: Crowd, client: redis.Redis, name: str) -> None:
+def test_a_suspended_lock_is_in_the_index_until_the_suspension_ends(
+    crowd: Crowd, client: redis.Redis, name: str
+) -> None:
     me, lock = crowd(), Lock(name, ttl=60)
     me(lock, "acquire")
     me(lock, "suspend", LONG)
@@ -272,7 +274,7 @@ def test_it_stands_in_the_index_until_its_end(crowd: Crowd, client: redis.Redis,
 
 
 @each
-def test_nobody_but_the_first_who_waits_is_told(crowd: Crowd, ghost: Callable[..., Ghost], ear: Ear, name: str) -> None:
+def test_only_the_first_waiter_is_told(crowd: Crowd, ghost: Callable[..., Ghost], ear: Ear, name: str) -> None:
     there = ghost()
     crowd()(Lock(name), "suspend", LONG)
     for id in "ab":
@@ -287,7 +289,9 @@ FORGED = ["", "soon", "99999999999999999999 x", f"{'9' * 400} x", "-1 x", "nan x
 
 @pytest.mark.parametrize("text", FORGED, ids=lambda text: text[:20])
 @each
-def test_a_plan_that_is_none_of_ours_is_no_suspension(text: str, client: redis.Redis, crowd: Crowd, name: str) -> None:
+def test_a_foreign_value_is_not_mistaken_for_a_planned_suspension(
+    text: str, client: redis.Redis, crowd: Crowd, name: str
+) -> None:
     me, you, lock = crowd(), crowd(), Lock(name)
     me(lock, "acquire")
     client.hset(WAITERS if name == NAME else HELD, SUSPENDED if name == NAME else ":alice", text)
@@ -298,7 +302,7 @@ def test_a_plan_that_is_none_of_ours_is_no_suspension(text: str, client: redis.R
 
 
 @each
-async def test_the_twins_do_the_same(name: str) -> None:
+async def test_the_async_versions_do_the_same(name: str) -> None:
     lock: Any = Lock(name)
     await lock.asuspend(LONG, note="later")
     assert not await lock.aacquire(blocking=False)

@@ -75,7 +75,7 @@ CALLS: dict[str, Callable[[Ghost, str], object]] = {
 
 @NAMES
 @pytest.mark.parametrize("by", CALLS)
-def test_a_script_that_may_not_write_tells_nobody_anything(
+def test_a_script_that_may_not_write_publishes_nothing(
     by: str, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
 ) -> None:
     LockPool("accounts").extend(["alice"])
@@ -104,7 +104,7 @@ POOL_CALLS: dict[str, Callable[[Ghost], object]] = {
 
 
 @pytest.mark.parametrize("by", POOL_CALLS)
-def test_a_script_that_may_not_write_hands_no_member_of_a_pool_to_its_line(
+def test_a_script_that_may_not_write_hands_over_no_member_of_a_pool(
     by: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
 ) -> None:
     LockPool("accounts").extend(["alice"])
@@ -177,7 +177,7 @@ def test_a_lock_can_be_seized_when_redis_is_out_of_memory(
 # -- who may not tell, or not ask -------------------------------------------------------------------------------------
 
 
-def test_a_holder_that_may_not_publish_hands_over_all_the_same(
+def test_a_holder_without_the_right_to_publish_can_still_hand_over(
     allow_only: Callable[..., str], threads: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The waiter keeps its place, and finds out by itself."""
@@ -195,7 +195,7 @@ def test_a_holder_that_may_not_publish_hands_over_all_the_same(
 
 
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_holder_that_may_not_ask_who_listens_hands_over_all_the_same(
+def test_a_holder_without_the_right_to_count_subscribers_can_still_hand_over(
     allow_only: Callable[..., str], threads: Line, client: redis.Redis
 ) -> None:
     """An error is no 0: nobody is dropped for it."""

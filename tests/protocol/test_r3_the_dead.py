@@ -23,7 +23,7 @@ from tests.protocol.scene import LONG, WAITS, Ear, Eventually, Line, Start, chan
 HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
 
 
-def test_a_killed_waiter_is_dropped_by_the_release_that_meets_it(
+def test_a_killed_waiter_is_dropped_by_the_release_that_finds_it(
     start: Start, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
     """The next living one has the lock when release() returns."""
@@ -43,7 +43,7 @@ def test_a_killed_waiter_is_dropped_by_the_release_that_meets_it(
     assert waiting.result()
 
 
-def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
+def test_a_handoff_that_finds_no_subscriber_is_published_nowhere(
     client: redis.Redis, server: RedisServer, ghost: Callable[..., Ghost], eventually: Eventually
 ) -> None:
     """The scripts ask before they grant: a message counts the subscribers of one node, and replicas pass it on.
@@ -67,7 +67,9 @@ def test_a_handover_that_finds_nobody_is_heard_nowhere_else(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_who_watches_all_channels_does_not_make_a_process_poll(line: Line, ear: Ear, client: redis.Redis) -> None:
+def test_somebody_who_watches_all_channels_does_not_make_a_process_poll(
+    line: Line, ear: Ear, client: redis.Redis
+) -> None:
     """A publish counts them too, as PSUBSCRIBE on a console at night."""
     lock = Lock(NAME, ttl=LONG)
     lock.acquire()
@@ -94,9 +96,7 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Calla
         yield add_alias(server.url)
 
 
-def test_waiters_whom_no_message_reaches_come_by_themselves_and_in_order(
-    polled: str, line: Line, client: redis.Redis
-) -> None:
+def test_waiters_that_get_no_messages_poll_and_keep_their_order(polled: str, line: Line, client: redis.Redis) -> None:
     lock = Lock(NAME, using=polled)
     lock.acquire()
     fences = [line.visit(Lock(NAME, using=polled)) for _ in range(4)]
@@ -106,7 +106,7 @@ def test_waiters_whom_no_message_reaches_come_by_themselves_and_in_order(
     assert found == sorted(found)
 
 
-def test_a_lock_left_free_for_one_who_polls_is_not_given_to_a_newcomer(
+def test_a_lock_left_free_for_a_polling_waiter_is_not_given_to_a_newcomer(
     polled: str, line: Line, client: redis.Redis
 ) -> None:
     """It is never dropped for a 0 and never handed a grant; the lock waits for it."""
@@ -123,7 +123,7 @@ def test_a_lock_left_free_for_one_who_polls_is_not_given_to_a_newcomer(
     assert waiting.id == id
 
 
-def test_one_who_polls_keeps_its_place_behind_a_long_holder(
+def test_a_polling_waiter_keeps_its_place_behind_a_long_holder(
     polled: str, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
     """It counts as gone when it has not looked for four of its delays, so it must look."""
@@ -143,9 +143,7 @@ def test_one_who_polls_keeps_its_place_behind_a_long_holder(
     assert waiting.result()
 
 
-def test_a_wait_of_one_who_polls_ends_in_time_and_leaves_the_queue(
-    polled: str, line: Line, client: redis.Redis
-) -> None:
+def test_a_polling_waiter_gives_up_in_time_and_leaves_the_queue(polled: str, line: Line, client: redis.Redis) -> None:
     Lock(NAME, using=polled).acquire()
     waiting = line.join(Lock(NAME, using=polled, blocking_timeout=1))
     assert not waiting.result()
@@ -154,7 +152,7 @@ def test_a_wait_of_one_who_polls_ends_in_time_and_leaves_the_queue(
 
 @pytest.mark.complete
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_killed_one_who_polled_is_dropped_when_it_misses_its_looks(
+def test_a_killed_polling_waiter_is_dropped_when_it_misses_its_looks(
     allow_only: Callable[..., str], start: Start, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Whoever leaves the lock to it tells the first one behind it to watch."""
@@ -172,7 +170,7 @@ def test_a_killed_one_who_polled_is_dropped_when_it_misses_its_looks(
     assert waiting.result()
 
 
-def test_a_listener_that_is_refused_for_a_moment_is_soon_told_again(
+def test_a_listener_that_is_refused_for_a_moment_soon_gets_messages_again(
     allow_only: Callable[..., str], client: redis.Redis, listening: Callable[..., Listener], eventually: Eventually
 ) -> None:
     """Who may not subscribe polls; half a minute of that is for those whom nobody will give the right."""
@@ -186,7 +184,9 @@ def test_a_listener_that_is_refused_for_a_moment_is_soon_told_again(
 
 
 @pytest.mark.complete
-def test_one_who_polls_by_choice_is_dropped_by_nobody_who_is_told(ghost: Callable[..., Ghost], line: Line) -> None:
+def test_a_waiter_that_polls_by_choice_is_not_dropped_by_waiters_with_messages(
+    ghost: Callable[..., Ghost], line: Line
+) -> None:
     """The lock is left to it for as long as it said, also by those who wait for messages."""
     lock, one = Lock(NAME), ghost(alive=False)
     lock.acquire()

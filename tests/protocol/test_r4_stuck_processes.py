@@ -72,7 +72,7 @@ def test_a_stuck_process_costs_one_handoff_lease_though_others_are_confirmed_mea
     assert handoffs_to(ear, STUCK) == 1
 
 
-def test_a_sign_of_life_makes_a_process_one_of_the_living_again(
+def test_a_sign_of_life_clears_a_suspect_process(
     ghost: Callable[..., Ghost], threads: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.3)
@@ -89,7 +89,7 @@ def test_a_sign_of_life_makes_a_process_one_of_the_living_again(
 
 
 @pytest.mark.parametrize("how", ["release", "confirm"])
-def test_a_handoff_that_is_confirmed_or_given_back_makes_nobody_suspect(
+def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
     how: str, ghost: Callable[..., Ghost], client: redis.Redis, eventually: Eventually
 ) -> None:
     """The trace is of those alone of which nothing was heard until their lease was over."""
@@ -109,7 +109,7 @@ def test_a_handoff_that_is_confirmed_or_given_back_makes_nobody_suspect(
     assert holder(client) == STUCK[1]
 
 
-def test_a_stuck_process_in_the_line_of_a_pool_costs_one_handoff_lease(
+def test_a_stuck_process_in_the_queue_of_a_pool_costs_one_handoff_lease(
     ghost: Callable[..., Ghost], crowd: Crowd, ear: Ear, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.3)
@@ -185,7 +185,7 @@ hear()
 """
 
 
-def test_a_forked_child_does_not_keep_its_dead_parent_among_the_living(
+def test_a_forked_child_does_not_make_its_dead_parent_look_alive(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     """It closes the inherited socket of the listener, and has a channel of its own."""

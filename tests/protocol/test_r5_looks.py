@@ -69,7 +69,7 @@ def test_twenty_waiters_of_one_process_look_no_more_often_than_one(
     assert all(fence.result(GENEROUS) for fence in fences)
 
 
-def test_the_looks_of_a_process_are_not_put_off_by_newcomers(
+def test_newcomers_do_not_delay_the_looks_of_a_process(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has just come has looked for itself alone."""

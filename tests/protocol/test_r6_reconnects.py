@@ -36,7 +36,7 @@ def cut(client: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_all_waiters_stand_in_the_queue_again_after_a_reconnect_in_their_order(
+def test_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
     line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Every subscription lets all waiters of the process queue again, with their tickets, not only the first."""
@@ -93,7 +93,7 @@ def test_a_wake_that_overtakes_the_answer_to_the_request_finds_its_waiter(
 
 
 @pytest.mark.usefixtures("held")
-def test_waiters_that_leave_while_the_listener_reconnects_are_in_no_queue(crowd: Crowd, client: redis.Redis) -> None:
+def test_waiters_that_leave_while_the_listener_reconnects_leave_the_queue(crowd: Crowd, client: redis.Redis) -> None:
     """The looks of a waiter and its leaving never cross."""
     people = [crowd() for _ in range(20)]
     futures = [
@@ -115,7 +115,7 @@ def interrupt(*message: Any) -> None:
 
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("next_one", ["stands", "is refused"])
-def test_an_exception_that_interrupts_the_reader_lets_nobody_pass_the_other_waiters_of_its_process(
+def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
     next_one: str,
     threads: Line,
     ghost: Callable[..., Ghost],

@@ -33,7 +33,7 @@ def queue_and_leave(client: redis.Redis, name: str) -> None:
 
 
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_lock_handed_to_one_who_has_left_goes_to_the_next_at_once(
+def test_a_lock_handed_to_a_waiter_that_has_left_goes_to_the_next_at_once(
     line: Line, client: redis.Redis, listening: Callable[[], Listener]
 ) -> None:
     """A wake for an id that nobody here waits with is answered with a release."""
@@ -48,7 +48,7 @@ def test_a_lock_handed_to_one_who_has_left_goes_to_the_next_at_once(
 
 
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_lock_left_to_one_who_polls_is_watched_by_those_who_are_there(
+def test_a_lock_left_to_a_polling_waiter_is_watched_by_the_waiters_that_remain(
     line: Line, client: redis.Redis, listening: Callable[[], Listener], eventually: Eventually
 ) -> None:
     """The same where somebody is only told to look: to one who has left, another one of the queue is told."""
@@ -66,7 +66,7 @@ def test_a_lock_left_to_one_who_polls_is_watched_by_those_who_are_there(
 
 
 @pytest.mark.usefixtures("nobody_looks")
-def test_a_member_handed_to_one_who_has_left_the_line_goes_to_the_next_at_once(
+def test_a_member_handed_to_a_waiter_that_has_left_goes_to_the_next_at_once(
     crowd: Crowd, client: redis.Redis, listening: Callable[[], Listener], eventually: Eventually
 ) -> None:
     listening()

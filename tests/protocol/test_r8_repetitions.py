@@ -60,7 +60,7 @@ def test_an_acquire_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     assert holder(client) == ""
 
 
-def test_a_request_that_arrives_after_its_waiter_left_is_in_no_queue(
+def test_a_request_that_arrives_after_its_waiter_left_does_not_queue(
     impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Listener]
 ) -> None:
     """The mark keeps a late request out of the queue, too."""
@@ -77,7 +77,7 @@ def test_a_request_that_arrives_after_its_waiter_left_is_in_no_queue(
 # -- answers that are lost --------------------------------------------------------------------------------------------
 
 
-def test_a_grant_whose_answer_was_lost_is_taken_by_the_repetition(
+def test_a_grant_whose_answer_was_lost_is_returned_to_the_repeated_request(
     network: Proxy, crowd: Crowd, client: redis.Redis
 ) -> None:
     """The lock is not busy because of itself."""
@@ -103,9 +103,7 @@ def test_a_release_whose_answer_was_lost_has_succeeded(network: Proxy, crowd: Cr
         me(lock, "release")
 
 
-def test_a_release_that_finds_nothing_at_its_first_try_says_that_the_lock_was_lost(
-    crowd: Crowd, client: redis.Redis
-) -> None:
+def test_a_first_release_that_finds_nothing_reports_a_lost_lock(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
     vanish(client, NAME)
@@ -126,7 +124,7 @@ def unreleased(network: Proxy, crowd: Crowd) -> tuple[Any, Lock]:
     return me, lock
 
 
-def test_a_release_that_failed_may_be_tried_again_and_then_has_succeeded(
+def test_a_failed_release_can_be_tried_again_and_then_succeeds(
     unreleased: tuple[Any, Lock], client: redis.Redis
 ) -> None:
     me, lock = unreleased
@@ -145,13 +143,13 @@ def test_a_lock_whose_release_failed_is_not_entered_again_without_asking_redis(
     assert not me(lock, "acquire", blocking=False)
 
 
-def test_who_could_not_release_a_lock_may_wait_for_it_like_anybody(unreleased: tuple[Any, Lock]) -> None:
+def test_a_caller_whose_release_failed_may_wait_for_the_lock_like_anybody(unreleased: tuple[Any, Lock]) -> None:
     """Nothing renews it any more, so this is no waiting for oneself without end."""
     me, _ = unreleased
     assert me(Lock(NAME, using="other"), "acquire", blocking_timeout=None)
 
 
-def test_a_block_whose_end_does_not_reach_redis_frees_its_lock_when_redis_is_there_again(
+def test_a_block_that_could_not_release_frees_its_lock_when_redis_is_back(
     network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Nobody can try that release again, and the others should not have to wait for the TTL."""
@@ -178,7 +176,7 @@ class CountingRetry(Retry):
         return super().call_with_retry(*args, **kwargs)
 
 
-def test_no_command_of_ours_is_repeated_by_the_retries_of_the_alias(
+def test_the_retries_configured_for_an_alias_repeat_none_of_our_commands(
     server: RedisServer, add_alias: Callable[..., str], line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our connections have redis-py's retries off, whatever the alias says; ours know that they repeat."""

@@ -28,7 +28,7 @@ def test_a_single_try_gets_a_free_lock_whose_waiters_are_all_dead(
     assert queued(client) == 0
 
 
-def test_a_single_try_gets_a_free_member_of_a_pool_whose_line_is_dead(
+def test_a_single_try_gets_a_free_member_of_a_pool_whose_waiters_are_all_dead(
     crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     pool, me, gone = LockPool("accounts"), crowd(), ghost(alive=False)
@@ -55,7 +55,7 @@ def test_a_waiter_that_finds_the_lock_free_takes_it_and_wakes_nobody(
     assert count(client, "publish") == before
 
 
-def test_a_waiter_with_dead_ones_before_it_takes_an_expired_lock_by_its_own_look(
+def test_a_waiter_behind_dead_ones_acquires_an_expired_lock_by_its_own_look(
     line: Line, ghost: Callable[..., Ghost], ear: Ear
 ) -> None:
     """The dead are dropped and the caller decides again, instead of telling itself."""

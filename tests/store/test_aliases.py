@@ -176,7 +176,7 @@ def test_of_several_locations_the_first_has_the_locks(
 
 
 @pytest.mark.parametrize("settings", [{}, {"CACHE": "locks"}])
-def test_an_alias_that_is_missing_names_those_that_there_are(me: Any, settings: dict[str, str]) -> None:
+def test_the_error_about_a_missing_alias_lists_the_existing_ones(me: Any, settings: dict[str, str]) -> None:
     given = r"in REDISLOCK\['CACHE'\]" if settings else "given as using"
     problem = rf"^Unknown cache alias 'locks' \({given}\)\. The aliases in CACHES are: default, memory\.$"
     with override_settings(REDISLOCK=settings), pytest.raises(ImproperlyConfigured, match=problem):
@@ -194,7 +194,7 @@ def test_an_alias_that_is_missing_names_those_that_there_are(me: Any, settings: 
     ],
     ids=["Lock", "list_locks", "LockPool", "Counter", "--using"],
 )
-def test_an_empty_alias_is_missing_like_any(use: Callable[[], object]) -> None:
+def test_an_empty_alias_is_an_error_like_any_missing_one(use: Callable[[], object]) -> None:
     with pytest.raises(
         (ImproperlyConfigured, CommandError), match=r"^Unknown cache alias ''.* are: default, memory\.$"
     ):
@@ -285,7 +285,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
             assert isinstance(maker.make(1.0), AsyncOwn)
 
 
-async def test_a_check_of_the_certificate_is_never_left_out(
+async def test_certificate_checks_are_never_skipped(
     tls_port: int, certificate: Path, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)
@@ -308,7 +308,7 @@ class PinningFactory(ConnectionFactory):  # type: ignore[misc]
         return pool
 
 
-async def test_a_tls_option_that_coroutines_do_not_know_is_never_left_out() -> None:
+async def test_an_unsupported_tls_option_is_never_ignored_for_coroutines() -> None:
     checked = alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True)
     problem = r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'"
     with caches(checked):
@@ -319,7 +319,7 @@ async def test_a_tls_option_that_coroutines_do_not_know_is_never_left_out() -> N
 
 
 @BOTH
-def test_what_makes_connections_and_is_no_class_is_a_clear_error(backend: str, me: Any, server: RedisServer) -> None:
+def test_a_connection_factory_that_is_no_class_is_a_clear_error(backend: str, me: Any, server: RedisServer) -> None:
     problem = r"connection_class of the cache alias 'default' must be a class, not functools\.partial"
     for kind in (partial(redis.Connection), partial(FakeRedisConnection)):
         with (

@@ -47,7 +47,7 @@ def test_threads_that_come_first_together_share_one(server: RedisServer, monkeyp
     assert len(made) == 1
 
 
-def test_one_command_raises_what_redis_says_of_it(client: redis.Redis) -> None:
+def test_a_single_command_raises_the_error_of_redis(client: redis.Redis) -> None:
     client.set("text", "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         get_backend().execute(("LPOP", "text"))
@@ -81,9 +81,7 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
     eventually(lambda: not connections(client))
 
 
-def test_a_backend_that_was_closed_is_given_to_nobody_any_more(
-    fresh: None, client: redis.Redis, eventually: Eventually
-) -> None:
+def test_a_closed_backend_is_not_used_again(fresh: None, client: redis.Redis, eventually: Eventually) -> None:
     closed = get_backend()
     closed.place.close()
     assert get_backend() is not closed
@@ -94,7 +92,7 @@ def test_a_backend_that_was_closed_is_given_to_nobody_any_more(
     assert get_backend() is again
 
 
-def test_a_lock_of_before_a_change_can_be_released_and_leaves_no_connection_behind(
+def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_connection(
     me: Any, server: RedisServer, client: redis.Redis, eventually: Eventually
 ) -> None:
     lock = Lock("a", ttl=60)

@@ -19,14 +19,14 @@ def put_dead(client: redis.Redis, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
-def test_an_acquire_goes_past_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
+def test_an_acquire_drops_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
     put_dead(client, name)
     assert me(Lock(name), "acquire", blocking=False)
     assert not client.exists(make_keys(PREFIX, name).queue)
 
 
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
-def test_a_release_goes_past_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
+def test_a_release_drops_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
     lock = Lock(name)
     me(lock, "acquire")
     put_dead(client, name)
@@ -35,7 +35,7 @@ def test_a_release_goes_past_any_number_of_dead_waiters(name: str, me: Any, clie
     assert not me(lock, "locked")
 
 
-def test_a_change_of_a_pool_goes_past_any_number_of_dead_waiters(me: Any, client: redis.Redis) -> None:
+def test_a_change_of_a_pool_drops_any_number_of_dead_waiters(me: Any, client: redis.Redis) -> None:
     line = make_keys(PREFIX, "pool:accounts:").line
     client.zadd(line, {f"dead-{number}": number + 1 for number in range(1200)})
     assert me(LockPool("accounts"), "extend", ["alice"]) == 1
@@ -47,5 +47,5 @@ def test_a_lease_is_presumed_over_before_it_is() -> None:
     assert 100 + 30 * 0.998 < lease_end(100, 30) < 100 + 30 * 0.999
 
 
-def test_who_polls_tells_for_how_many_milliseconds_it_lives_without_a_look() -> None:
+def test_a_polling_waiter_says_how_long_it_counts_as_alive_without_a_look() -> None:
     assert polled(1.2345) == "p1234"

@@ -130,7 +130,7 @@ def test_every_script_and_the_probe_have_a_key() -> None:
 
 
 @EVERY_SCRIPT
-def test_every_key_in_its_text_is_one_of_keys(script: Script) -> None:
+def test_every_key_in_the_text_of_a_script_is_one_of_keys(script: Script) -> None:
     """Written as such, or under the name by which a function has been given it; none is put together."""
     found = re.findall(
         r"\bredis\.p?call\((?:sharded\(channel\) and 'SPUBLISH' or )?'([A-Z]+)'(?:, *([^,)]+))?", script.source

@@ -103,7 +103,7 @@ def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, even
         asyncio.run(ause(1))
 
 
-def test_a_loop_that_was_closed_without_an_end_is_in_nobodys_way(server: RedisServer) -> None:
+def test_a_loop_that_was_closed_without_shutdown_disturbs_nobody(server: RedisServer) -> None:
     """The connection of such a loop is its owner's affair; here it is closed so that nothing warns."""
 
     def without_an_end() -> None:
@@ -123,9 +123,7 @@ def test_a_loop_that_was_closed_without_an_end_is_in_nobodys_way(server: RedisSe
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # those in use: nobody can close them any more
 @pytest.mark.skipif(sys.version_info[:3] in ((3, 12, 1), (3, 13, 0)), reason="they close coroutines that are executing")
-def test_tasks_whose_loop_was_closed_over_them_end_without_a_word(
-    own: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     with caches(alias(DJANGO_REDIS, own.url, max_connections=3)):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))

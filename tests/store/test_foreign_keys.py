@@ -97,7 +97,7 @@ def test_a_key_of_another_type_is_an_error_that_names_it_and_says_what_it_is(
 
 @wrong(**{f"lock:{NAME}": "string"})
 @pytest.mark.parametrize("call", LOOKS)
-def test_whoever_looks_at_a_lock_of_another_type_is_told_which_key_it_is(
+def test_reading_a_lock_of_another_type_is_an_error_that_names_the_key(
     key: str, kind: str, call: str, me: Any, client: redis.Redis
 ) -> None:
     put(client, key, kind)
@@ -117,7 +117,7 @@ def test_other_locks_go_on(key: str, kind: str, me: Any, client: redis.Redis) ->
 
 
 @wrong(**{f"waiters:{NAME}": "hash"})
-def test_who_queues_is_told_that_the_waiters_are_of_another_type(
+def test_queueing_where_the_waiters_are_of_another_type_is_an_error_that_says_so(
     key: str, kind: str, crowd: Crowd, client: redis.Redis
 ) -> None:
     crowd()(Lock(NAME), "acquire")
@@ -128,7 +128,9 @@ def test_who_queues_is_told_that_the_waiters_are_of_another_type(
 
 
 @wrong(index="zset")
-def test_an_index_of_another_type_is_named_to_who_lists(key: str, kind: str, me: Any, client: redis.Redis) -> None:
+def test_listing_with_an_index_of_another_type_is_an_error_that_names_it(
+    key: str, kind: str, me: Any, client: redis.Redis
+) -> None:
     put(client, key, kind)
     with pytest.raises(LockUnavailable) as caught:
         me(django_redislock, "list_locks")
@@ -199,7 +201,7 @@ NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, "9007199254740991"
 
 @pytest.mark.parametrize("text", NO_FENCES)
 @pytest.mark.parametrize("alias", ["default", "memory"])
-def test_what_is_no_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
+def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
     backend = get_backend(alias)
     backend.execute(("FLUSHALL",))
     backend.execute(("SET", FENCE, text))
@@ -215,7 +217,7 @@ def test_what_is_no_fence_is_named_and_left_alone_and_nothing_is_locked(text: st
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
-def test_a_version_that_shares_no_locks_with_this_one_is_named_and_nobody_gets_in_or_waits(
+def test_an_incompatible_version_is_named_and_nobody_acquires_or_waits(
     held: bool, crowd: Crowd, client: redis.Redis
 ) -> None:
     holder, first, mark = crowd(), Lock(NAME), "protocol 2 1795402524825498"
@@ -234,7 +236,7 @@ def test_a_version_that_shares_no_locks_with_this_one_is_named_and_nobody_gets_i
     assert not client.exists(LOCK)
 
 
-def test_fences_grow_up_to_the_highest_that_doubles_can_count(client: redis.Redis, fresh: None) -> None:
+def test_fences_grow_up_to_the_highest_integer_of_a_double(client: redis.Redis, fresh: None) -> None:
     client.set(FENCE, 2**53 - 3)
     lock = Lock(NAME)
     lock.acquire()
@@ -259,7 +261,7 @@ FORGED = [
 @pytest.mark.parametrize("rest", FORGED, ids=lambda rest: rest[:30])
 @pytest.mark.parametrize("ours", [True, False], ids=["our token", "another"])
 @pytest.mark.parametrize("poll", [False, True])
-def test_whatever_stands_in_a_lock_it_is_held_and_not_by_us(
+def test_a_lock_with_a_foreign_value_is_held_and_not_by_us(
     rest: str, ours: bool, poll: bool, client: redis.Redis
 ) -> None:
     client.set(LOCK, f"{TOKEN if ours else 'x' * 22} {rest}", px=60_000)
@@ -269,7 +271,7 @@ def test_whatever_stands_in_a_lock_it_is_held_and_not_by_us(
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)
 
 
-def test_a_token_that_only_begins_like_the_holders_releases_nothing(crowd: Crowd) -> None:
+def test_a_token_with_the_same_prefix_as_the_holders_releases_nothing(crowd: Crowd) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire", token=TOKEN)
     for forged in (TOKEN[:-1], f"{TOKEN}x", TOKEN.swapcase()):
@@ -279,7 +281,7 @@ def test_a_token_that_only_begins_like_the_holders_releases_nothing(crowd: Crowd
     me(lock, "release")
 
 
-def test_a_lock_that_never_ends_is_looked_at_no_more_often_than_any_other(client: redis.Redis) -> None:
+def test_waiters_look_at_a_lock_without_expiry_no_more_often_than_at_others(client: redis.Redis) -> None:
     client.set(LOCK, "foreign")
     with pytest.raises(LockNotAcquired) as caught, Lock(NAME, blocking_timeout=0.7):
         pass

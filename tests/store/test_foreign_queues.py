@@ -38,7 +38,7 @@ EVERY_ENTRY = pytest.mark.parametrize("entry", NO_ENTRIES, ids=lambda entry: ent
 
 @EVERY_ENTRY
 @pytest.mark.parametrize("score", [1, -math.inf, math.inf, 1e300])
-def test_an_entry_that_is_none_is_dropped_from_the_queue(entry: str, score: float, client: redis.Redis) -> None:
+def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, score: float, client: redis.Redis) -> None:
     client.zadd(QUEUE, {"forged": score})
     client.hset(WAITERS, "forged", entry.format(channel=get_backend().channel))
     assert Lock(NAME).acquire(blocking_timeout=5)
@@ -46,7 +46,7 @@ def test_an_entry_that_is_none_is_dropped_from_the_queue(entry: str, score: floa
 
 
 @EVERY_ENTRY
-def test_a_release_goes_past_entries_that_are_none_to_whoever_waits(
+def test_a_release_skips_invalid_entries_of_the_queue(
     entry: str, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
@@ -61,7 +61,7 @@ def test_a_release_goes_past_entries_that_are_none_to_whoever_waits(
 
 
 @pytest.mark.parametrize("score", [-math.inf, math.inf, -1e300])
-def test_a_place_in_the_queue_that_cannot_be_is_still_shown(score: float, client: redis.Redis) -> None:
+def test_an_impossible_place_in_the_queue_is_still_shown(score: float, client: redis.Redis) -> None:
     with Lock(NAME):
         client.zadd(QUEUE, {"forged": score})
         client.hset(WAITERS, "forged", b"\xff 1 1 - " + b"\xff" * 100_000)
@@ -105,7 +105,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: repr(message[:32]))
-def test_a_message_that_nobody_of_ours_has_sent_ends_neither_who_waits_nor_the_listener(
+def test_a_foreign_message_ends_neither_a_waiter_nor_the_listener(
     message: bytes, crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
@@ -145,7 +145,7 @@ def take_one(me: Any, pool: LockPool) -> str:
 
 @EVERY_MEMBER
 @pytest.mark.parametrize("where", ["fresh", "free"])
-def test_a_member_that_is_none_is_named_and_the_others_go_on(
+def test_an_invalid_member_is_named_and_the_others_can_be_used(
     where: str, raw: bytes, me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
     pool = LockPool("accounts")

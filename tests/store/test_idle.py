@@ -83,7 +83,7 @@ def test_a_connection_that_somebody_takes_meanwhile_is_not_closed() -> None:
     assert not list(thread_connections.surplus([Taken()], 0, (), math.inf))
 
 
-def test_where_all_are_in_use_there_is_nothing_to_close() -> None:
+def test_connections_in_use_are_not_closed() -> None:
     nothing: deque[tuple[object, float]] = deque()
     assert not list(thread_connections.surplus([nothing], 1, [object(), object()], math.inf))
 

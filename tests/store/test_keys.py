@@ -30,7 +30,7 @@ def test_a_member_is_a_field_of_the_keys_of_its_pool_and_has_a_queue_of_its_own(
     assert alice.line == bob.line == "p{0}:queue:pool:accounts:"
 
 
-def test_whoever_wants_any_member_needs_none_of_their_queues() -> None:
+def test_a_request_for_any_member_touches_none_of_the_members_queues() -> None:
     alice, wanted = make_keys("p{0}:", "pool:accounts:alice"), make_keys("p{0}:", "pool:accounts:")
     assert (wanted.any, wanted.line) == (True, alice.line)
     assert set(alice.all) - set(wanted.all) == {alice.queue, "p{0}:waiters:pool:accounts:alice"}

@@ -130,7 +130,7 @@ async def test_who_finds_no_connection_free_is_told_so_in_the_end(
             pass
 
 
-async def test_who_has_time_waits_for_a_connection_longer_than_for_an_answer(
+async def test_a_caller_with_time_waits_longer_for_a_connection_than_for_an_answer(
     server: RedisServer, retry_for: Callable[[float], None], aeventually: AEventually
 ) -> None:
     retry_for(0.1)
@@ -144,7 +144,7 @@ async def test_who_has_time_waits_for_a_connection_longer_than_for_an_answer(
         assert await acquiring
 
 
-async def test_a_connection_that_never_became_free_casts_no_doubt_on_the_server(
+async def test_a_missing_free_connection_does_not_count_against_the_server(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.01)
@@ -221,7 +221,7 @@ async def test_a_loan_that_ends_after_a_cancellation_is_for_the_next_one(lone: L
     assert not connections._loans
 
 
-async def test_patience_that_ends_in_the_moment_of_a_cancellation_grants_nothing(
+async def test_a_timeout_at_the_moment_of_a_cancellation_grants_nothing(
     lone: Lone, caplog: pytest.LogCaptureFixture
 ) -> None:
     connections, loan = lone
@@ -239,7 +239,7 @@ async def test_patience_that_ends_in_the_moment_of_a_cancellation_grants_nothing
     assert "never retrieved" not in caplog.text
 
 
-async def test_patience_that_ends_as_the_loan_is_granted_changes_nothing(lone: Lone) -> None:
+async def test_a_timeout_at_the_moment_of_the_grant_changes_nothing(lone: Lone) -> None:
     connections, loan = lone
     waiting = asyncio.create_task(ask("ECHO", "1"))
     await asyncio.sleep(0)
@@ -257,7 +257,7 @@ class Forgetful(redis.CredentialProvider):
         raise RuntimeError("no credentials")
 
 
-async def test_an_error_of_the_sites_own_code_goes_up_and_takes_no_connection(server: RedisServer) -> None:
+async def test_an_error_of_the_sites_own_code_propagates_and_takes_no_connection(server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, credential_provider=Forgetful())):
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no credentials"):
@@ -343,7 +343,7 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
         assert not await Lock("a").alocked()
 
 
-async def test_nothing_is_kept_of_a_node_that_has_left(
+async def test_nothing_of_a_removed_node_is_kept(
     server: RedisServer, client: redis.Redis, aeventually: AEventually
 ) -> None:
     """Clusters replace their nodes, for years."""

@@ -43,7 +43,7 @@ def question(gate: Gate) -> Question:
     return question
 
 
-async def test_who_is_cancelled_ends_nothing_for_the_others(gate: Gate, question: Question) -> None:
+async def test_cancelling_one_caller_does_not_end_the_question_for_the_others(gate: Gate, question: Question) -> None:
     tasks = [asyncio.create_task(question.aanswer(None)) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
@@ -56,7 +56,7 @@ async def test_who_is_cancelled_ends_nothing_for_the_others(gate: Gate, question
     assert not question.pending
 
 
-async def test_nobody_waits_longer_than_he_wants(question: Question) -> None:
+async def test_no_caller_waits_longer_than_its_own_timeout(question: Question) -> None:
     with pytest.raises(NotAsked, match="did not say in time"):
         question.answer(monotonic() + 0.01)
     with pytest.raises(NotAsked, match="did not say in time"):
@@ -64,7 +64,7 @@ async def test_nobody_waits_longer_than_he_wants(question: Question) -> None:
     assert question.pending
 
 
-async def test_an_answer_in_time_is_one(gate: Gate, question: Question) -> None:
+async def test_an_answer_in_time_is_returned(gate: Gate, question: Question) -> None:
     waiting = asyncio.create_task(question.aanswer(monotonic() + GENEROUS))
     await asyncio.sleep(0)
     gate.open.set()
@@ -86,7 +86,7 @@ async def test_a_failure_goes_to_all_who_wait(error: Exception, gate: Gate, ques
         question.answer(None)
 
 
-def test_a_loop_that_was_closed_over_waiting_tasks_is_in_nobodys_way(
+def test_a_loop_that_was_closed_with_waiting_tasks_disturbs_nobody(
     gate: Gate, question: Question, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = asyncio.new_event_loop()
@@ -111,6 +111,6 @@ def test_without_another_thread_it_is_asked_at_once(gate: Gate, monkeypatch: pyt
     question.answer(0.0)
 
 
-def test_one_that_nobody_began_is_not_pending(gate: Gate) -> None:
+def test_a_question_that_was_never_started_is_not_pending(gate: Gate) -> None:
     """Whoever was to begin it was interrupted; the next one asks anew."""
     assert not Question(gate).pending

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 
 @BOTH
-def test_a_restarted_server_surfaces_in_no_call(backend: str, crowd: Crowd) -> None:
+def test_a_restart_of_the_server_makes_no_call_fail(backend: str, crowd: Crowd) -> None:
     me = crowd()
     with redis_server() as own, caches(alias(backend, own.url)):
         asking: list[Callable[[], bool]] = [
@@ -48,7 +48,7 @@ def test_a_restarted_server_surfaces_in_no_call(backend: str, crowd: Crowd) -> N
 
 
 @BOTH
-def test_killed_connections_surface_in_no_call(
+def test_killed_connections_make_no_call_fail(
     backend: str, crowd: Crowd, server: RedisServer, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, you, lock, following = crowd(), crowd(), Lock("a", ttl=60), Lock("a", ttl=60)
@@ -117,7 +117,7 @@ def replica(server: RedisServer, settings: Any, eventually: Eventually) -> Itera
         yield client
 
 
-def test_a_server_that_wants_a_password_is_told_as_such(me: Any, own: RedisServer) -> None:
+def test_a_server_that_requires_a_password_is_a_clear_error(me: Any, own: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, own.url)), own.client() as inside:
         inside.config_set("requirepass", "secret")
         with pytest.raises(LockUnavailable, match=r"The server wants a password|Authentication required"):
@@ -125,7 +125,7 @@ def test_a_server_that_wants_a_password_is_told_as_such(me: Any, own: RedisServe
         inside.config_set("requirepass", "")
 
 
-def test_replicas_are_missed_by_name_also_where_the_script_was_unknown(
+def test_the_error_about_missing_replicas_is_the_same_if_the_script_was_unknown(
     me: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"ACKNOWLEDGED_WITHIN": 3.0, "_ACKNOWLEDGED_WITHIN": "3000"}.items():
@@ -164,7 +164,7 @@ def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
 # -- what is refused for good ---------------------------------------------------------------------------------------
 
 
-def test_what_redis_refuses_is_not_tried_again(client: redis.Redis) -> None:
+def test_a_command_that_redis_refuses_is_not_retried(client: redis.Redis) -> None:
     backend = get_backend()
     client.set("redislock{0}:index", "foreign")
     client.config_resetstat()

@@ -39,7 +39,7 @@ def test_every_file_is_a_script_that_is_used_or_a_piece_that_is_included() -> No
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_script_opens_with_its_keys_arguments_and_answer(name: str) -> None:
+def test_a_script_begins_with_its_keys_arguments_and_answer(name: str) -> None:
     head = re.match(r"(--(?!#).*\n)+", TEXTS[name])
     assert head is not None
     lines = head.group().splitlines()
@@ -71,7 +71,7 @@ def test_a_script_uses_every_key_and_argument_that_its_header_names(name: str) -
 
 
 @EVERY_SCRIPT
-def test_a_script_is_put_together_of_what_it_includes(script: Script) -> None:
+def test_a_script_contains_the_pieces_that_it_includes(script: Script) -> None:
     assert "#include" not in script.source
     assert "--" not in code_of(script.source)
     assert not re.search(r"\b(KEYS|ARGV)\.\w", script.source)
@@ -113,7 +113,7 @@ def test_every_script_has_an_identity_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("stored", GROUPS)
-def test_names_in_the_text_are_places_in_the_call(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_the_text_stand_for_positions_in_the_call(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts: dict[str, Any] = {
         "made.lua": "-- made: up\n-- KEYS @lock index\n-- ARGV name more...\n--#include @kind\n--#include @kind\n"
         "return {KEYS.index, ARGV.more, kind}\n",

@@ -171,7 +171,7 @@ def test_a_silent_sentinel_takes_its_share_of_the_time_and_no_more(
                 get_backend().place.doubt(get_backend().node)
 
 
-def test_a_sentinel_that_refuses_to_answer_is_passed_over(three: Sentinels, crowd: Crowd) -> None:
+def test_a_sentinel_that_refuses_to_answer_is_skipped(three: Sentinels, crowd: Crowd) -> None:
     me, first = crowd(), three.sentinel_clients[0]
     first.execute_command("ACL", "SETUSER", "default", "-sentinel|masters")
     try:
@@ -183,7 +183,7 @@ def test_a_sentinel_that_refuses_to_answer_is_passed_over(three: Sentinels, crow
         first.execute_command("ACL", "SETUSER", "default", "+sentinel|masters")
 
 
-def test_who_finds_no_master_is_told_what_the_sentinels_said(
+def test_the_error_about_a_missing_master_quotes_the_sentinels(
     three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(0.1)

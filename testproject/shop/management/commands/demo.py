@@ -1,4 +1,4 @@
-"""``manage.py demo``: what happens to a ticket shop without a lock, with the one of django-redis, and with ours."""
+"""``manage.py demo``: what happens in a ticket shop without a lock, with django-redis's lock, and with ours."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         "views are coroutines, and redis.asyncio's lock stands for cache.lock."
     )
 
-    requires_system_checks = []  # a wrong REDIS_URL is told by ourselves
+    requires_system_checks = []  # this command reports a wrong REDIS_URL itself
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--buyers", type=_number(2, 200), default=40, help="concurrent buyers, 2 to 200 (40)")
@@ -64,7 +64,7 @@ class Command(BaseCommand):
         self.stdout.ending = ""
         out, svg = cast("IO[str]", self.stdout), options["svg"]
         if svg:
-            # not a terminal, where all that a progress bar has ever shown would be in the picture
+            # not a terminal: the picture would contain everything that the progress bar has ever shown
             console = Console(file=out, record=True, width=SVG_WIDTH, force_terminal=False)
         else:
             console = Console(file=out, no_color=options["no_color"] or None)
@@ -105,7 +105,7 @@ def _require_uvicorn() -> None:
 
 
 def _open_shop(stack: ExitStack, *, redis: bool, asgi: bool, sabotage: bool) -> Servers:
-    """Set up all that the sales need; ``stack`` takes it away again."""
+    """Set up what the sales need; ``stack`` removes it again."""
     try:
         stack.enter_context(interruptible())
         stack.enter_context(own_keys() if redis else nullcontext(list_locks()))

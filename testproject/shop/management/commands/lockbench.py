@@ -1,4 +1,4 @@
-"""``manage.py lockbench``: our lock against others, on a private redis-server or cluster."""
+"""``manage.py lockbench``: measures our lock against others, on a private redis-server or cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO, Any, cast
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
-from bench.crew import BenchError
 from bench.report import label, show
 from bench.run import CLUSTER_OPTIONS, MODES, run
+from bench.workers import BenchError
 from redisserver import NoServerError
 
-WIDTH = 132  # where the output is no terminal
+WIDTH = 132  # if the output is not a terminal
 OPTIONS = ("procs", "hold_ms", "seconds", "waiters", "members", "rounds", "names", "locks", "masters")
 
 
@@ -82,7 +82,7 @@ class Command(BaseCommand):
         only = [name for name in options["only"].split(",") if name]
         chosen = {name: options[name] for name in OPTIONS}
         draw = options["charts"] and _drawer(options["mode"], options["charts"])
-        # timeout(1) and CI end us by SIGTERM: clean up then, too
+        # timeout(1) and CI end this with SIGTERM: clean up then, too
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             with Console(stderr=True).status("lockbench: starting") as status:
@@ -115,7 +115,7 @@ class Command(BaseCommand):
 
 
 def _drawer(mode: str, folder: Path) -> Callable[[Mapping[str, Mapping[str, Any]], Path], None]:
-    """Refuse before anything is measured what could not be drawn."""
+    """Before anything is measured, refuse charts that could not be drawn."""
     if mode != "contended":
         raise CommandError(f"--charts is for contended, not for {mode}.")
     if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""What the jobs of a worker do is written once, as generators that yield calls; threads or coroutines make them.
+"""The jobs of a worker are written once, as generators that yield calls. Threads or coroutines run them.
 
-A *deed* yields tuples of a function and its arguments, is sent what the function returned (with coroutines: what came
-of awaiting that), and returns its result.
+A *routine* yields tuples of a function and its arguments, is sent what the function returned (with coroutines: the
+result of awaiting that), and returns its result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import redis.asyncio
 
 T = TypeVar("T")
 
-Act = tuple[Any, ...]
-Deed = Generator[Act, Any, T]
+Call = tuple[Any, ...]
+Routine = Generator[Call, Any, T]
 
 
 class Crowd:
-    """Threads or coroutines of this process that each do a deed. ``over`` is set when all have done theirs."""
+    """Threads or coroutines of this process that each run a routine. ``over`` is set when all have finished."""
 
     def __init__(self, size: int) -> None:
         self.alive = size
@@ -37,57 +37,57 @@ class Crowd:
                 self.over.set()
 
 
-class Stage(ABC):
-    """Where deeds are done."""
+class Runner(ABC):
+    """Runs routines, in threads or in coroutines."""
 
     each: ClassVar[
         float
     ]  # seconds after which one more of a crowd waits for its lock: no contender but ours could tell
 
     @abstractmethod
-    def run(self, deed: Deed[T]) -> T:
-        """Called from outside; returns the deed's result."""
+    def run(self, routine: Routine[T]) -> T:
+        """Run a routine and return its result. Called from outside."""
 
     @abstractmethod
-    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
-        """Called by a deed: start so many more, each given its number."""
+    def start(self, size: int, routine: Callable[[int], Routine[object]]) -> Crowd:
+        """Start so many more routines, each given its number. Called by a routine."""
 
     @abstractmethod
     def client(self, url: str) -> Any:
-        """A plain client of Redis, for a deed to call."""
+        """A plain client of Redis, for a routine to call."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> object: ...
 
     @abstractmethod
-    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call what blocks a thread, while the others of a crowd go on."""
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that blocks its thread, while the others of a crowd go on."""
 
 
-class Threads(Stage):
-    """One thread for each deed."""
+class Threads(Runner):
+    """One thread for each routine."""
 
     each = 0.003
 
-    def run(self, deed: Deed[T]) -> T:
+    def run(self, routine: Routine[T]) -> T:
         try:
-            function, *args = next(deed)
+            function, *args = next(routine)
             while True:
                 try:
                     answer = function(*args)
                 except BaseException as error:
-                    function, *args = deed.throw(error)
+                    function, *args = routine.throw(error)
                 else:
-                    function, *args = deed.send(answer)
+                    function, *args = routine.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
+    def start(self, size: int, routine: Callable[[int], Routine[object]]) -> Crowd:
         crowd = Crowd(size)
 
         def do(number: int) -> None:
             try:
-                self.run(deed(number))
+                self.run(routine(number))
             finally:
                 crowd.leave()
 
@@ -101,12 +101,12 @@ class Threads(Stage):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> Any:
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
 
-class Coroutines(Stage):
-    """Tasks of one event loop, which runs in a thread of its own: it goes on when no job is being done."""
+class Coroutines(Runner):
+    """Tasks of one event loop, which runs in a thread of its own, also between jobs."""
 
     each = 0.0005
 
@@ -115,28 +115,28 @@ class Coroutines(Stage):
         self._tasks: set[asyncio.Task[None]] = set()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def run(self, deed: Deed[T]) -> T:
-        return asyncio.run_coroutine_threadsafe(self._perform(deed), self._loop).result()
+    def run(self, routine: Routine[T]) -> T:
+        return asyncio.run_coroutine_threadsafe(self._perform(routine), self._loop).result()
 
-    async def _perform(self, deed: Deed[T]) -> T:
+    async def _perform(self, routine: Routine[T]) -> T:
         try:
-            function, *args = next(deed)
+            function, *args = next(routine)
             while True:
                 try:
                     answer = await function(*args)
                 except BaseException as error:
-                    function, *args = deed.throw(error)
+                    function, *args = routine.throw(error)
                 else:
-                    function, *args = deed.send(answer)
+                    function, *args = routine.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def start(self, size: int, deed: Callable[[int], Deed[object]]) -> Crowd:
+    def start(self, size: int, routine: Callable[[int], Routine[object]]) -> Crowd:
         crowd = Crowd(size)
 
         async def do(number: int) -> None:
             try:
-                await self._perform(deed(number))
+                await self._perform(routine(number))
             finally:
                 crowd.leave()
 
@@ -152,5 +152,5 @@ class Coroutines(Stage):
     def sleep(self, seconds: float) -> Awaitable[None]:
         return asyncio.sleep(seconds)
 
-    def aside(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    def run_blocking(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         return self._loop.run_in_executor(None, function, *args)

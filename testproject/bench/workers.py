@@ -1,4 +1,4 @@
-"""The worker processes, as the parent sees them."""
+"""The parent's side of the worker processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from . import worker
 
-PATIENCE = 60.0  # seconds, beyond what a job takes by itself
+PATIENCE = 60.0  # seconds, in addition to those of the job itself
 HEAD_START = 0.02  # seconds for the starting time to reach all workers
 
 
@@ -25,7 +25,8 @@ class BenchError(RuntimeError):
 
 @contextmanager
 def unreached_by_interrupts() -> Iterator[None]:
-    """What is started inside does not get the terminal's Ctrl-C: it is for the parent, which then ends the others."""
+    """Processes that are started inside do not get the terminal's Ctrl-C: the parent gets it, and then ends the
+    others."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -35,7 +36,7 @@ def unreached_by_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _searched_first(path: str | None) -> Iterator[None]:
-    """As PYTHONPATH would have it; but processes that are spawned take over our own ``sys.path``."""
+    """Put a folder first on the path, as PYTHONPATH would; spawned processes inherit our own ``sys.path``."""
     before = sys.path.copy()
     if path is not None:
         sys.path.insert(0, path)
@@ -45,11 +46,12 @@ def _searched_first(path: str | None) -> Iterator[None]:
         sys.path[:] = before
 
 
-class Crew:
-    """A number of fresh processes, for the time of a ``with`` block; then they are killed, whatever they do.
+class Workers:
+    """Several fresh processes, for the duration of a ``with`` block; at its end they are killed, whatever they are
+    doing.
 
-    ``cluster``: the server at ``url`` is a node of one. ``coroutines``: their jobs are done by coroutines instead of
-    threads. ``path``: where they look for packages first. ``names``: how many they lock at the most.
+    ``cluster``: the server at ``url`` is a node of one. ``coroutines``: their jobs run in coroutines instead of
+    threads. ``path``: where they look for packages first. ``names``: how many names they lock at most.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Crew:
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         context = get_context("spawn")
         resource_tracker.ensure_running()  # its start unblocks SIGINT
         inside = context.RawArray("l", self.names)
@@ -91,14 +93,14 @@ class Crew:
     def call(
         self, job: worker.Job, *args: Any, seconds: float = 0.0, when_ready: Callable[[], object] | None = None
     ) -> list[Any]:
-        """Have all do ``job`` at once; return what it returned in each. ``seconds``: how long it may well take.
+        """Let all run ``job`` at the same time; return the results. ``seconds``: how long the job normally takes.
 
         ``when_ready`` is called when all are warmed up, just before they start.
         """
         for pipe in self._pipes:
             pipe.send((job, args))
         for number in range(self.size):
-            # that many have to start first, on few processors
+            # so many processes need time to start on few processors
             if self._hear(number, PATIENCE + self.size) != worker.READY:
                 raise BenchError(f"{job.__module__}.{job.__name__} did not say that it is ready.")
         if when_ready is not None:
