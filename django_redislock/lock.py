@@ -342,7 +342,10 @@ class Lock:
         return await arun(self._locked())
 
     def owned(self) -> bool:
-        """Whether this thread or task holds the lock, or the token given to the constructor does; asks Redis."""
+        """Whether this thread or task holds the lock; asks Redis.
+
+        One that has not acquired it asks for the token given to the constructor: whether any acquisition has that.
+        """
         return run_blocking(self._owned(current_owner()), "Await aowned() instead")
 
     @twin
@@ -460,19 +463,19 @@ class Lock:
         return held
 
     def _owned(self, owner: Owner) -> Steps[bool]:
-        token = self._token_here(owner)
-        if token is None:
+        id, token = self._known_here(owner)
+        if id is None and token is None:
             return False
         _, holder = yield from read_holder(self._backend(), self.name)
-        return holder is not None and holder.token == token
+        return holder is not None and holder.is_of(id, token)
 
     def _status(self, owner: Owner) -> Steps[LockStatus]:
-        return (yield from read_status(self._backend(), self.name, self._token_here(owner)))
+        return (yield from read_status(self._backend(), self.name, *self._known_here(owner)))
 
-    def _token_here(self, owner: Owner) -> str | None:
-        """The token by which this thread or task holds the lock, through any object; else the constructor's."""
-        token = owner.token_of(self._backend(), self.name)
-        return self._token if token is None else token
+    def _known_here(self, owner: Owner) -> tuple[str | None, str | None]:
+        """The id by which this thread or task holds the lock, through any object; else the constructor's token."""
+        id = owner.id_on(self._backend(), self.name)
+        return id, self._token if id is None else None  # another acquisition may have the same token
 
     def _held(self, owner: Owner, verb: str) -> Section:
         section = owner.section(self)

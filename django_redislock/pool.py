@@ -291,7 +291,7 @@ class LockPool:
 
     def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
         backend = self._backend()
-        return (yield from read_items(backend, self.name, partial(owner.token_of, backend)))
+        return (yield from read_items(backend, self.name, partial(owner.id_on, backend)))
 
 
 def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:

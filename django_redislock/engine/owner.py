@@ -54,10 +54,10 @@ class Owner:
         # after a failed release, nothing renews it, and the lock may be somebody else's by now
         return lease if lease is not None and not (lease.closed or lease.lost or lease.tried_release) else None
 
-    def token_of(self, backend: Backend, name: str) -> str | None:
-        """The token by which it holds the lock of this name, if any."""
+    def id_on(self, backend: Backend, name: str) -> str | None:
+        """The id of its acquisition of the lock of this name, if there is one, though it may be lost."""
         lease = self._leases.get((backend, name))
-        return None if lease is None else lease.token
+        return None if lease is None else lease.id
 
     def enter(self, section: Section, lease: Lease) -> None:
         """The section uses the lease from now on."""

@@ -161,28 +161,28 @@ def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> St
     return make_info(backend.alias, name, value, us, left, *queues, planned=planned)
 
 
-def read_status(backend: Backend, name: str, token: str | None) -> Steps[LockStatus]:
-    """One round trip. ``token``: by which the lock would be held here."""
+def read_status(backend: Backend, name: str, id: str | None, token: str | None) -> Steps[LockStatus]:
+    """One round trip. ``id``, ``token``: by which the lock would be held here."""
     value, left, *_ = yield from _ask(backend, name, 0)
-    return status_of(Found(value, left), token)
+    return _status_of(Found(value, left), id, token)
 
 
-def status_of(found: Found, token: str | None) -> LockStatus:
+def _status_of(found: Found, id: str | None, token: str | None = None) -> LockStatus:
     if found.value is None:
         return LockStatus.FREE
     holder = parse_holder(found.value)
     if holder is None or found.left == math.inf:
         return LockStatus.ERROR
-    return LockStatus.LOCKED if token and holder.token == token else LockStatus.UNAVAILABLE
+    return LockStatus.LOCKED if holder.is_of(id, token) else LockStatus.UNAVAILABLE
 
 
-def read_statuses(backend: Backend, names: Sequence[str], tokens: Sequence[str | None]) -> Steps[list[LockStatus]]:
-    """The statuses of many locks, in one round trip. ``tokens``: one for each, if it is held here."""
+def read_statuses(backend: Backend, names: Sequence[str], ids: Sequence[str | None]) -> Steps[list[LockStatus]]:
+    """The statuses of many locks, in one round trip. ``ids``: one for each, if it is held here."""
     if not names:
         return []
     keys = [make_keys(backend.prefix, name) for name in names]
     _, found, _ = yield from read_values(backend, keys, lefts=True)
-    return [status_of(each, token) for each, token in zip(found, tokens, strict=True)]
+    return [_status_of(each, id) for each, id in zip(found, ids, strict=True)]
 
 
 def read_queue(backend: Backend, pool: str) -> Steps[Queue]:

@@ -88,13 +88,11 @@ def read_keys(backend: Backend, name: str) -> Steps[list[str]]:
     return [unquoted(check_member(backend, pool, raw)) for raw in members]
 
 
-def read_items(
-    backend: Backend, name: str, token_of: Callable[[str], str | None]
-) -> Steps[list[tuple[str, LockStatus]]]:
-    """The members of the pool with their statuses; two round trips. ``token_of``: by which a lock is held here."""
+def read_items(backend: Backend, name: str, id_on: Callable[[str], str | None]) -> Steps[list[tuple[str, LockStatus]]]:
+    """The members of the pool with their statuses; two round trips. ``id_on``: by which a lock is held here."""
     keys = yield from read_keys(backend, name)
     names = [member_name(name, key) for key in keys]
-    statuses = yield from read_statuses(backend, names, [token_of(each) for each in names])
+    statuses = yield from read_statuses(backend, names, [id_on(each) for each in names])
     return list(zip(keys, statuses, strict=True))
 
 

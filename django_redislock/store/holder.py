@@ -33,6 +33,10 @@ class Holder(NamedTuple):
         """The owner, for people."""
         return f"nobody (suspended by {self.owner})" if self.suspension else self.owner
 
+    def is_of(self, id: str | None, token: str | None = None) -> bool:
+        """Whether it is the acquisition of this id, or one with this token."""
+        return self.id == id or self.token == token
+
 
 def parse_holder(value: bytes | None) -> Holder | None:
     """None for a value that our scripts did not write."""

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockStatus, force_release
+from django_redislock import Lock, LockLost, LockStatus, force_release
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import LOCK, NAME
+from tests.helpers.state import LOCK, NAME, TOKEN
 
 Eventually = Callable[..., Any]
 
@@ -49,6 +49,16 @@ def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: red
     assert you(second, "acquire", blocking=False)
     assert answers(me, lock) == HELD_ELSEWHERE
     assert answers(you, second) == HELD_HERE
+
+
+def test_a_lock_that_another_acquisition_with_the_same_token_has_taken_is_held_elsewhere(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
+    me(lock, "acquire")
+    you(Lock(NAME, token=TOKEN), "seize")
+    assert answers(me, lock) == answers(me, Lock(NAME)) == HELD_ELSEWHERE
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert answers(me, lock) == HELD_HERE  # by the constructor's token, of whichever acquisition
 
 
 def test_a_lock_that_never_ends_or_that_somebody_else_wrote_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
