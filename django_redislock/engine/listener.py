@@ -135,11 +135,6 @@ class Listener:
 
     # -- the subscription -------------------------------------------------------------------------------------------
 
-    @property
-    def expects_tasks(self) -> bool:
-        """Whether coroutines wait, or did a moment ago."""
-        return self.waiters.expects_tasks
-
     def start(self) -> None:
         """Subscribe, unless that is done or under way. Returns at once; ``ready`` follows, and waiters are told."""
         if not self.ready:
