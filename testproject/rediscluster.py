@@ -75,7 +75,11 @@ class ClusterNode(RedisServer):
 
     def stop(self) -> None:
         super().stop()
-        self._asking.close()  # a connection to the old process would fail the first command to the next one
+        self.hang_up()  # a connection to the old process would fail the first command to the next one
+
+    def hang_up(self) -> None:
+        """Close the connection of ask(), which the node counts like any other."""
+        self._asking.close()
 
     def ask(self, *words: str | bytes | int) -> Any:
         """The raw reply to a command."""
@@ -120,6 +124,8 @@ def private_masters(count: int, **options: Any) -> Iterator[list[ClusterNode]]:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the nodes of a cluster did not find each other within {START_SECONDS} s")
             time.sleep(0.01)
+        for node in nodes:
+            node.hang_up()
         yield nodes
     finally:
         for node in nodes:

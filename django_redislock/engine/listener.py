@@ -134,11 +134,6 @@ class Listener:
 
     # -- the subscription -------------------------------------------------------------------------------------------
 
-    @property
-    def expects_tasks(self) -> bool:
-        """Whether coroutines wait, or did a moment ago."""
-        return self.waiters.expects_tasks
-
     def start(self) -> None:
         """Subscribe, unless that is done or under way. Returns at once; later, ``ready`` is set and waiters look."""
         if not self.ready:

@@ -14,8 +14,9 @@ from redis.exceptions import ResponseError
 from ..store.node import Node
 from ..store.place import Backend
 from ..store.probe import probe_command, probed
-from ..store.wire import classified, exchange
+from ..store.wire import PASSING, classified, exchange, pack
 from .reader import Reader
+from .waiters import Waiters
 
 MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 
@@ -24,9 +25,7 @@ class Hears(Protocol):
     """A listener, as its receiver sees it."""
 
     backend: Backend
-
-    @property
-    def expects_tasks(self) -> bool: ...
+    waiters: Waiters
 
     def on_message(self, data: bytes, node: Node) -> None: ...
 
@@ -53,6 +52,7 @@ class Receiver(Generic[L]):
         self._kind_of_socket = socket.socket
         self.since: float = 0.0  # monotonic
         self._channels = {listener.backend.channel.encode(): listener for listener in listeners}
+        self._waiters = [listener.waiters for listener in listeners]
         self._ended = ended
         self._retired = threading.Event()
         self._sharded = listeners[0].backend.place.clustered
@@ -65,8 +65,8 @@ class Receiver(Generic[L]):
         0 means that messages cannot be trusted to arrive (R3). Of the other listeners, only errors are returned.
         """
         self.connection.connect()
-        for channel in self._channels:
-            self.connection.send_command("SSUBSCRIBE" if self._sharded else "SUBSCRIBE", channel)
+        word = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
+        self.connection.send_packed_command([pack([(word, each.backend.channel) for each in self.listeners])])
         refused: dict[L, int | ResponseError] = {}
         for listener in self.listeners:
             try:
@@ -78,15 +78,20 @@ class Receiver(Generic[L]):
         return refused | self._probe(asked)
 
     def _probe(self, asked: Sequence[L]) -> dict[L, int | ResponseError]:
+        found: dict[L, int | ResponseError] = {}
         # on a connection of its own: in a process of coroutines, the pool would keep one that nobody else needs
         connection = self.node.origin.connection(self.node.origin.timeout)
         try:
             connection.connect()
-            sent = monotonic()
-            answers = exchange(connection, [probe_command(listener.backend) for listener in asked])
+            for listener in asked:
+                sent = monotonic()
+                (answer,) = exchange(connection, [probe_command(listener.backend)])
+                found[listener] = counted = probed(self.node, answer, sent)
+                if not isinstance(counted, PASSING):  # as of one channel of this connection, so of all
+                    return dict.fromkeys(asked, counted) | found
         finally:
             connection.disconnect()
-        return {listener: probed(self.node, answer, sent) for listener, answer in zip(asked, answers, strict=True)}
+        return found
 
     def start(self) -> None:
         self.since = monotonic()
@@ -122,12 +127,14 @@ class Receiver(Generic[L]):
         self._ended(self, trouble)
 
     def _threads_may_read(self) -> bool:
-        """Whether waiting threads may read. Not with fakeredis, which has no socket that threads could take turns at.
+        """Whether waiting threads may read: not while coroutines wait, or did a moment ago.
 
-        Nor with a socket from before gevent patched sockets: a greenlet that reads it would block its whole thread.
+        Nor with fakeredis, which has no socket that threads could take turns at; nor a socket from before gevent
+        patched sockets, since a greenlet that reads it would block its whole thread.
         """
         patched = socket.socket is not self._kind_of_socket
-        return not self._memory and not patched and not any(listener.expects_tasks for listener in self.listeners)
+        now = monotonic()
+        return not self._memory and not patched and all(each.tasks_until <= now for each in self._waiters)
 
     def _on_message(self, kind: Any, channel: bytes, data: Any) -> None:
         listener = self._channels[channel]

@@ -46,7 +46,7 @@ class Runtime:
     def _subscriber(self, place: Place) -> Subscriber:
         found = self._subscribers.get(place)
         if found is None:
-            found = self._subscribers.setdefault(place, Subscriber(place, self.notifier))
+            found = self._subscribers.setdefault(place, Subscriber(place, self.notifier, self.listener))
             place.on_close.append(lambda: self._subscribers.pop(place, None))
         return found
 

@@ -16,7 +16,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..store.node import Node
-from ..store.place import Place
+from ..store.place import Backend, Place
 from ..store.wire import PASSING, wording
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .notifier import Notifier
@@ -32,9 +32,10 @@ STANDS = 1.0  # seconds that a subscription must last, for its end to be a new o
 class Subscriber:
     """See the module."""
 
-    def __init__(self, place: Place, notifier: Notifier) -> None:
+    def __init__(self, place: Place, notifier: Notifier, listener_of: Callable[[Backend], Listener]) -> None:
         self.place: Place = place
         self._notifier = notifier
+        self._listener_of = listener_of
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         self._wanted = threading.Condition(self._mutex)
         self._due: dict[Listener, float] = {}  # listeners to subscribe, and when (monotonic)
@@ -125,18 +126,21 @@ class Subscriber:
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
-        """Make a receiver for these listeners and those already subscribed at the node, whose receiver it replaces."""
+        """Make a receiver for these, their neighbours and those already subscribed there; it replaces theirs."""
         old, outage = self._receivers.get(node), self._outage
         others = [] if old is None else [each for each in _served_by(old) if each not in listeners]
-        self._joining = receiver = Receiver(node, [*others, *listeners], self._ended)
+        joining = [*listeners, *self._neighbours(node, listeners)]
+        self._joining = receiver = Receiver(node, [*others, *joining], self._ended)
         try:
             try:
-                found = receiver.subscribe(listeners)
+                found = receiver.subscribe(joining)
             except ResponseError as error:  # refused when connecting
                 found = dict.fromkeys(receiver.listeners, error)
-            for listener in listeners:
-                self._stand(listener, receiver, found[listener])
-            if not any(isinstance(found[listener], int) for listener in listeners):
+            counted = [each for each in joining if isinstance(found[each], int)]
+            for listener in joining:
+                if listener in listeners or listener in counted:
+                    self._stand(listener, receiver, found[listener])
+            if not counted:
                 receiver.connection.disconnect()  # nobody is subscribed by it
                 self._joining = None
                 return
@@ -156,6 +160,11 @@ class Subscriber:
         if not self._due and outage is not None and outage is self._outage and outage.end_is_due():
             self._log("listener-reconnected", outage=outage.lasted)
 
+    def _neighbours(self, node: Node, listeners: Sequence[Listener]) -> list[Listener]:
+        """The others whose tags this node has: each would take a new connection when somebody first waits there."""
+        here = [self._listener_of(each) for each in self.place.everywhere() if each.node_if_known is node]
+        return [each for each in here if not each.ready and each not in self._due and each not in listeners]
+
     @staticmethod
     def _replace(
         old: Receiver[Listener], new: Receiver[Listener], others: Sequence[Listener], refused: Container[Listener]
@@ -172,16 +181,14 @@ class Subscriber:
     def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
             self.place.redirect(listener.backend, counted, receiver.node)
-            self._retry([listener], RECONNECTING / 10)
+            self._retry_less_often(listener, RECONNECTING / 10, RECONNECTING)
         elif isinstance(counted, ResponseError):
             # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
             if str(counted) != self._last_refusal:
                 self._last_refusal = str(counted)
                 self._log("not-subscribed", error=wording(counted))
             listener.subscribed(None, polled=True)
-            pause = self._pauses.get(listener, RECONNECTING)
-            self._pauses[listener] = min(pause * 2, RESUBSCRIBE_EVERY)
-            self._retry([listener], pause)
+            self._retry_less_often(listener, RECONNECTING, RESUBSCRIBE_EVERY)
         else:
             self._pauses.pop(listener, None)
             self._last_refusal = ""
@@ -233,6 +240,11 @@ class Subscriber:
             for listener in listeners:
                 listener.tell_all()
         self._retry(listeners, delay * random.uniform(0.5, 1))
+
+    def _retry_less_often(self, listener: Listener, first: float, last: float) -> None:
+        pause = min(self._pauses.get(listener, first), last)
+        self._pauses[listener] = pause * 2
+        self._retry([listener], pause)
 
     def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
         with self._mutex:

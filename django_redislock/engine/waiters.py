@@ -187,15 +187,10 @@ class Waiters:
         # reentrant: a finalizer that runs on this thread may close a coroutine that waits
         self._mutex = threading.RLock()
         self._tasks: dict[str, None] = {}  # the coroutines among them
-        self._tasks_until = 0.0  # until when more of them are expected
+        self.tasks_until: float = 0.0  # until when more of them are expected (monotonic)
 
     def get(self, id: str) -> Waiter | None:
         return self._by_id.get(id)
-
-    @property
-    def expects_tasks(self) -> bool:
-        """Whether coroutines wait, or did a moment ago."""
-        return bool(self._tasks) or monotonic() < self._tasks_until
 
     def add(self, waiter: Waiter) -> None:
         """Let messages reach this waiter from now on."""
@@ -205,6 +200,7 @@ class Waiters:
             waiter.group = group = self._groups.setdefault(key, waiter.group)
             if isinstance(waiter, TaskWaiter):
                 self._tasks[waiter.id] = None
+                self.tasks_until = math.inf
             self._by_id[waiter.id] = group.waiters[waiter.id] = waiter
             group.oldest = group.oldest or waiter
 
@@ -216,8 +212,8 @@ class Waiters:
         with self._mutex:
             again = self._by_id.pop(waiter.id, None) is None
             group.waiters.pop(waiter.id, None)
-            if self._tasks.pop(waiter.id, waiter) is None:
-                self._tasks_until = monotonic() + HOT_FOR
+            if isinstance(waiter, TaskWaiter):
+                self._forget_tasks(waiter)
             before, group.oldest = group.oldest, next(iter(group.waiters.values()), None)
             heir = group.oldest
             if heir is None and self._groups.get((group.name, group.loop)) is group:
@@ -234,9 +230,15 @@ class Waiters:
                 buried += self._groups.pop(key).waiters.values()
             for waiter in buried:
                 self._by_id.pop(waiter.id, None)
-                self._tasks.pop(waiter.id, None)
                 waiter.registered = False
+            self._forget_tasks(*buried)
         return buried
+
+    def _forget_tasks(self, *waiters: Waiter) -> None:
+        for waiter in waiters:
+            self._tasks.pop(waiter.id, None)
+        if waiters and not self._tasks:
+            self.tasks_until = monotonic() + HOT_FOR
 
     def groups(self, name: str) -> list[Group]:
         """The groups that want the lock ``name``; for a pool's member, also those who want any member."""

@@ -214,6 +214,27 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
     assert waiting.result(30)
 
 
+def test_a_slot_that_nobody_serves_is_subscribed_to_when_somebody_waits_there(
+    partial_cluster: Cluster, eventually: Eventually
+) -> None:
+    """Until then, nobody tries again and again."""
+    first, second = partial_cluster.masters()
+    (name, neighbour), (elsewhere,) = names_on(partial_cluster, first, 2), names_on(partial_cluster, second)
+    for node in (first, second):
+        node.ask("CLUSTER", "DELSLOTS", slot_of(name))
+    unserved, *served = (runtime().listener(get_backend(None, each)) for each in (name, neighbour, elsewhere))
+    for listener in served:
+        listener.start()
+    eventually(lambda: all(listener.hears and listener.receiver is not None for listener in served))
+    subscriber = unserved._want.__self__  # type: ignore[attr-defined]
+    eventually(lambda: subscriber._thread is None)
+    assert not unserved.ready
+    unserved.start()
+    eventually(lambda: unserved in subscriber._pauses)
+    first.ask("CLUSTER", "ADDSLOTS", slot_of(name))
+    eventually(lambda: unserved.hears)
+
+
 def test_waiters_whose_master_hangs_are_subscribed_to_the_new_one(
     own_cluster: Cluster, other: Any, eventually: Eventually
 ) -> None:

@@ -87,6 +87,27 @@ def test_a_waiter_is_woken_and_does_not_poll(cluster: Cluster, other: Any, event
         force_release(name)
 
 
+def test_the_first_wait_at_a_node_subscribes_to_all_its_tags(
+    cluster: Cluster, other: Any, eventually: Eventually
+) -> None:
+    """So whoever waits there next is not overtaken while its process subscribes, and each node has one connection."""
+    for node in cluster.masters():
+        first, *more = names_on(cluster, node, 5)
+        held = Lock(first)
+        held.acquire()
+        waiting = other().start(Lock(first).acquire)
+        listeners = [runtime().listener(get_backend(None, name)) for name in (first, *more)]
+        eventually(lambda listeners=listeners: listeners[0].hears and listeners[0].receiver is not None)
+        assert {listener.receiver for listener in listeners} == {listeners[0].receiver}
+        assert all(listener.hears for listener in listeners)
+        channels = [listener.backend.channel for listener in listeners]
+        assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
+        held.release()
+        assert waiting.result(30)
+        force_release(first)
+    eventually(lambda: sum(len(node.client().client_list(_type="pubsub")) for node in cluster.masters()) == 3)
+
+
 def test_coroutines_wait_on_all_nodes(cluster: Cluster) -> None:
     order: list[int] = []
 
@@ -252,12 +273,20 @@ def test_readings_of_a_slot_that_has_moved_are_read_again(cluster: Cluster) -> N
         assert [lock.name for lock in list_locks()] == ["order:1"]
 
 
-def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed_anew(
-    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def neighbours(cluster: Cluster, eventually: Eventually) -> list[Listener]:
+    """Two listeners at one node; the first one is subscribed, and the second one comes back to it."""
     one, two = (runtime().listener(get_backend(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
     one.start()
-    eventually(lambda: one.hears and one.receiver is not None)
+    eventually(lambda: one.hears and one.receiver is two.receiver is not None)
+    two.unsubscribed()
+    return [one, two]
+
+
+def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed_anew(
+    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = neighbours
     subscribe, generation = Receiver.subscribe, one.generation
 
     def refused(self: Receiver[Any], new: Any) -> Any:
@@ -268,15 +297,6 @@ def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed
     two.start()
     eventually(lambda: two.hears and two.receiver is not None)
     eventually(lambda: one.hears and one.generation > generation)
-
-
-@pytest.fixture
-def neighbours(cluster: Cluster, eventually: Eventually) -> list[Listener]:
-    """Two listeners at one node; the first one is subscribed."""
-    one, two = (runtime().listener(get_backend(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
-    one.start()
-    eventually(lambda: one.hears and one.receiver is not None)
-    return [one, two]
 
 
 def test_whose_reader_was_interrupted_as_another_listener_joins_looks_again(

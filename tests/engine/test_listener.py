@@ -266,7 +266,7 @@ class Heard:
         self.backend = make_place("default", "heard").backend(0)
         self.strays: list[tuple[str, str, str]] = []
         self.connected: list[Backend] = []
-        subscriber = Subscriber(self.backend.place, Notifier())
+        subscriber = Subscriber(self.backend.place, Notifier(), lambda backend: self.listener)
         told = self._stray, lambda *left: None, self.connected.append
         self.listener = Listener(self.backend, subscriber.want, *told)
         self.listener.start()
@@ -418,7 +418,7 @@ def test_messages_that_come_while_others_subscribe_are_no_confirmations(backend:
     receiver: Receiver[Listener] = Receiver(backend.node, ears, lambda *ended: None)
     answers = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
     receiver.connection = SimpleNamespace(  # type: ignore[assignment]
-        connect=lambda: None, send_command=lambda *words: None, read_response=lambda: answers.pop(0)
+        connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)
     )
     assert receiver.subscribe([]) == {}
     assert answers == []
