@@ -114,6 +114,22 @@ def given_name(first: Name | None, name: Name | None, decorator: str) -> Name | 
     return name if first is None else first
 
 
+def check_function(function: Callable[..., Any], decorator: str) -> inspect.Signature:
+    """The signature of a function that is to be decorated.
+
+    Raises TypeError for what would not run under the lock (a task, a generator function), for a class, which would be
+    replaced by a function, and for what has no signature, as some builtins.
+    """
+    refuse_tasks(function, decorator)
+    refuse_generators(function, decorator)
+    if isinstance(function, type):
+        raise TypeError(f"{decorator} cannot decorate the class {function.__qualname__}: decorate its methods.")
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
+
+
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
     """Raise TypeError for a generator function: a lock around the call that makes a generator guards nothing."""
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
@@ -145,20 +161,6 @@ def _runs_late(function: Callable[..., Any], decorator: str) -> TypeError:
         f"{decorator} cannot decorate {function!r}: generators and coroutines run after the call has returned, when "
         f"the lock is free again."
     )
-
-
-def signature_of(function: Callable[..., Any], decorator: str) -> inspect.Signature:
-    """The signature of a function that is to be decorated; TypeError if it has none, as some builtins."""
-    try:
-        return inspect.signature(function)
-    except ValueError as error:
-        raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
-
-
-def refuse_classes(function: Callable[..., Any], decorator: str) -> None:
-    """Raise TypeError for a class: it would be replaced by a function."""
-    if isinstance(function, type):
-        raise TypeError(f"{decorator} cannot decorate the class {function.__qualname__}: decorate its methods.")
 
 
 # what decorators of tasks add, which queues the function below them: Celery, RQ and Taskiq; Dramatiq; Django; Huey ...

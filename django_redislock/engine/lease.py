@@ -144,8 +144,6 @@ class Lease:
         This holds whatever happens to its owner, which may have gone on, or ended.
         """
         self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
-        if keeper is None and len(self.shares) == 1:
-            self.renewing = False
 
     def may_be_released(self) -> bool:
         """Whether anybody is left who could release it."""

@@ -97,16 +97,20 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
             f"The database {alias!r} has no table {TABLE!r}, which fenced locks need: run manage.py migrate "
             f"--database {alias}."
         )
-    if codes & TIMED_OUT or "database is locked" in text:
-        bound = "" if lease.fence_timeout is None else f" within {lease.fence_timeout:g} s"
+    busy = "database is locked" in text  # SQLite has one writer at a time
+    if codes & TIMED_OUT or busy:
+        bound, holder = "", "another transaction that writes is still open, or has written since this one began to read"
+        if not busy:
+            bound = "" if lease.fence_timeout is None else f" within {lease.fence_timeout:g} s"
+            holder = "another transaction that has claimed it, of a holder that has lost the lock, is still open"
         mine = sorted(lease.claimed - {alias})
         itself = (
             f"; or it is this lock's own claim on {', '.join(map(repr, mine))}, if that is the same database: claim it "
             f"there alone, with fenced={mine}"
         )
         return LockUnavailable(
-            f"The lock {lease.name!r} could not be claimed on the database {alias!r}{bound}: another transaction that "
-            f"has claimed it, of a holder that has lost the lock, is still open{itself if mine else ''}.",
+            f"The lock {lease.name!r} could not be claimed on the database {alias!r}{bound}: {holder}"
+            f"{itself if mine else ''}.",
             lease.name,
         )
     return None

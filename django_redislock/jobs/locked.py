@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import Signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -11,20 +13,18 @@ from asgiref.sync import iscoroutinefunction
 from ..call_names import (
     CallTexts,
     Name,
+    check_function,
     given_name,
     is_decorated,
     refuse_body,
-    refuse_classes,
-    refuse_generators,
     refuse_tasks,
-    signature_of,
     template_of,
 )
 from ..display import shown
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import LockOptions, mark_locked, read_options
+from ..options import LockOptions, Options, mark_locked, read_options
 from ..steps import Call, Steps, arun, run_blocking
 
 if TYPE_CHECKING:
@@ -66,49 +66,58 @@ def locked(
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        refuse_tasks(function, "locked")
-        refuse_generators(function, "locked")
-        refuse_classes(function, "locked")
-        is_async = iscoroutinefunction(function)
-        if is_async and checked.fenced:
+        signature = check_function(function, "locked")
+        if iscoroutinefunction(function) and checked.fenced:
             raise TypeError(
                 f"locked(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
                 f"where one is open."
             )
-        signature = signature_of(function, "locked")
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
-
-        def guarded(args: Any, kwargs: Any) -> Steps[Any]:
-            lock, note, its_token = texts.fill(function, signature, args, kwargs)
-            its_options = checked.with_note(note)
-            section = Acquisition(current_owner(), lambda lease: lease, lock, its_options, token=its_token)
-
-            def claiming() -> Any:
-                """Call the function; where transactions are open, claim the lock before, if it is fenced."""
-                with begin([], section.held, beside=open_aliases(), required=bool(checked.fenced)):
-                    result = function(*args, **kwargs)
-                    refuse_body(function, result, "locked")
-                    return result
-
-            result = yield from section.around(Call(function, args, kwargs) if is_async else Call(claiming))
-            if section.held.closed:  # else an outer section still holds it
-                warn_of_release(lock, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
-            return result
-
-        @wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return run_blocking(guarded(args, kwargs), "Decorate a coroutine function")
-
-        @wraps(function)
-        async def awrapper(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return await arun(guarded(args, kwargs))
-
-        result = awrapper if is_async else wrapper
-        mark_locked(result, checked)
-        return result  # type: ignore[return-value]
+        return _LockedFunction(function, signature, texts, checked).wrap()
 
     return decorate
+
+
+@dataclass(frozen=True)
+class _LockedFunction:
+    """A function, and how it is locked."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    texts: CallTexts
+    options: Options
+
+    def wrap(self) -> Callable[..., Any]:
+        """The function that takes the place of the decorated one."""
+
+        @wraps(self.function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return run_blocking(self._guarded(args, kwargs), "Decorate a coroutine function")
+
+        @wraps(self.function)
+        async def awrapper(*args: Any, **kwargs: Any) -> Any:
+            return await arun(self._guarded(args, kwargs))
+
+        result = awrapper if iscoroutinefunction(self.function) else wrapper
+        mark_locked(result, self.options)
+        return result
+
+    def _guarded(self, args: Any, kwargs: Any) -> Steps[Any]:
+        name, note, token = self.texts.fill(self.function, self.signature, args, kwargs)
+        section = Acquisition(current_owner(), lambda lease: lease, name, self.options.with_note(note), token=token)
+
+        def claiming() -> Any:
+            """Call the function; where transactions are open, claim the lock before, if it is fenced."""
+            with begin([], section.held, beside=open_aliases(), required=bool(self.options.fenced)):
+                result = self.function(*args, **kwargs)
+                refuse_body(self.function, result, "locked")
+                return result
+
+        result = yield from section.around(Call(claiming, twin=partial(self.function, *args, **kwargs)))
+        if section.held.closed:  # else an outer section still holds it
+            warn_of_release(name, unclaimed=section.held.unclaimed, claimed=section.held.claimed)
+        return result
 
 
 def _name_of(function: Any) -> str:

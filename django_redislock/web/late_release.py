@@ -11,52 +11,56 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
-from ..engine import Acquisition, current_owner, release_surely
+from ..engine import Acquisition, Frame, current_owner, release_surely
 from ..exceptions import LockNotOwned
 from ..steps import Steps, arun, run
+
+CONTENT = ""  # beside the aliases of databases
 
 
 class LateRelease:
     """The release of a lock whose view has returned or raised too early for it: once, from any thread or loop.
 
-    The lock is released when the last of the transactions ``begun`` has committed, or when the content of a streaming
-    response ends. Where neither is seen (a rollback, a middleware that replaces the response), it is released when
-    the response that was sent, whichever it is, is closed. If nothing of this happens, the lease ends: it is no longer
-    renewed, unless a streaming response is alive.
+    The lock is released when the last of these has ended: the transactions ``begun``, and the content of a streaming
+    response. Those that were rolled back, and content that will never be sent, say so by letting go of what they hold.
+    Where no end is seen (with autocommit off, or inside the transaction of a test case), the lock is released when the
+    response that was sent, whichever it is, is closed, and no longer renewed once the request has gone.
     """
 
     def __init__(self, section: Acquisition, request: HttpRequest, response: Any, begun: list[str]) -> None:
         self._section = section
         self._once = threading.Lock()
-        self._open = len(begun)
-        streams = isinstance(response, StreamingHttpResponse)
         # DRF gives views a wrapper around the request that the handler closes
         request = getattr(request, "_request", request)
-        section.held.follow(section, response if streams or response is None else request)
-        section.disown(known=not streams)
-        _after_close(request, self.release)
-        if hasattr(response, "_resource_closers"):
-            response._resource_closers.append(self)
+        streams = isinstance(response, StreamingHttpResponse)
+        self._open = {*begun, CONTENT} if streams else {*begun}
+        keeper = Frame()
+        atomic = [alias for alias in begun if connections[alias].in_atomic_block]
+        for alias in atomic:
+            transaction.on_commit(partial(self.ended, alias, keeper), using=alias, robust=True)
         if streams:
+            response._resource_closers.append(partial(self.ended, CONTENT, keeper))
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
-                response.streaming_content = self._follow(response)
+                response.streaming_content = self._follow(response, keeper)
+        section.disown(known=not streams)
+        if atomic == begun:
+            section.held.follow(section, keeper)
+            section.undo_after(keeper)
         else:
-            for alias in begun:
-                if connections[alias].in_atomic_block:
-                    transaction.on_commit(self.committed, using=alias, robust=True)
+            section.held.follow(section, request)
+        _after_close(request, self.release)
 
-    def __call__(self) -> None:
-        self.release()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # a page in a cache is a copy: it has nothing to release, and must outlive the names of this module
-        return partial, (bool,)
-
-    def committed(self) -> None:
-        """One of the transactions has committed."""
-        self._open -= 1
+    def ended(self, part: str, keeper: object) -> None:
+        """One of the transactions has committed, or the content has ended. See release()."""
+        self._open.discard(part)
         if not self._open:
             self.release()
+
+    async def aended(self, part: str, keeper: object) -> None:
+        """See ended(); not in the background."""
+        self._open.discard(part)
+        if not self._open and self._is_due():
+            await arun(self._release())
 
     def release(self) -> None:
         """Release the lock, unless that is done. In the background where an event loop runs."""
@@ -66,14 +70,11 @@ class LateRelease:
             else:
                 run(self._release())
 
-    async def arelease(self) -> None:
-        """See release(); not in the background."""
-        if self._is_due():
-            await arun(self._release())
-
     def _is_due(self) -> bool:
         """Whether nobody has come here before. The caller releases."""
-        return self._once.acquire(blocking=False) and not self._section.held.closed
+        section = self._section
+        # closed: in the background, perhaps not yet; once more does no harm. Else it may have left an outer section
+        return self._once.acquire(blocking=False) and (section in section.held.shares or section.held.closed)
 
     def _release(self) -> Steps[None]:
         try:
@@ -81,12 +82,12 @@ class LateRelease:
         except LockNotOwned:
             pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
-    def _follow(self, response: Any) -> Iterator[Any] | AsyncIterator[Any]:
+    def _follow(self, response: Any, keeper: object) -> Iterator[Any] | AsyncIterator[Any]:
         # not response.streaming_content, which hides the iterator that has to be closed
         content = response._iterator
-        return self._aiterate(content) if response.is_async else self._iterate(content)
+        return self._aiterate(content, keeper) if response.is_async else self._iterate(content, keeper)
 
-    def _iterate(self, content: Iterator[Any]) -> Iterator[Any]:
+    def _iterate(self, content: Iterator[Any], keeper: object) -> Iterator[Any]:
         try:
             try:
                 while True:
@@ -99,9 +100,9 @@ class LateRelease:
                 if hasattr(content, "close"):
                     content.close()  # its cleanup still runs under the lock
         finally:
-            self.release()
+            self.ended(CONTENT, keeper)
 
-    async def _aiterate(self, content: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _aiterate(self, content: AsyncIterator[Any], keeper: object) -> AsyncIterator[Any]:
         try:
             try:
                 while True:
@@ -115,10 +116,10 @@ class LateRelease:
                 if hasattr(content, "aclose"):
                     await content.aclose()  # its cleanup still runs under the lock
         except (GeneratorExit, asyncio.CancelledError):
-            self.release()  # in the background: nobody waits for more
+            self.ended(CONTENT, keeper)  # in the background: nobody waits for more
             raise
         finally:
-            await self.arelease()
+            await self.aended(CONTENT, keeper)
 
 
 def _after_close(request: HttpRequest, callback: Callable[[], None]) -> None:

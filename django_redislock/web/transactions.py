@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from ..call_names import (
-    CallTexts,
-    Name,
-    given_name,
-    refuse_body,
-    refuse_classes,
-    refuse_generators,
-    signature_of,
-    template_of,
-)
+from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of
 from ..display import Secret
 from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
 from ..exceptions import LockLost
@@ -127,15 +118,13 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         __aexit__ = __aenter__  # async with looks for both
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        refuse_generators(function, "locked_atomic")
-        refuse_classes(function, "locked_atomic")
+        signature = check_function(function, "locked_atomic")
         if iscoroutinefunction(function):
             raise TypeError(
                 f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "
                 f"function and call it through sync_to_async."
             )
         texts = CallTexts(self._name, self._options.get("note", ""), self._token)
-        signature = signature_of(function, "locked_atomic")
         texts.check(function, signature)
 
         @wraps(function)

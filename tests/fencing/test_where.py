@@ -275,7 +275,7 @@ def test_without_fence_timeout_the_database_decides(account: Account, settings: 
 
     late(stand)
     book = locked_atomic(NAME, fenced=True)(account.book)
-    with pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that has claimed it"):
+    with pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that writes"):
         book()
     late(lambda: connections["default"].close())
     late.end()

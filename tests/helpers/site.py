@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.db import transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -40,7 +41,12 @@ class Gate:
         assert self.go_on.wait(GENEROUS)
 
 
-gates: dict[str, Callable[[], object]] = {}  # by the value of ?gate=
+gates: dict[str, Callable[[], object]] = {}  # by the value of ?gate= and ?gate-before=
+
+
+def wait_at(gate: str, request: Any) -> None:
+    if gate in request.GET:
+        gates[request.GET[gate]]()
 
 
 def names() -> str:
@@ -55,10 +61,10 @@ async def anames() -> str:
 
 def work(request: Any) -> str:
     """Book one, then do what the query string asks for. Return the names of the held locks."""
+    wait_at("gate-before", request)
     Account("default").book()
     held = names()
-    if "gate" in request.GET:
-        gates[request.GET["gate"]]()
+    wait_at("gate", request)
     if "raise" in request.GET:
         raise ZeroDivisionError
     return held
@@ -216,8 +222,7 @@ def with_cache_lock(request: HttpRequest, pk: int) -> HttpResponseBase:
 def parts(request: Any) -> Iterator[str]:
     try:
         yield f"{names()};"
-        if "gate" in request.GET:
-            gates[request.GET["gate"]]()
+        wait_at("gate", request)
         if "raise" in request.GET:
             raise ZeroDivisionError
         yield f"{names()};"
@@ -245,8 +250,7 @@ short = locked_view("account:{pk}", ttl=1)
 
 @short
 def stream(request: HttpRequest, pk: int) -> HttpResponseBase:
-    if "gate-before" in request.GET:
-        gates[request.GET["gate-before"]]()
+    wait_at("gate-before", request)
     return StreamingHttpResponse(parts(request))
 
 
@@ -267,6 +271,7 @@ def stream_of_coroutine(request: HttpRequest, pk: int) -> HttpResponseBase:
 
 @short
 async def async_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
+    await sync_to_async(wait_at)("gate-before", request)
     return StreamingHttpResponse(aparts(request))
 
 
@@ -275,12 +280,6 @@ async def async_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
 def stream_below_api_view(request: Any, pk: int) -> HttpResponseBase:
     Account("default").book()
     return StreamingHttpResponse(parts(request))
-
-
-class ShortMethod(View):
-    @method_decorator(short)
-    def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
-        return respond(request)
 
 
 def lose(request: HttpRequest) -> HttpResponseBase:
@@ -400,7 +399,6 @@ OTHERS = {
     "cache-lock-read": read_with_cache_lock,
     "file": file,
     "list": stream_of_a_list,
-    "short-method": ShortMethod.as_view(),
     "lost": lost,
     "lost-late": lost_late,
 }

@@ -264,7 +264,7 @@ def test_what_has_no_name_or_no_signature_is_told_so() -> None:
 QUEUEING = ["delay", "apply_async", "send_with_options", "enqueue", "call_local", "defer", "kiq"]
 
 
-@pytest.mark.parametrize("decorator", [locked, locked("x")], ids=["bare", "named"])
+@pytest.mark.parametrize("decorator", [locked, locked("x"), locked_atomic("x")], ids=["bare", "named", "atomic"])
 @pytest.mark.parametrize("attribute", QUEUEING)
 def test_a_task_is_refused_since_workers_would_run_it_unlocked(decorator: Any, attribute: str) -> None:
     def export() -> None:
@@ -273,7 +273,7 @@ def test_a_task_is_refused_since_workers_would_run_it_unlocked(decorator: Any, a
     task = functools.partial(export)  # an object, or the function itself (RQ), that can be called and queued
     for made in (task, export, SimpleNamespace()):  # Django's cannot be called
         setattr(made, attribute, print)
-        with pytest.raises(TypeError, match=r"^locked cannot decorate the task .* Put @locked below the task's decor"):
+        with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the task .* Put @\1 below the task's decor"):
             decorator(made)
 
 

@@ -7,6 +7,7 @@ import gc
 import pickle
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, LockError, list_locks, locked_view
+from django_redislock.engine.runtime import runtime
 from redisserver import RedisServer
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS
@@ -108,12 +110,10 @@ def test_after_a_view_that_raises_the_lock_is_held_until_it_is_decided_what_beco
     with transaction.atomic():
         with pytest.raises(error):
             view(request)
-        (lease,) = leases()
-        assert not lease.renewing  # nobody may ever close the request
         assert held() == ["account"]
         transaction.set_rollback(not commits)
-    assert held() == ([] if commits else ["account"])
-    request.close()
+    if not commits:
+        request.close()
     assert held() == []
     assert account.balance == commits
 
@@ -129,22 +129,67 @@ def test_a_cached_page_needs_nothing_of_this_library_and_releases_nothing(accoun
     with transaction.atomic():
         stored = pickle.dumps(site.function(RequestFactory().get("/"), pk=1))
         assert b"django_redislock" not in stored
-        (closer,) = pickle.loads(stored)._resource_closers
-        closer()
+        assert pickle.loads(stored)._resource_closers == []
         assert held() == ["account:1"]
     assert held() == []
 
 
-def test_when_no_hook_runs_the_lock_goes_with_its_lease(
+def test_a_rollback_releases_though_nobody_closes_the_request(
     atomic: Account, settings: Settings, webs: dict[str, Web], eventually: Eventually
 ) -> None:
     settings.DEBUG_PROPAGATE_EXCEPTIONS = True
     with pytest.raises(ZeroDivisionError):
-        webs["client"].get("/short-method/1/?raise")
-    (lease,) = leases()
-    assert not lease.renewing
-    assert held() == ["account:1"]
+        webs["client"].get("/one-method/1/?raise")
     eventually(lambda: not list_locks())
+
+
+def test_the_rollback_of_a_savepoint_releases(account: Account, eventually: Eventually) -> None:
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            site.function(RequestFactory().get("/?raise"), pk=1)
+        eventually(lambda: not list_locks())
+
+
+def test_the_lock_is_kept_until_the_last_transaction_has_ended(
+    account: Account, second: Account, eventually: Eventually
+) -> None:
+    view = locked_view("account", ttl=1)(lambda request: HttpResponse())
+    with transaction.atomic("second"):
+        with suppress(ZeroDivisionError), transaction.atomic("default"):
+            view(RequestFactory().get("/"))
+            raise ZeroDivisionError
+        (lease,) = leases()
+        first_end = lease.ends
+        eventually(lambda: lease.ends > first_end + lease.ttl)
+        assert held() == ["account"]
+    eventually(lambda: not list_locks())
+
+
+def test_a_stream_that_its_view_does_not_return_after_all_is_kept_until_commit(account: Account) -> None:
+    with transaction.atomic():
+        response: Any = site.stream(RequestFactory().get("/"), pk=1)
+        assert b"".join(response) == b"account:1;account:1;"
+        assert held() == ["account:1"]
+    assert held() == []
+
+
+def test_what_is_released_in_the_background_leaves_an_outer_view_its_lock(account: Account) -> None:
+    short = locked_view("account", reentrant=True)
+
+    @short
+    def inner(request: HttpRequest) -> HttpResponse:
+        raise ZeroDivisionError
+
+    @short
+    def outer(request: HttpRequest) -> HttpResponse:
+        with suppress(ZeroDivisionError), transaction.atomic():
+            inner(request)
+        runtime().watchdog.interruptions.undo_all()
+        request.close()
+        return HttpResponse("|".join(held()))
+
+    assert outer(RequestFactory().get("/")).content == b"account"
+    assert held() == []
 
 
 def test_a_late_release_that_redis_does_not_hear_is_sent_again(
@@ -232,20 +277,21 @@ def ask_and_keep(web: Web, path: str) -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("name", ["function", "one-method", "stream", "below-api-view"])
-def test_a_client_that_goes_while_the_view_works_leaves_no_lock(
-    name: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Eventually
+@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
+@pytest.mark.parametrize("trouble", ["", "&raise"])
+@pytest.mark.parametrize("name", ["function", "one-method", "stream", "async-stream", "below-api-view"])
+def test_a_client_that_goes_while_the_view_works_does_not_leave_its_lock_to_the_ttl(
+    name: str, trouble: str, kind: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Eventually
 ) -> None:
-    for kind in ("wsgi", "asgi"):
-        gate.reached.clear()
-        gate.go_on.clear()
-        before = "gate-before" if name == "stream" else "gate"
-        connection = ask_and_keep(webs[kind], f"/{name}/1/?{before}=here")
-        assert gate.reached.wait(GENEROUS)
-        connection.close()
-        eventually(webs[kind].is_idle)
-        gate.go_on.set()
-        eventually(lambda: gc.collect() is not None and not list_locks())
+    atomic.options["ATOMIC_REQUESTS"] = name != "async-stream"
+    connection = ask_and_keep(webs[kind], f"/{name}/1/?gate-before=here{trouble}")
+    assert gate.reached.wait(GENEROUS)
+    (lease,) = leases()
+    connection.close()
+    eventually(webs[kind].is_idle)
+    gate.go_on.set()
+    eventually(lambda: gc.collect() is not None and lease.closed)
+    eventually(lambda: not list_locks())
 
 
 def test_a_client_that_goes_while_it_reads_a_stream_leaves_no_lock(

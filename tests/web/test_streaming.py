@@ -156,8 +156,8 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Eve
     eventually(lambda: lease.ends > first_end + lease.ttl)
     del response
     gc.collect()
+    eventually(lambda: lease.closed)  # it was not left to the TTL
     eventually(lambda: not list_locks())
-    eventually(lambda: lease.lost)
 
 
 @pytest.mark.django_db
