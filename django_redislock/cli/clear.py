@@ -15,9 +15,9 @@ from ..display import duration, printable
 from ..inspection import LockInfo, force_release, get_lock
 from ..log import unprinted
 from .arguments import add_using, name_of_lock
-from .found import find_held, find_places, label, matching, none_matches, not_held
+from .formats import table
+from .lookup import find_held, find_places, label, matching, none_matches, not_held
 from .output import Output
-from .text import table
 
 HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
 
