@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--user",
         metavar="USERNAME",
-        help="The site's user in whose name this stands in the admin's history (default: the one called as the "
+        help="The site's user under whom the admin's history records this (default: the one with the name of the "
         f"system's user, {_system_user()}).".replace("%", "%%"),
     )
     add_using(parser)

@@ -41,6 +41,7 @@ def test_it_says_so_when_no_locks_are_held() -> None:
 def test_it_says_so_when_no_held_lock_matches() -> None:
     hold("order:1")
     assert redislocks("list", "seat:*") == "No held lock matches seat:*.\n"
+    assert redislocks("list", "") == "No held lock matches ''.\n"
 
 
 def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> None:
