@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -19,50 +19,6 @@ from .suggestions import did_you_mean
 from .times import seconds
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Conf:
-    """``settings.REDISLOCK``, checked and typed."""
-
-    CACHE: str = "default"
-    CLUSTER: bool | tuple[str, ...] = False
-    MAX_CONNECTIONS: int = 16
-    REQUIRE_REDIS: bool = False
-    TTL: float = 30.0
-    TTLS: Mapping[str, float] = field(default_factory=dict)
-    BLOCKING_TIMEOUT: float | None = None
-    POLL: bool = False
-    AUTO_RENEW: bool = True
-    MAX_HOLD: float | None = None
-    MAX_WAITERS: Mapping[str, int] = field(default_factory=dict)
-    REPLICAS: int = 0
-    SLOW_WAIT: float | None = 10.0
-    RETRY_FOR: float = 1.0
-    KEY_PREFIX: str = "redislock"
-    VIEW_STATUS: int = 423
-    VIEW_ON_CONFLICT: str | None = None
-    VIEW_OWNER: str | None = "django_redislock.web.request_owner"
-    VIEW_UNAVAILABLE_STATUS: int | None = None
-    RELEASE_IN_TRANSACTION: str = "warn"
-    FENCED: tuple[str, ...] = ()
-    FENCE_TIMEOUT: float | None = 10.0
-
-    def ttl_of(self, name: str) -> float:
-        """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
-        return _first_match(self.TTLS, name, self.TTL)
-
-    def is_fenced(self, name: str) -> bool:
-        """Whether whoever holds a lock of this name has to claim it in the database: a pattern of FENCED matches."""
-        return any(fnmatchcase(name, pattern) for pattern in self.FENCED)
-
-    def is_cluster(self, alias: str) -> bool:
-        """Whether the cache alias names nodes of a Redis Cluster."""
-        return self.CLUSTER and alias == self.CACHE if isinstance(self.CLUSTER, bool) else alias in self.CLUSTER
-
-    def max_waiters_of(self, name: str) -> int | None:
-        """How many may wait for a lock of this name: the first matching pattern of MAX_WAITERS, else any number."""
-        return _first_match(self.MAX_WAITERS, name, None)
 
 
 def _first_match(patterns: Mapping[str, T], name: str, otherwise: T) -> T:
@@ -153,30 +109,56 @@ def _cluster(value: object, what: str) -> bool | tuple[str, ...]:
     return value
 
 
-_READ: dict[str, _Reader] = {
-    "CACHE": _text,
-    "CLUSTER": _cluster,
-    "MAX_CONNECTIONS": lambda value, what: check_count(value, what, 2),
-    "REQUIRE_REDIS": check_flag,
-    "TTL": seconds,
-    "TTLS": _by_pattern(seconds, "seconds"),
-    "BLOCKING_TIMEOUT": _or_none(_seconds_or_0),
-    "POLL": check_flag,
-    "AUTO_RENEW": check_flag,
-    "MAX_HOLD": _or_none(seconds),
-    "MAX_WAITERS": _by_pattern(check_count, "numbers of waiters"),
-    "REPLICAS": check_count,
-    "SLOW_WAIT": _or_none(seconds),
-    "RETRY_FOR": _patience,
-    "KEY_PREFIX": _prefix,
-    "VIEW_STATUS": _status,
-    "VIEW_ON_CONFLICT": _or_none(_text),
-    "VIEW_OWNER": _or_none(_text),
-    "VIEW_UNAVAILABLE_STATUS": _or_none(_status),
-    "RELEASE_IN_TRANSACTION": _reaction,
-    "FENCED": _patterns,
-    "FENCE_TIMEOUT": _or_none(seconds),
-}
+def _setting(default: Any, read: _Reader) -> Any:
+    """The field of a setting that ``read`` checks."""
+    return field(default_factory=lambda: default, metadata={"read": read})
+
+
+@dataclass(frozen=True)
+class Conf:
+    """``settings.REDISLOCK``, checked and typed."""
+
+    CACHE: str = _setting("default", _text)
+    CLUSTER: bool | tuple[str, ...] = _setting(False, _cluster)
+    MAX_CONNECTIONS: int = _setting(16, lambda value, what: check_count(value, what, 2))
+    REQUIRE_REDIS: bool = _setting(False, check_flag)
+    TTL: float = _setting(30.0, seconds)
+    TTLS: Mapping[str, float] = _setting({}, _by_pattern(seconds, "seconds"))
+    BLOCKING_TIMEOUT: float | None = _setting(None, _or_none(_seconds_or_0))
+    POLL: bool = _setting(False, check_flag)
+    AUTO_RENEW: bool = _setting(True, check_flag)
+    MAX_HOLD: float | None = _setting(None, _or_none(seconds))
+    MAX_WAITERS: Mapping[str, int] = _setting({}, _by_pattern(check_count, "numbers of waiters"))
+    REPLICAS: int = _setting(0, check_count)
+    SLOW_WAIT: float | None = _setting(10.0, _or_none(seconds))
+    RETRY_FOR: float = _setting(1.0, _patience)
+    KEY_PREFIX: str = _setting("redislock", _prefix)
+    VIEW_STATUS: int = _setting(423, _status)
+    VIEW_ON_CONFLICT: str | None = _setting(None, _or_none(_text))
+    VIEW_OWNER: str | None = _setting("django_redislock.web.request_owner", _or_none(_text))
+    VIEW_UNAVAILABLE_STATUS: int | None = _setting(None, _or_none(_status))
+    RELEASE_IN_TRANSACTION: str = _setting("warn", _reaction)
+    FENCED: tuple[str, ...] = _setting((), _patterns)
+    FENCE_TIMEOUT: float | None = _setting(10.0, _or_none(seconds))
+
+    def ttl_of(self, name: str) -> float:
+        """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""
+        return _first_match(self.TTLS, name, self.TTL)
+
+    def is_fenced(self, name: str) -> bool:
+        """Whether whoever holds a lock of this name has to claim it in the database: a pattern of FENCED matches."""
+        return any(fnmatchcase(name, pattern) for pattern in self.FENCED)
+
+    def is_cluster(self, alias: str) -> bool:
+        """Whether the cache alias names nodes of a Redis Cluster."""
+        return self.CLUSTER and alias == self.CACHE if isinstance(self.CLUSTER, bool) else alias in self.CLUSTER
+
+    def max_waiters_of(self, name: str) -> int | None:
+        """How many may wait for a lock of this name: the first matching pattern of MAX_WAITERS, else any number."""
+        return _first_match(self.MAX_WAITERS, name, None)
+
+
+_READ: dict[str, _Reader] = {setting.name: setting.metadata["read"] for setting in fields(Conf)}
 
 
 def read(raw: object) -> Conf:

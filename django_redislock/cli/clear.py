@@ -15,9 +15,9 @@ from ..display import duration, printable
 from ..inspection import LockInfo, force_release, get_lock
 from ..log import unprinted
 from .arguments import add_using, name_of_lock
-from .found import find_held, find_places, label, matching, none_matches, not_held
+from .formats import table
+from .lookup import find_held, find_places, label, matching, none_matches, not_held
 from .output import Output
-from .text import table
 
 HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
 
@@ -33,7 +33,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--user",
         metavar="USERNAME",
-        help="The site's user in whose name this stands in the admin's history (default: the one called as the "
+        help="The site's user under whom the admin's history records this (default: the one with the name of the "
         f"system's user, {_system_user()}).".replace("%", "%%"),
     )
     add_using(parser)

@@ -12,7 +12,7 @@ from ..fencing import is_missing, prune
 from .arguments import age
 from .output import Output
 
-HELP = "Look after the fences that the database keeps of claimed locks."
+HELP = "Delete old fences that the database keeps of claimed locks."
 
 
 def add_arguments(parser: CommandParser) -> None:

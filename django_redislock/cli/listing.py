@@ -11,9 +11,9 @@ from django.core.management.base import CommandParser
 from ..exceptions import LockUnavailable
 from ..store.place import Place
 from .arguments import add_format, add_using, positive
-from .found import find_places, matching, none_matches
+from .formats import as_json, json_or, table
+from .lookup import find_places, matching, none_matches
 from .output import Output
-from .text import as_json, json_or, table
 from .watch import watch as keep_showing
 
 HELP = "List the held locks: who holds them, for how long, how much lease is left, and how many wait."

@@ -13,9 +13,9 @@ from ..inspection import list_pools
 from ..pool import LockPool
 from ..store.place import Place
 from .arguments import add_format, add_using, name_of_pool
-from .found import find_places, the_only
+from .formats import json_or, pool_as_json, pool_portrait, pools_table
+from .lookup import find_places, the_only
 from .output import Output
-from .text import json_or, pool_as_json, pool_portrait, pools_table
 
 HELP = (
     "Show a pool: how many members are free, who holds the others, who waits. Exits 1 if it has no members. "

@@ -15,7 +15,7 @@ from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
 from ..lock import Lock
 from ..store.places import get_place
 from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, positive
-from .found import warn_of_memory
+from .lookup import warn_of_memory
 from .output import Output
 from .program import Program, Relay, has_terminal
 

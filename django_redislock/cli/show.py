@@ -7,9 +7,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from .arguments import add_format, add_using, name_of_lock
-from .found import find_held, find_places, not_held, the_only
+from .formats import json_or, portrait, with_queue
+from .lookup import find_held, find_places, not_held, the_only
 from .output import Output
-from .text import json_or, portrait, with_queue
 
 HELP = "Show one lock: its holder, and its queue in order. Exits 1 if it is free."
 

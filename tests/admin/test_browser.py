@@ -239,7 +239,7 @@ def test_texts_are_escaped_wherever_they_stand(visit: Visit, client: redis.Redis
 
 @pytest.mark.parametrize(
     ("language", "heading", "button"),
-    [("de", "Gehaltene Sperren", "Freigabe erzwingen"), ("zh-hans", "已持有的锁", "强制释放")],
+    [("de", "Gehaltene Sperren", "Freigabe erzwingen"), ("zh-hans", "持有中的锁", "强制释放")],
 )
 def test_the_admin_speaks_other_languages(
     language: str, heading: str, button: str, visit: Visit, client: redis.Redis, picture: Picture, settings: Any

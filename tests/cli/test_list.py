@@ -19,8 +19,8 @@ from django.core.management import CommandError, call_command, load_command_clas
 from django.test import override_settings
 
 from django_redislock import Lock, LockInfo, get_lock
-from django_redislock.cli.text import _width as text_width
-from django_redislock.cli.text import table
+from django_redislock.cli.formats import _width as text_width
+from django_redislock.cli.formats import table
 from redisserver import RedisServer
 from tests.cli.conftest import NOWHERE, InProcess, WaitFor, hold, redislocks
 from tests.helpers.actors import GENEROUS
@@ -41,6 +41,7 @@ def test_it_says_so_when_no_locks_are_held() -> None:
 def test_it_says_so_when_no_held_lock_matches() -> None:
     hold("order:1")
     assert redislocks("list", "seat:*") == "No held lock matches seat:*.\n"
+    assert redislocks("list", "") == "No held lock matches ''.\n"
 
 
 def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> None:
@@ -295,7 +296,7 @@ def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     def hang(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("django_redislock.cli.found.list_locks", hang)
+    monkeypatch.setattr("django_redislock.cli.lookup.list_locks", hang)
     with pytest.raises(SystemExit) as caught:
         load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
     assert caught.value.code == 128 + signal.SIGINT

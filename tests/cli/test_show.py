@@ -13,7 +13,7 @@ import redis
 from django.core.management import CommandError
 
 from django_redislock import Lock, LockPool, WaiterInfo, get_lock
-from django_redislock.cli.text import portrait
+from django_redislock.cli.formats import portrait
 from tests.cli.conftest import WaitFor, hold, redislocks
 from tests.helpers.actors import Ghost
 

@@ -25,8 +25,9 @@ def slots(client: redis.Redis) -> list[Any]:
 
 
 @pytest.fixture
-def network(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
+def network(server: RedisServer, own_pools: None, retry_for: Callable[[float], None]) -> Iterator[Proxy]:
     """The default alias leads through this proxy to a server that knows the scripts; answers are waited for briefly."""
+    retry_for(GENEROUS)
     with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
         Counter("warm-up").incr()
         ConditionalValue("warm-up").setgt(1)
@@ -54,10 +55,7 @@ def test_an_incr_whose_answer_was_lost_counts_once(me: Any, hits: Counter, netwo
     assert client.get(COUNTER) == b"11"
 
 
-def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(
-    me: Any, hits: Counter, network: Proxy, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(GENEROUS)
+def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(me: Any, hits: Counter, network: Proxy) -> None:
     lost = network.lose_answer("counter:hits", times=4)
     assert me(hits, "incr") == 1
     assert lost.over.is_set()

@@ -57,7 +57,7 @@ def matching(pattern: str, places: Sequence[Place]) -> list[LockInfo]:
 
 
 def none_matches(pattern: str) -> str:
-    return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern)}."
+    return "No locks are held." if pattern == "*" else f"No held lock matches {printable(pattern) or repr(pattern)}."
 
 
 def label(lock: LockInfo, several: bool) -> str:
