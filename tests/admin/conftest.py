@@ -24,7 +24,7 @@ def admin() -> Client:
 
 @pytest.fixture
 def staff() -> Callable[..., Client]:
-    """A member of staff with these permissions and no others."""
+    """A staff user with only these permissions."""
 
     def staff(*permissions: str) -> Client:
         user = User.objects.create_user("sam", is_staff=True)
@@ -36,7 +36,7 @@ def staff() -> Callable[..., Client]:
 
 @pytest.fixture
 def crowded(ghost: Callable[..., Ghost]) -> None:
-    """A pool of two: both are held, two wait for the one, a hundred and three for any; and a lock like any other."""
+    """A pool of two: both are held, two wait for one of them, 103 for any; and an ordinary lock."""
     pool = LockPool("accounts")
     pool.extend(["alice", "bob"])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The admin's pages of locks, and what the tests do with them."""
+"""Helpers for the admin's pages of locks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def login(user: User) -> Client:
 
 
 def url(view: str, name: str, site: str = "admin") -> str:
-    """The address of a page of the lock, as the admin's templates make it."""
+    """The URL of a page of the lock, as the admin's templates make it."""
     return reverse(f"{site}:django_redislock_heldlock_{view}", args=[quote(HeldLock.named(name).key)])
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("two_aliases", "_bo
 
 @pytest.fixture
 def _both(two_aliases: None) -> None:
-    """``a`` is held twice, by a lock of each kind; ``b`` only by one of cache.lock()."""
+    """Hold ``a`` twice, with a lock of each kind, and ``b`` only with cache.lock()."""
     assert Lock("a", ttl=600).acquire()
     for name in ("a", "b"):
         assert cache.lock(name, timeout=600).acquire()  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ def test_an_alias_that_has_no_locks_leads_to_the_plain_list(query: str, admin: C
     assert admin.get(f"{LIST}{query}").headers["Location"] == f"{LIST}?e=1"
 
 
-def test_where_all_locks_are_on_one_alias_there_is_neither(admin: Client, settings: Any) -> None:
+def test_with_one_alias_there_is_neither_column_nor_filter(admin: Client, settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "default"}
     page = admin.get(LIST)
     assert names(page) == ["a", "b"]
@@ -81,7 +81,7 @@ def test_the_selected_ones_are_force_released_and_no_others(admin: Client) -> No
     assert held() == ["b default"]
 
 
-def test_whoever_acquired_it_since_is_spared_whatever_the_fences_of_other_aliases(admin: Client) -> None:
+def test_a_later_holder_is_spared_whatever_the_fences_of_other_aliases(admin: Client) -> None:
     keys = [lock.key for lock in listed(admin.get(LIST))]
     fences: Any = {"fence:locks:0": 0, "fence:default:0": 9_000_000_000_000_000}
     response = post(admin, keys, post="yes", **fences)
@@ -89,7 +89,7 @@ def test_whoever_acquired_it_since_is_spared_whatever_the_fences_of_other_aliase
     assert held() == ["a locks"]
 
 
-def test_all_across_the_pages_spares_who_acquired_on_an_alias_of_which_nothing_was_seen(admin: Client) -> None:
+def test_selecting_all_pages_spares_later_holders_on_an_alias_that_was_not_shown(admin: Client) -> None:
     force_release("a")
     asked = post(admin, ["a"], select_across="1", index="0")
     assert list(asked.context["fences"]) == ["fence:default:0"]
@@ -99,7 +99,7 @@ def test_all_across_the_pages_spares_who_acquired_on_an_alias_of_which_nothing_w
     assert held() == ["a locks"]
 
 
-def test_all_across_the_pages_means_what_the_filter_found(admin: Client) -> None:
+def test_selecting_all_pages_means_the_locks_that_the_filter_found(admin: Client) -> None:
     path = f"{LIST}?using=default"
     asked = post(admin, ["a"], path=path, select_across="1", index="0")
     assert asked.context["total"] == 2
@@ -108,6 +108,6 @@ def test_all_across_the_pages_means_what_the_filter_found(admin: Client) -> None
 
 
 @pytest.mark.parametrize("using", ["nowhere", "../x"])
-def test_what_is_on_no_alias_with_locks_has_no_page_and_is_not_released(using: str, admin: Client) -> None:
+def test_a_lock_on_an_unlisted_alias_has_no_page_and_is_not_released(using: str, admin: Client) -> None:
     assert "doesn’t exist" in told(admin.get(url("change", "a", using), follow=True))[0]  # noqa: RUF001
     assert told(post(admin, [HeldLock.named("a", using).key])) == ["Nobody holds these locks any more."]

@@ -190,7 +190,7 @@ def test_all_locks_of_a_search_are_force_released_over_all_pages(visit: Visit, c
     assert names(page) == ["seat:1"]
 
 
-def test_who_may_only_view_is_offered_nothing_to_force_release(visit: Visit, client: redis.Redis) -> None:
+def test_staff_who_may_only_view_see_no_way_to_force_release(visit: Visit, client: redis.Redis) -> None:
     put(client, "order:42")
     page = visit(permissions=["view_heldlock"])
     assert names(page) == ["order:42"]
@@ -241,7 +241,7 @@ def test_texts_are_escaped_wherever_they_stand(visit: Visit, client: redis.Redis
     ("language", "heading", "button"),
     [("de", "Gehaltene Sperren", "Freigabe erzwingen"), ("zh-hans", "持有中的锁", "强制释放")],
 )
-def test_the_admin_speaks_other_languages(
+def test_the_admin_is_translated(
     language: str, heading: str, button: str, visit: Visit, client: redis.Redis, picture: Picture, settings: Any
 ) -> None:
     settings.LANGUAGE_CODE = language

@@ -143,7 +143,7 @@ def test_the_page_of_a_lock_goes_on_after_redis_was_away(visit: Visit, server: R
 
 
 def focused(page: Page) -> str:
-    """What has the focus, if it is what had it before."""
+    """The focused element, if it is the same as before."""
     text: str = page.evaluate("document.activeElement.before ? document.activeElement.textContent.trim() : ''")
     return text
 

@@ -1,4 +1,4 @@
-"""What the code says is in the compiled catalogues; a string that was changed there must be translated again."""
+"""All strings of the code are in the compiled catalogues; a changed string must be translated again."""
 
 from __future__ import annotations
 

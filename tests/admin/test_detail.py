@@ -120,7 +120,7 @@ def test_the_token_is_never_shown(admin: Client) -> None:
     assert not any(lock.token in page.content.decode() for page in pages)
 
 
-def test_what_cannot_be_a_name_has_no_page(admin: Client) -> None:
+def test_an_invalid_name_has_no_page(admin: Client) -> None:
     response = admin.get(f"{LIST}{'x' * 513}/change/", follow=True)
     assert "doesn’t exist" in told(response)[0]  # noqa: RUF001
 

@@ -33,7 +33,7 @@ def test_it_shows_which_names_were_claimed_and_when_last(admin: Client) -> None:
     assert f"{row.fence}" in admin.get(change).content.decode()
 
 
-def test_it_is_to_be_read_only(admin: Client) -> None:
+def test_the_page_of_fences_is_read_only(admin: Client) -> None:
     with locked_atomic("order:1", fenced=True):
         pass
     (row,) = Fence.objects.exclude(key="")

@@ -22,7 +22,7 @@ PREFIX = "redislock{0}:"
 FENCE = "fence:default:0"
 
 
-def test_looking_at_the_confirmation_sets_nothing_free(admin: Client, client: redis.Redis) -> None:
+def test_viewing_the_confirmation_releases_nothing(admin: Client, client: redis.Redis) -> None:
     put(client, "a")
     admin.get(url("delete", "a"))
     select(admin, "a")
@@ -53,7 +53,7 @@ def _templates(response: Any) -> list[str]:
     return [template.name for template in response.templates]
 
 
-def test_setting_free_tells_the_holder_and_the_site_who_did_it(
+def test_a_force_release_tells_the_holder_and_the_site_who_did_it(
     admin: Client, eventually: Callable[..., Any], heard: list[tuple[str, dict[str, Any]]]
 ) -> None:
     lock = Lock("a", ttl=600)
@@ -78,7 +78,7 @@ def test_the_history_tells_who_force_released_whose_lock(admin: Client, client: 
     assert entry.content_type.model_class() is HeldLock
 
 
-def test_who_got_the_lock_after_the_confirmation_is_spared(admin: Client, client: redis.Redis) -> None:
+def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client, client: redis.Redis) -> None:
     put(client, "a", since=60)
     put(client, "b", since=60)
     seen = admin.get(url("delete", "a")).context["object"].fence
@@ -111,7 +111,7 @@ def test_a_lock_that_nobody_holds_is_not_offered_to_be_force_released(admin: Cli
     assert not LogEntry.objects.exists()
 
 
-def test_all_across_the_pages_means_what_the_search_found(admin: Client, client: redis.Redis) -> None:
+def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client, client: redis.Redis) -> None:
     for number in range(120):
         put(client, f"order:{number}")
     put(client, "seat:1")
@@ -143,7 +143,7 @@ def test_locks_that_never_end_are_force_released_like_any(admin: Client, client:
 
 
 @pytest.mark.usefixtures("crowded")
-def test_who_sets_a_member_free_is_told_of_all_who_wait_for_it(admin: Client) -> None:
+def test_the_confirmation_for_a_member_counts_all_its_waiters(admin: Client) -> None:
     assert "105 waiting" in admin.get(url("delete", "pool:accounts:alice")).content.decode()
 
 

@@ -35,7 +35,7 @@ def test_without_permissions_every_page_is_forbidden_and_redis_is_not_asked(
     assert user.get("/admin/django_redislock/").status_code == 404
 
 
-def test_who_may_only_view_sets_nothing_free(staff: Callable[..., Client], client: redis.Redis) -> None:
+def test_staff_who_may_only_view_cannot_force_release(staff: Callable[..., Client], client: redis.Redis) -> None:
     put(client, "a")
     user = staff("view_heldlock")
     assert user.get(LIST).context["action_form"] is None
@@ -61,7 +61,7 @@ def test_the_permission_for_each_lock_counts_for_many_at_once(
     assert told(select(admin, "mine:1", post="yes")) == ["1 lock was force-released."]
 
 
-def test_who_may_only_delete_ends_on_the_index(staff: Callable[..., Client], client: redis.Redis) -> None:
+def test_staff_who_may_only_delete_end_on_the_index(staff: Callable[..., Client], client: redis.Redis) -> None:
     put(client, "a")
     user = staff("delete_heldlock")
     assert user.get(LIST).status_code == 403

@@ -18,7 +18,7 @@ from tests.helpers.state import put
 pytestmark = pytest.mark.django_db
 
 
-def test_an_admin_site_of_ones_own_links_to_its_own_pages(admin: Client, client: redis.Redis) -> None:
+def test_a_custom_admin_site_links_to_its_own_pages(admin: Client, client: redis.Redis) -> None:
     put(client, "a")
     own = LIST.replace("/admin/", "/own/", 1)
     pages = [admin.get(path).content.decode() for path in (own, url("change", "a", "own"), url("delete", "a", "own"))]
@@ -86,7 +86,7 @@ def test_what_was_force_released_before_redis_went_is_in_the_history(
         ("zh-hans", ["Redis 锁", "剩余租期", "强制释放…", "2 小时 5 分", "队列"]),
     ],
 )
-def test_the_pages_speak_the_users_language(
+def test_the_pages_are_in_the_users_language(
     language: str, words: list[str], admin: Client, client: redis.Redis, settings: Any
 ) -> None:
     settings.LANGUAGE_CODE = language

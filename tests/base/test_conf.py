@@ -92,7 +92,7 @@ def test_none_stands_for_the_default_where_the_default_is_none() -> None:
     assert read(dict.fromkeys(nothing)) == Conf()
 
 
-def test_none_says_of_no_wait_that_it_is_slow() -> None:
+def test_with_none_no_wait_counts_as_slow() -> None:
     assert read({"SLOW_WAIT": None}).SLOW_WAIT is None
 
 
@@ -161,7 +161,7 @@ def test_the_settings_are_a_dict(value: Any) -> None:
     ("wrong", "meant"),
     [("TLL", "TTL"), ("TTL_S", "TTLS"), ("PREFIX", "KEY_PREFIX"), ("VIEW_STATE", "VIEW_STATUS"), ("ttl", "TTL")],
 )
-def test_an_unknown_setting_says_what_may_be_meant_and_what_there_is(wrong: str, meant: str) -> None:
+def test_the_error_about_an_unknown_setting_suggests_one_and_lists_all(wrong: str, meant: str) -> None:
     with pytest.raises(ImproperlyConfigured) as caught:
         read({wrong: 30})
     assert f"Unknown setting REDISLOCK[{wrong!r}]. Did you mean {meant!r}?" in str(caught.value)
@@ -169,7 +169,7 @@ def test_an_unknown_setting_says_what_may_be_meant_and_what_there_is(wrong: str,
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("TIMEOUT", "'TTL' or 'BLOCKING_TIMEOUT'"), ("EXPIRE", "'TTL'")])
-def test_what_other_libraries_call_a_setting_is_told_with_ours(wrong: str, meant: str) -> None:
+def test_the_error_maps_settings_of_other_libraries_to_ours(wrong: str, meant: str) -> None:
     with pytest.raises(ImproperlyConfigured) as caught:
         read({wrong: 30})
     assert f"Unknown setting REDISLOCK[{wrong!r}]. Did you mean {meant}? The settings are: " in str(caught.value)

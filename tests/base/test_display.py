@@ -17,7 +17,7 @@ def test_a_printable_name_stands_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("secret", [Secret("token"), SecretBytes(b"token")])
-def test_a_secret_is_hidden_wherever_it_stands_but_is_the_text_that_it_is(secret: Any) -> None:
+def test_a_secret_is_hidden_in_every_repr_but_equals_its_text(secret: Any) -> None:
     shown_as = [repr(value) for value in (secret, ("a", secret), [secret], {"key": secret})]
     assert not [text for text in (*shown_as, pformat(("a" * 100, [secret]))) if "token" in text]
     plain = b"token" if isinstance(secret, bytes) else "token"
@@ -36,7 +36,7 @@ def test_a_secret_is_hidden_wherever_it_stands_but_is_the_text_that_it_is(secret
     ],
     ids=ascii,
 )
-def test_what_cannot_be_seen_is_shown_as_a_literal(text: str, literal: str) -> None:
+def test_invisible_characters_are_shown_as_a_literal(text: str, literal: str) -> None:
     assert printable(text) == literal
 
 

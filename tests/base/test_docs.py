@@ -39,7 +39,7 @@ each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
 
 
 def as_function(block: str) -> str:
-    """What stands in a block may be taken from a view or a coroutine: it returns, or awaits."""
+    """The block as a function, since it may be taken from a view or a coroutine, and so return or await."""
     function = f"def block():\n{indent(block, '    ')}"
     try:
         compile(function, "block", "exec")
@@ -65,7 +65,7 @@ def test_all_code_compiles(path: Path) -> None:
 
 
 def parts(path: Path) -> Iterator[ast.AST]:
-    """All that the code of a page consists of."""
+    """All nodes of the code of a page."""
     for block in blocks(path.read_text("utf-8")):
         yield from ast.walk(ast.parse(as_function(block)))
 
@@ -92,7 +92,7 @@ def test_all_options_that_it_gives_exist(path: Path) -> None:
 
 
 def queued(*args: Any, **kwargs: Any) -> None:
-    """For whatever a site does with what it got."""
+    """Stands for whatever a site does here."""
 
 
 # the pages whose first blocks run as they stand, with what they take for granted
@@ -119,7 +119,7 @@ def test_the_block_about_pools_has_filled_one() -> None:
 
 
 def test_handing_over_runs() -> None:
-    """From the view to the worker, which has the same fence."""
+    """From the view to the worker, which gets the same fence."""
     tokens: list[str] = []
     view, worker = blocks(page("functions"))[2].split("with Lock", 1)
     given: dict[str, Any] = {"Lock": Lock, "export": SimpleNamespace(delay=lambda pk, token: tokens.append(token))}
@@ -137,7 +137,7 @@ async def abuild_report() -> str:
 
 
 class Names(dict[str, Any]):
-    """What a block may use: all of the package; and anything else, for that is the site's own."""
+    """Names that a block may use: those of the package, and any other, which stands for the site's own code."""
 
     def __missing__(self, name: str) -> Any:
         if name in OWN or hasattr(builtins, name):
@@ -161,7 +161,7 @@ EVERY = [
 @pytest.mark.parametrize(("path", "block"), EVERY)
 @isolate_apps("django.contrib.auth")
 def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh: None) -> None:
-    """Statement by statement, as some are for coroutines. What it only defines is not called."""
+    """Statement by statement, as some await. What a block only defines is not called."""
     names, known = Names(), dict(OWN)  # bodies of classes and functions look into the second one alone
     for statement in ast.parse(block).body:
         code = compile(ast.Module([statement], []), str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -175,7 +175,7 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
 
 
 def assigned(block: str, name: str) -> ast.expr | None:
-    """What a block assigns to this name, if anything."""
+    """The value that a block assigns to this name, if any."""
     for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             return node.value
@@ -249,7 +249,7 @@ def test_references_between_pages_lead_somewhere(path: Path) -> None:
     assert len(roles) == len(re.findall(r":(?:doc|ref):", text))
     assert [target for role, target in roles if target not in (NAMES if role == "doc" else labels)] == []
     assert set(re.findall(r"`([^`<:]+)`_(?!_)", text)) <= headings(text)
-    assert not re.search(r"<[\w/.-]+\.(?:rst|md)>`_", text)  # which only a code host would follow
+    assert not re.search(r"<[\w/.-]+\.(?:rst|md)>`_", text)  # these links would work only on a code host
 
 
 def test_every_page_stands_in_the_contents_once() -> None:
@@ -263,7 +263,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists() and not name.startswith("docs/_build")] == []
 
 
-def test_nobody_is_sent_to_a_text_in_readme_that_has_moved() -> None:
+def test_the_package_does_not_refer_to_the_readme() -> None:
     for path in SOURCE.rglob("*.py"):
         assert "README" not in path.read_text("utf-8"), path
     assert "README" not in (ROOT / "SECURITY.md").read_text("utf-8")

@@ -23,7 +23,7 @@ PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
 
 def parsed(message: str) -> dict[str, str]:
-    """What a program reads from a message; all of it must be pairs."""
+    """A message as a program parses it; it must consist of pairs only."""
     assert PAIR.sub("", message) == ""
     return {key: json.loads(value) if value.startswith('"') else value for key, value in PAIR.findall(message)}
 
@@ -94,9 +94,7 @@ def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
 # -- what is logged ----------------------------------------------------------------------------------------------------
 
 
-def test_acquired_and_released_are_logged_for_who_wants_to_see_them(
-    crowd: Crowd, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_acquired_and_released_are_logged_at_debug_level(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     me, lock = crowd(), Lock("a b")
     with caplog.at_level(logging.DEBUG, "django_redislock"):
         me(lock, "acquire")

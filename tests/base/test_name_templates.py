@@ -120,7 +120,7 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) 
         NameTemplate(f"a:{{{field}}}").fill({"value": value})
 
 
-def test_classes_and_what_knows_its_text_are_filled_in() -> None:
+def test_classes_and_objects_with_a_str_method_can_be_values() -> None:
     values = {"kind": Thing, "some": SimpleNamespace(pk=1), "user": SimpleLazyObject(lambda: "jo")}
     text = Template("{kind} {some} {user}", "note").fill(values)
     assert text == f"{Thing} namespace(pk=1) jo"

@@ -77,7 +77,7 @@ def test_whether_a_text_can_name_a_lock_is_told_without_an_error() -> None:
 # -- pools and their members ----------------------------------------------------------------------------------------
 
 
-def test_what_asks_for_any_member_of_a_pool_names_no_lock() -> None:
+def test_the_name_for_any_member_of_a_pool_is_no_lock_name() -> None:
     with pytest.raises(ValueError, match=r"^'pool:accounts:' is a pool, not a lock: LockPool\.acquire\(\) takes any"):
         Lock("pool:accounts:")
     assert can_be_asked_for("pool:accounts:")
@@ -86,7 +86,7 @@ def test_what_asks_for_any_member_of_a_pool_names_no_lock() -> None:
     assert not can_be_asked_for("a\n")
 
 
-def test_people_know_what_any_member_is_asked_for_by_as_the_pool() -> None:
+def test_the_name_for_any_member_is_shown_as_the_pool() -> None:
     assert known_as(pool_name("a:b é")) == ("pool", "a:b é")
     assert known_as("pool:accounts:alice") == ("lock", "pool:accounts:alice")
     assert known_as("order:42") == ("lock", "order:42")
@@ -109,7 +109,7 @@ def test_other_locks_are_no_members(name: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff", b"a:b", b"a b", b"%41", b"x" * 600])
-def test_what_none_of_ours_can_have_written_is_no_member(raw: bytes) -> None:
+def test_a_name_that_the_package_cannot_have_written_is_no_member(raw: bytes) -> None:
     assert read_member("pool:accounts:", raw) is None
 
 
@@ -143,7 +143,7 @@ def test_two_different_tuples_never_meet_in_one_name() -> None:
 
 
 @pytest.mark.parametrize("parts", [["x" * 513], ["a", "x" * 600], ["é" * 257], ["order", "\n" * 200], ["x" * 100_000]])
-def test_what_would_be_too_long_ends_in_a_hash_of_all_of_it(parts: list[str]) -> None:
+def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[str]) -> None:
     name = lock_name(*parts)
     assert check_name(name) == name
     assert name.startswith(":".join(map(quote, parts))[:80])

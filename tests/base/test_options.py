@@ -55,7 +55,7 @@ OWN = {
 
 
 @each_maker
-def test_an_unknown_option_is_told_with_those_that_there_are(what: str, silent: Callable[[], bool]) -> None:
+def test_the_error_about_an_unknown_option_lists_the_existing_ones(what: str, silent: Callable[[], bool]) -> None:
     with pytest.raises(TypeError) as caught:
         MAKERS[what](fair=True, timeout=3)
     known = sorted(AcquireOptions.__annotations__) if what.startswith("LockPool") else sorted([*EVERY, *OWN[what]])
@@ -73,13 +73,15 @@ def test_an_unknown_option_is_told_with_those_that_there_are(what: str, silent: 
         ("on_loss", "'on_lost'"),
     ],
 )
-def test_an_option_of_another_library_or_a_misspelt_one_is_told_with_ours(what: str, wrong: str, meant: str) -> None:
+def test_the_error_maps_misspelt_options_and_those_of_other_libraries_to_ours(
+    what: str, wrong: str, meant: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         MAKERS[what](**{wrong: 5})
     assert str(caught.value).startswith(f"{what} takes no option {wrong!r}. Did you mean {meant}? The options are: ")
 
 
-def test_only_what_there_is_is_suggested() -> None:
+def test_only_existing_options_are_suggested() -> None:
     with pytest.raises(TypeError, match=r"takes no option 'id'\. Did you mean 'token'\? The options are"):
         Lock("a", id="7")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"takes no option 'id'\. The options are"):
@@ -109,7 +111,7 @@ def test_durations_become_seconds() -> None:
 @each_maker
 @pytest.mark.parametrize("option", ["ttl", "blocking_timeout"])
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, 10**400, "10", "x" * MEGA, True], ids=lambda v: shown(v)[:9])
-def test_what_are_no_seconds_is_refused_before_redis_is_asked(
+def test_invalid_durations_are_refused_before_redis_is_asked(
     what: str, option: str, value: Any, silent: Callable[[], bool]
 ) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"^{option} must be ") as caught:
@@ -128,7 +130,7 @@ def test_what_are_no_seconds_is_refused_before_redis_is_asked(
     ["x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", 7, None, ["x"] * 1000],
     ids=lambda note: ascii(shown(note))[:20],
 )
-def test_what_is_no_note_is_refused_in_a_short_error(what: str, note: Any, silent: Callable[[], bool]) -> None:
+def test_an_invalid_note_is_refused_with_a_short_error(what: str, note: Any, silent: Callable[[], bool]) -> None:
     with pytest.raises((TypeError, ValueError), match="note") as caught:
         MAKERS[what](note=note)
     assert len(str(caught.value)) < 400
@@ -160,7 +162,7 @@ async def told(error: Exception) -> None: ...
 
 @each_maker
 @pytest.mark.parametrize("on_lost", ["stop", 7, told], ids=["word", "number", "coroutine"])
-def test_what_cannot_be_called_when_a_lock_is_lost_is_refused(what: str, on_lost: Any) -> None:
+def test_an_on_lost_that_is_not_callable_is_refused(what: str, on_lost: Any) -> None:
     with pytest.raises(TypeError, match=r"^on_lost must be a plain function, 'cancel' or None, not "):
         MAKERS[what](on_lost=on_lost)
 
@@ -179,7 +181,7 @@ def test_a_function_cancel_or_nothing_may_be_given(on_lost: Any) -> None:
         ("adopt", "yes", "True or False, not 'yes'"),
     ],
 )
-def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any, choices: str) -> None:
+def test_flags_must_be_true_or_false(name: str, value: Any, choices: str) -> None:
     with pytest.raises(TypeError, match=f"^{name} must be {choices}"):
         Lock("a", **{name: value})
 
@@ -202,7 +204,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @each_maker
 @pytest.mark.parametrize(("options", "error", "text"), WRONG)
-def test_what_cannot_be_an_option_of_polling_is_refused_before_redis_is_asked(
+def test_invalid_options_of_polling_are_refused_before_redis_is_asked(
     what: str, options: dict[str, Any], error: type[Exception], text: str, silent: Callable[[], bool]
 ) -> None:
     with pytest.raises(error, match=text):
@@ -210,7 +212,7 @@ def test_what_cannot_be_an_option_of_polling_is_refused_before_redis_is_asked(
     assert silent()
 
 
-def test_what_is_said_of_polling_beats_the_setting(settings: Any) -> None:
+def test_the_option_poll_takes_precedence_over_the_setting(settings: Any) -> None:
     settings.REDISLOCK = {"POLL": True}
     assert Lock("a", attempts=3, backoff=SOON)
     with pytest.raises(ValueError, match=r"\(poll is False, REDISLOCK\['POLL'\] is True\.\)"):

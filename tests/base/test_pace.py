@@ -1,4 +1,4 @@
-"""The delays between the tries of one that polls."""
+"""The delays between the attempts of a polling waiter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_long_wait_is_no_large_number() -> None:
     assert [pace.next() for _ in range(3000)][-1] == 0.5
 
 
-def test_a_backoff_that_remembers_is_not_shared() -> None:
+def test_a_stateful_backoff_is_not_shared() -> None:
     given = DecorrelatedJitterBackoff(cap=1000, base=1)
     for failures in (1, 2, 3):
         given.compute(failures)
@@ -36,7 +36,7 @@ def test_a_backoff_that_remembers_is_not_shared() -> None:
     assert vars(given) == before
 
 
-def test_where_none_was_chosen_delays_grow_to_half_a_second() -> None:
+def test_by_default_delays_grow_to_half_a_second() -> None:
     pace = Pace(POLLING)
     delays = [pace.next() for _ in range(50)]
     assert delays[0] < 0.1

@@ -1,4 +1,4 @@
-"""What each process makes for itself, and a forked child anew."""
+"""Objects that each process makes for itself, a forked child included."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_child() -> InChild:
 
 
 def fork_unheard() -> int:
-    """As uWSGI does without ``py-call-osafterfork``: Python calls no hook."""
+    """Fork like uWSGI without ``py-call-osafterfork``: Python calls no hooks."""
     child: int = ctypes.PyDLL(None).fork()
     return child
 
@@ -97,7 +97,7 @@ def test_a_forked_child_inherits_nothing_and_is_told_what_there_was(in_child: In
     assert left == []
 
 
-def test_leaving_is_told_of_a_value_that_there_was_only_and_once() -> None:
+def test_the_callback_for_leaving_runs_once_and_only_for_an_existing_value() -> None:
     left: list[object] = []
     used, unused = PerProcess(object, left.append), PerProcess(object, left.append)
     parents = used.get()
@@ -111,7 +111,7 @@ def test_leaving_is_told_of_a_value_that_there_was_only_and_once() -> None:
 
 
 def test_what_a_thread_of_a_child_has_made_is_not_dropped_by_another_that_notices_the_fork_later() -> None:
-    """Where Python is not told of a fork, each of them notices it for itself."""
+    """If Python does not know of a fork, each thread notices it by itself."""
     left: list[object] = []
     value = PerProcess(object, left.append)
     parents, value._pid = value.get(), 0

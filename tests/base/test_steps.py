@@ -1,4 +1,4 @@
-"""The drivers: the same steps, performed in a thread and in an event loop."""
+"""The drivers run the same steps in a thread and in an event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Drive = Callable[[Callable[[], Steps[Any]]], Any]
 
 
 class Echo:
-    """Sends back what it is told to, or raises it."""
+    """Returns what it is given, or raises it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -58,7 +58,7 @@ class Driver:
 
 @pytest.fixture
 def drive(crowd: Crowd) -> Drive:
-    """Drives steps to their end, in a thread or in a task."""
+    """Runs steps to their end, in a thread or in a task."""
     me = crowd()
     return lambda steps: me(Driver(), "drive", steps)
 
@@ -119,7 +119,7 @@ def test_what_steps_raise_is_raised_to_the_caller_and_they_have_cleaned_up(error
 
 
 def test_a_stop_iteration_of_the_users_function_reaches_the_caller() -> None:
-    """No generator lets it pass by itself: Python turns it into a RuntimeError."""
+    """A generator cannot let it pass: Python turns it into a RuntimeError."""
 
     def steps() -> Steps[None]:
         yield Call(next, (iter([]),), {})
@@ -168,7 +168,7 @@ async def test_steps_whose_coroutine_is_closed_end_without_another_request() -> 
 
 
 def test_an_error_does_not_outlive_its_handling(crowd: Crowd) -> None:
-    """It would keep everything that the frames below refer to: locks, say, whose end is to be noticed."""
+    """It would keep alive everything that its frames refer to, such as locks whose collection must be noticed."""
 
     class Thing:
         pass

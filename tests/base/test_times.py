@@ -51,7 +51,7 @@ def test_where_zero_has_a_meaning_it_may_be_given() -> None:
 
 
 @pytest.mark.parametrize("value", NO_TIME, ids=lambda value: ascii(value)[:20] if value != 10**5000 else "10**5000")
-def test_what_is_no_time_is_refused_in_a_short_error(value: Any) -> None:
+def test_an_invalid_duration_is_refused_with_a_short_error(value: Any) -> None:
     for refuse in (lambda: seconds(value, "ttl"), lambda: Lock("a", ttl=value)):
         with pytest.raises(ValueError, match=r"^ttl must be ") as caught:
             refuse()
@@ -59,7 +59,7 @@ def test_what_is_no_time_is_refused_in_a_short_error(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", NO_NUMBER, ids=repr)
-def test_what_is_no_number_is_refused_by_its_value(value: Any) -> None:
+def test_a_value_that_is_no_number_is_named_in_the_error(value: Any) -> None:
     with pytest.raises(
         TypeError, match=rf"^ttl must be seconds \(int, float or timedelta\), not {re.escape(repr(value))}"
     ):

@@ -1,4 +1,4 @@
-"""``cache.lock()`` of django-redis, which is redis-py's, and of our backend."""
+"""``cache.lock()`` of django-redis, which is redis-py's lock, and of our backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lock_of(alias: str, key: object, **options: Any) -> Any:
 
 @pytest.fixture(params=["redis-py", "ours"])
 def make(request: pytest.FixtureRequest, _aliases: None) -> Make:
-    """Makes a lock ``foo`` of either kind."""
+    """Makes a lock ``foo``; the test runs with each kind."""
 
     def make(**options: Any) -> Any:
         return lock_of(request.param, "foo", **options)
@@ -45,7 +45,7 @@ def make(request: pytest.FixtureRequest, _aliases: None) -> Make:
 
 @pytest.fixture
 def ours(_aliases: None) -> Make:
-    """Makes ours alone."""
+    """Makes a lock of our backend."""
 
     def ours(**options: Any) -> CacheLock:
         lock: CacheLock = lock_of("ours", "foo", **options)
@@ -62,7 +62,7 @@ def expire(eventually: Callable[..., Any]) -> Callable[[Any], None]:
 
 @pytest.fixture
 def renewed(client: redis.Redis, eventually: Callable[..., Any]) -> Callable[[Any], None]:
-    """Wait until the lease begins anew."""
+    """Wait until the lease is renewed."""
 
     def renewed(lock: Any) -> None:
         least = left(client, lock)
@@ -78,12 +78,12 @@ def renewed(client: redis.Redis, eventually: Callable[..., Any]) -> Callable[[An
 
 
 def left(client: redis.Redis, lock: Any) -> float:
-    """Seconds of lease, as Redis says."""
+    """Seconds of lease left, according to Redis."""
     key = lock.name if isinstance(lock, RedisPyLock) else make_keys("redislock{0}:", lock.name).lock
     return float(client.pttl(key)) / 1000
 
 
 def waits(number: int) -> bool:
-    """Whether so many wait for our lock."""
+    """Whether that many wait for our lock."""
     info = Lock("foo").info()
     return info is not None and info.waiters == number

@@ -1,4 +1,4 @@
-"""redis-py's documented behaviour, shown of redis-py's own lock and of ours: acquiring, tokens, ``with``."""
+"""redis-py's documented behaviour, tested with redis-py's lock and with ours: acquiring, tokens, ``with``."""
 
 from __future__ import annotations
 

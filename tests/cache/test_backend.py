@@ -1,4 +1,4 @@
-"""The cache backend: whose alias it is, and what its locks are called."""
+"""The cache backend: the alias and the names of its locks."""
 
 from __future__ import annotations
 

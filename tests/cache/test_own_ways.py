@@ -1,4 +1,4 @@
-"""What our ``cache.lock()`` does in another way than redis-py's, on purpose."""
+"""Deliberate differences between our ``cache.lock()`` and redis-py's."""
 
 from __future__ import annotations
 

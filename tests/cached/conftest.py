@@ -1,4 +1,4 @@
-"""Values in caches of several kinds, and people who want them: threads, and tasks."""
+"""Values in caches of several kinds, and threads and tasks that ask for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = "get_or_set:ours::1:x"  # of the lock on the value x
 
 
 class Value:
-    """``person(value, "get")`` asks for it, with a default that counts its calls and can be held up by ``go``."""
+    """``person(value, "get")`` asks for the value, with a default that counts its calls and waits for ``go``."""
 
     def __init__(
         self, value: Any = "computed", *, key: str = "x", using: str = "ours", held_up: bool = False, **options: Any
@@ -106,7 +106,7 @@ def me(crowd: Crowd) -> Any:
 
 @pytest.fixture
 def computing(crowd: Crowd) -> Computing:
-    """Somebody else computes the value ``x``, until the value that is returned is let go."""
+    """Another user computes the value ``x`` until the end of the block."""
 
     @contextmanager
     def computing(value: Any = "theirs", **options: Any) -> Iterator[Value]:
@@ -124,7 +124,7 @@ def computing(crowd: Crowd) -> Computing:
 
 @pytest.fixture(autouse=True)
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Computation]:
-    """What those of this process wait for who wait for another one of it that computes."""
+    """The computations that callers of this process wait for, one entry for each caller."""
     joined: list[Computation] = []
     wait_for = _Wanted._wait_for
 

@@ -1,4 +1,4 @@
-"""Who has no patience left, or no Redis, gets an error instead of the value."""
+"""After the timeout, or without Redis, callers get an error instead of the value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Eventually = Callable[..., Any]
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "elsewhere"])
 @pytest.mark.parametrize("patience", [0, 0.05])
-def test_who_has_no_patience_left_gets_an_error(
+def test_a_caller_whose_timeout_has_passed_gets_an_error(
     crowd: Crowd, computing: Computing, elsewhere: bool, patience: float
 ) -> None:
     def ask() -> None:
@@ -45,13 +45,13 @@ def test_who_has_no_patience_left_gets_an_error(
             ask()
 
 
-def test_the_setting_is_the_patience_of_who_gives_none(me: Any, computing: Computing, settings: Any) -> None:
+def test_the_setting_is_the_default_timeout(me: Any, computing: Computing, settings: Any) -> None:
     settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.05}
     with computing(), pytest.raises(LockNotAcquired):
         me(Value("never"), "get")
 
 
-def test_who_has_patience_outwaits_those_who_have_none(
+def test_a_caller_with_a_longer_timeout_outwaits_the_others(
     crowd: Crowd, joined: list[Computation], eventually: Eventually
 ) -> None:
     crowd()(Lock(NAME), "acquire")
@@ -65,7 +65,7 @@ def test_who_has_patience_outwaits_those_who_have_none(
     assert second.result(GENEROUS) == "second"
 
 
-def test_a_loop_that_ends_when_a_coroutine_has_given_up_hears_no_more(
+def test_a_loop_that_ends_after_a_coroutine_gave_up_gets_no_more_wakes(
     computing: Computing, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def give_up() -> None:
@@ -93,7 +93,9 @@ def test_a_value_that_is_there_is_read(me: Any, apart: RedisServer) -> None:
     assert me(Value(using="locmem"), "get") == 1
 
 
-def test_a_value_that_is_missing_is_not_computed_and_all_hear_so_at_once(crowd: Crowd, apart: RedisServer) -> None:
+def test_during_an_outage_a_missing_value_is_not_computed_and_all_callers_are_told_at_once(
+    crowd: Crowd, apart: RedisServer
+) -> None:
     apart.stop()
     value = Value(using="locmem")
     begun = monotonic()

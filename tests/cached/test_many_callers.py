@@ -1,4 +1,4 @@
-"""A cached value that many want at once: one of them computes it, and all others wait for it and read it."""
+"""A cached value that many callers want at once: one of them computes it, and all others wait for it and read it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Joined = list[Computation]
 
 
 def ask(crowd: Crowd, value: Value, number: int) -> list[Future[Any]]:
-    """So many more want it."""
+    """Let so many more callers ask for the value."""
     return [crowd().start(value, "get") for _ in range(number)]
 
 
 # -- of one process ---------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_meanwhile_waits_and_reads(
+def test_a_caller_that_comes_meanwhile_waits_and_reads_the_value(
     crowd: Crowd, computing: Computing, joined: Joined, eventually: Eventually, alias: str
 ) -> None:
     late = Value("never", using=alias)
@@ -62,7 +62,7 @@ def test_coroutines_and_threads_wait_for_each_other(joined: Joined, eventually: 
     assert late.calls == 0
 
 
-def test_each_who_waits_gets_an_object_of_its_own(
+def test_each_waiter_gets_an_object_of_its_own(
     crowd: Crowd, computing: Computing, joined: Joined, eventually: Eventually
 ) -> None:
     with computing({"a": []}) as value:
@@ -138,7 +138,7 @@ def test_another_process_waits_and_reads(
         assert worker.expect("got") == ["theirs", "computed", "0"]
 
 
-def test_who_gets_the_lock_looks_again(crowd: Crowd, eventually: Eventually) -> None:
+def test_a_caller_that_gets_the_lock_reads_the_cache_again(crowd: Crowd, eventually: Eventually) -> None:
     elsewhere, late, lock = crowd(), Value("never"), Lock(NAME)
     assert elsewhere(lock, "acquire")
     turn = crowd().start(late, "get")

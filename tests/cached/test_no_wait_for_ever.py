@@ -1,4 +1,4 @@
-"""Nobody waits for ever for one who computes: not where that one needs the waiter, and not where it is gone."""
+"""Nobody waits for ever for a computation: not if it needs the waiter's thread, and not if it is gone."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PATIENCE = 2  # seconds of who would wait for ever without
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits looks more often than once a second."""
+    """Waiters look more often than once a second."""
     monkeypatch.setattr(cached, "LOOK_EVERY", 0.05)
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits of sync code for one who computes, from one look to the next."""
+    """The waits of sync code for a computation, from one look to the next."""
     waits: list[float] = []
     run = Park.run
 
@@ -65,12 +65,12 @@ def is_for_one_who_computes(park: Park) -> bool:
 
 
 def by_run(main: Main) -> Any:
-    """As a command does."""
+    """Run it as a management command would."""
     return asyncio.run(asyncio.wait_for(main(), GENEROUS))
 
 
 def by_async_to_sync(main: Main) -> Any:
-    """As WSGI does with an async view."""
+    """Run it as WSGI runs an async view."""
 
     async def view() -> Any:
         return await asyncio.wait_for(main(), GENEROUS)
@@ -79,7 +79,7 @@ def by_async_to_sync(main: Main) -> Any:
 
 
 def by_request(main: Main) -> Any:
-    """As ASGI does: a thread for each request."""
+    """Run it as ASGI does: with a thread for each request."""
 
     async def request() -> Any:
         async with ThreadSensitiveContext():
@@ -154,7 +154,7 @@ def test_sync_code_in_all_threads_of_a_loop_does_not_wait_for_a_coroutine_that_n
 def test_sync_code_that_begins_before_its_task_waits_for_it_does_not_wait_for_ever_either(
     waits: list[float], joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread may begin at once, and that of the event loop go on later."""
+    """Its thread may start at once, and the thread of the event loop continue later."""
     monkeypatch.setattr("django_redislock.engine.bridges.LAUNCHING_WITHIN", 0.05)  # it does so when this one waits
     sync = Value("of sync code", using="locmem", blocking_timeout=PATIENCE)
 
@@ -204,7 +204,7 @@ def test_sync_code_of_another_thread_waits_for_a_coroutine_however_long(
 
 @pytest.fixture
 def closed_over(settings: Any) -> Iterator[Callable[[], None]]:
-    """A task computes the value; called, its loop is closed over it."""
+    """A task computes the value; when called, close its event loop."""
     settings.REDISLOCK = {"TTL": 0.5}
     value, loop = Value("never", held_up=True), asyncio.new_event_loop()
     computes = loop.create_task(value.aget())
@@ -218,7 +218,7 @@ def closed_over(settings: Any) -> Iterator[Callable[[], None]]:
     computes._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_a_loop_that_is_closed_over_the_one_that_computes_lets_the_next_one_try(
+def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
     closed_over: Callable[[], None], me: Any, joined: Joined, eventually: Eventually
 ) -> None:
     turn = me.start(Value("second", blocking_timeout=GENEROUS / 2), "get")
@@ -227,7 +227,7 @@ def test_a_loop_that_is_closed_over_the_one_that_computes_lets_the_next_one_try(
     assert turn.result(GENEROUS) == "second"
 
 
-def test_nobody_joins_one_whose_loop_was_closed_over_it(closed_over: Callable[[], None], me: Any) -> None:
+def test_nobody_joins_a_computation_whose_loop_was_closed(closed_over: Callable[[], None], me: Any) -> None:
     closed_over()
     assert me(Value("second", blocking_timeout=GENEROUS / 2), "get") == "second"
 
@@ -235,7 +235,7 @@ def test_nobody_joins_one_whose_loop_was_closed_over_it(closed_over: Callable[[]
 def test_when_the_lease_of_the_one_that_computes_is_gone_the_others_ask(
     crowd: Crowd, computing: Computing, joined: Joined, eventually: Eventually
 ) -> None:
-    """It hangs, say, and somebody has force-released its lock: so others may compute, here as elsewhere."""
+    """If it hangs and somebody has force-released its lock, others may compute, in this process as in others."""
     late = Value("second", blocking_timeout=PATIENCE)
     with computing() as value:
         turns = [crowd().start(late, "get") for _ in range(3)]
@@ -270,7 +270,7 @@ async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_wait
 
 
 @pytest.mark.parametrize("drive", [run, lambda steps: asyncio.run(arun(steps))], ids=["sync", "async"])
-def test_who_joins_in_the_moment_of_the_end_does_not_wait(
+def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
     drive: Callable[[Steps[bool]], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cached, "LOOK_EVERY", GENEROUS)
@@ -303,7 +303,7 @@ async def test_sync_code_in_a_coroutine_waits_for_one_who_computes_where_django_
 
 
 @pytest.mark.complete
-def test_whoever_waits_for_one_that_is_interrupted_at_any_place_computes(other: Callable[[], Other]) -> None:
+def test_a_waiter_for_a_computation_that_is_interrupted_anywhere_computes(other: Callable[[], Other]) -> None:
     """R18: whether before it computes, or when it is about to tell the others that it has ended."""
     ours = str(Path(django_redislock.__file__).parent)
     waits, cache = other(), caches["default"]

@@ -1,4 +1,4 @@
-"""A cached value that one caller wants: what is computed, kept and returned."""
+"""A cached value with one caller: what is computed, kept and returned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plain:
 
 
 def commands(client: redis.Redis) -> dict[str, int]:
-    """How often each was called since CONFIG RESETSTAT."""
+    """How many times each command was called since CONFIG RESETSTAT."""
     counts: dict[str, Any] = client.info("commandstats")
     return {key.removeprefix("cmdstat_"): stat["calls"] for key, stat in counts.items() if "config" not in key}
 
@@ -81,7 +81,7 @@ def test_our_backend_has_it_as_methods() -> None:
 
 @pytest.mark.parametrize("method", ["locked_get_or_set", "alocked_get_or_set"])
 def test_arguments_by_position_as_other_backends_took_them_are_errors(method: str) -> None:
-    """Their third one was the version, say; it would go on silently, and wrong."""
+    """For example, their third argument was the version; it would silently be misunderstood."""
     with pytest.raises(TypeError, match="positional argument"):
         getattr(caches["ours"], method)("x", int, 2)
 
@@ -116,7 +116,7 @@ def test_the_timeout_and_version_are_those_of_the_cache(me: Any, client: redis.R
     assert 270 < int(client.ttl(":1:z")) <= 300
 
 
-def test_what_somebody_stored_meanwhile_counts_more(me: Any) -> None:
+def test_a_value_that_was_stored_meanwhile_takes_precedence(me: Any) -> None:
     mine = Value("mine", held_up=True)
     turn = me.start(mine, "get")
     assert mine.called.wait(GENEROUS)
@@ -137,7 +137,7 @@ def test_any_key_can_be_computed(me: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(7), KeyboardInterrupt()])
-def test_what_the_default_raises_propagates_and_leaves_no_lock(error: BaseException) -> None:
+def test_an_exception_of_the_default_propagates_and_leaves_no_lock(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         Value(error).get()
     assert raised.value is error
@@ -145,7 +145,7 @@ def test_what_the_default_raises_propagates_and_leaves_no_lock(error: BaseExcept
     assert Value().get() == "computed"
 
 
-async def test_what_a_coroutine_function_raises_propagates_and_leaves_no_lock() -> None:
+async def test_an_exception_of_a_coroutine_function_propagates_and_leaves_no_lock() -> None:
     with pytest.raises(ValueError, match="no") as raised:
         await Value(error := ValueError("no")).aget()
     assert raised.value is error

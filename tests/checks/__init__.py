@@ -9,7 +9,7 @@ DJANGOS = "django.core.cache.backends.redis.RedisCache"
 
 
 def check(*, deploy: bool = False) -> list[CheckMessage]:
-    """What our checks say of the site."""
+    """Run our checks on the site."""
     found = run_checks(include_deployment_checks=deploy)
     ours = [message for message in found if (message.id or "").startswith("django_redislock")]
     assert all(message.hint for message in ours)

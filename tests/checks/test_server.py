@@ -32,7 +32,7 @@ def use(settings: Any, url: str) -> None:
 
 @pytest.fixture
 def pretender(settings: Any) -> Iterator[Callable[..., None]]:
-    """A server with this INFO (None: it never answers), and like Redis in what else the check asks."""
+    """A server that answers INFO with this (None: never answers), and otherwise like Redis as far as the check goes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def pretend(info: bytes | None) -> None:

@@ -30,7 +30,7 @@ def test_wrong_settings_are_found(settings: Any) -> None:
     assert ids() == ["E001"]
 
 
-def test_every_wrong_setting_is_told(settings: Any) -> None:
+def test_every_wrong_setting_is_reported(settings: Any) -> None:
     settings.REDISLOCK = {"TLL": 3, "TTL": "soon", "MAX_HOLD": 5, "VIEW_STATUS": 200}
     assert ids() == ["E001"] * 3
     assert [re.findall(r"'(\w+)'", message.msg)[0] for message in check()] == ["TLL", "TTL", "VIEW_STATUS"]
@@ -181,7 +181,7 @@ class Own(redis.Connection):
         ("rediss", {"ssl_validate_ocsp": True}, "does not know ssl_validate_ocsp"),
     ],
 )
-def test_what_coroutines_would_have_to_leave_out_is_found(
+def test_options_that_coroutines_cannot_use_are_found(
     scheme: str, options: dict[str, Any], expected: str, settings: Any
 ) -> None:
     url = f"{scheme}://127.0.0.1:1/5"
@@ -191,7 +191,7 @@ def test_what_coroutines_would_have_to_leave_out_is_found(
     assert expected in message.msg
 
 
-def test_a_connection_class_that_is_none_is_found(settings: Any, server: RedisServer) -> None:
+def test_an_invalid_connection_class_is_found(settings: Any, server: RedisServer) -> None:
     options = {"connection_class": partial(redis.Connection)}
     settings.CACHES = {
         **settings.CACHES,
@@ -206,7 +206,7 @@ def test_a_connection_class_that_is_none_is_found(settings: Any, server: RedisSe
 
 
 @pytest.mark.parametrize("backend", [BACKEND, DJANGOS])
-def test_a_cache_in_the_same_database_is_told(backend: str, settings: Any, server: RedisServer) -> None:
+def test_a_cache_in_the_same_database_is_found(backend: str, settings: Any, server: RedisServer) -> None:
     pages = {"BACKEND": backend, "LOCATION": f"redis://localhost:{server.port}/5", "KEY_PREFIX": "pages"}
     settings.CACHES = {**settings.CACHES, "pages": pages}
     ((message),) = check()
@@ -217,7 +217,7 @@ def test_a_cache_in_the_same_database_is_told(backend: str, settings: Any, serve
 
 
 def test_a_cache_in_memory_is_left_alone(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody locks there: nothing is made that could hold locks."""
+    """No lock is on that alias, so no in-memory server is made for it."""
     pages = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "LOCATION": "pages"}
     settings.CACHES = {**settings.CACHES, "pages": pages}
     assert ids() == []
@@ -253,7 +253,7 @@ def test_the_same_service_of_a_sentinel_is_the_same_server(settings: Any) -> Non
     assert ids() == ["I001"]
 
 
-def test_a_cache_that_cannot_be_used_is_somebody_elses_business(settings: Any) -> None:
+def test_a_broken_cache_alias_without_locks_is_ignored(settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "broken": {**settings.CACHES["locks"], "LOCATION": "carrier-pigeon://"}}
     assert ids() == []
 
@@ -274,7 +274,7 @@ def ours(settings: Any, server: RedisServer) -> Callable[..., None]:
     return ours
 
 
-def test_it_is_told_which_locks_exclude_each_other(ours: Callable[..., None], settings: Any) -> None:
+def test_the_check_says_which_locks_exclude_each_other(ours: Callable[..., None], settings: Any) -> None:
     ours()
     ours("second", VERSION=2)
     told = [message.msg for message in check() if message.id == "django_redislock.I002"]
@@ -352,7 +352,7 @@ class Without:
         import_module("no_such_library")
 
 
-def test_an_alias_whose_library_is_missing_is_none_of_ours(settings: Any, tmp_path: Path) -> None:
+def test_an_alias_without_locks_whose_library_is_missing_is_ignored(settings: Any, tmp_path: Path) -> None:
     before = ids()
     settings.CACHES = {**settings.CACHES, "missing": {"BACKEND": "no_such_library.Cache", "LOCATION": str(tmp_path)}}
     assert [message.id for message in check_settings()] == before == []

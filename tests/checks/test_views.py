@@ -112,7 +112,7 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
 
 
 @pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
-def test_others_are_not(make: Callable[[], Any], site: Callable[..., None]) -> None:
+def test_views_with_a_limit_are_not_reported(make: Callable[[], Any], site: Callable[..., None]) -> None:
     site(make())
     assert ids(deploy=True) == []
 
@@ -143,7 +143,7 @@ def test_a_site_whose_urls_cannot_be_read_is_for_others_to_report(
     assert check_views() == []
 
 
-def test_so_are_wrong_settings(site: Callable[..., None], settings: Any) -> None:
+def test_wrong_settings_are_for_other_checks_to_report(site: Callable[..., None], settings: Any) -> None:
     site(lock(respond))
     settings.REDISLOCK = {"TLL": 3}
     assert ids(deploy=True) == ["E001"]

@@ -1,4 +1,4 @@
-"""What the tests of the command share: calling it, in this process and in one of its own."""
+"""Helpers of the tests of the command: calling it, in this process and in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WaitFor = Callable[[str], Future[bool]]
 
 
 def redislocks(*arguments: str, **options: Any) -> str:
-    """What the command prints."""
+    """Run the command in this process; return its output."""
     out = io.StringIO()
     call_command("redislocks", *arguments, stdout=out, **options)
     return out.getvalue()
 
 
 def hold(name: str, **options: Any) -> str:
-    """Leave the lock held by nobody in particular; return the token."""
+    """Acquire the lock and detach it, so that it stays held; return the token."""
     lock = Lock(name, **options)
     assert lock.acquire(blocking=False)
     return lock.detach()
@@ -50,7 +50,8 @@ def hold(name: str, **options: Any) -> str:
 def start_command(
     *arguments: str, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
 ) -> subprocess.Popen[str]:
-    """Start it as a site would, in a process of its own, away from any terminal and without DJANGO_SETTINGS_MODULE."""
+    """Start the command as a site would, in a process of its own, without a terminal and without
+    DJANGO_SETTINGS_MODULE."""
     known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     return subprocess.Popen(
         [sys.executable, "-m", "django", "redislocks", *arguments],
@@ -85,7 +86,7 @@ def run_in_process(in_process: InProcess) -> InProcess:
 
 @pytest.fixture
 def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
-    """Let another thread wait for a held lock; the future ends when it has had it."""
+    """Let another thread wait for a held lock; the future is done once that thread has had the lock."""
 
     def wait_for(name: str) -> Future[bool]:
         def wait() -> bool:
@@ -103,7 +104,7 @@ def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """What somebody types when asked; None: nobody is there."""
+    """Set what is typed when the command asks; None: nobody answers."""
 
     def answer(text: str | None) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO("" if text is None else f"{text}\n"))
@@ -113,13 +114,13 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
 
 @pytest.fixture
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the tests are run from."""
+    """No terminal, wherever the tests are run."""
     monkeypatch.setattr(runner, "has_terminal", lambda: False)
 
 
 @pytest.fixture
 def process_1() -> Iterator[None]:
-    """Orphans become children of this process, as of the first one in a container."""
+    """Make orphans children of this process, as they are of process 1 in a container."""
     if sys.platform != "linux":
         pytest.skip("only Linux has PR_SET_CHILD_SUBREAPER")
     prctl = ctypes.CDLL(None).prctl
@@ -130,7 +131,7 @@ def process_1() -> Iterator[None]:
 
 @pytest.fixture
 def background(other: Callable[[], Other]) -> Iterator[Background]:
-    """Do something while a program runs in the main thread."""
+    """Run something in the background while a program runs in the main thread."""
     begun: list[Future[Any]] = []
     yield lambda work: begun.append(other().start(work))
     for one in begun:

@@ -32,7 +32,7 @@ def sh(script: str, *options: str) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Zombies do not run."""
+    """Whether the process runs; zombies do not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat")
@@ -42,6 +42,6 @@ def is_running(pid: int) -> bool:
 
 
 def number_in(path: Path) -> int:
-    """The number that a script has written, once it has."""
+    """The number in the file, as soon as a script has written it."""
     text = path.read_text() if path.exists() else ""
     return int(text) if text.endswith("\n") else 0

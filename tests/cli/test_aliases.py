@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("two_aliases")
 
 @pytest.fixture
 def _both(two_aliases: None) -> None:
-    """``x`` is held twice, by a lock of each kind; ``order:1`` and ``order:2`` once each."""
+    """Hold ``x`` twice, with a lock of each kind, and ``order:1`` and ``order:2`` once each."""
     hold("x")
     hold("order:1")
     for name in ("x", "order:2"):
@@ -26,7 +26,7 @@ def _both(two_aliases: None) -> None:
 
 
 def shown(*arguments: str) -> list[list[str]]:
-    """Name and alias of the rows of a table."""
+    """The columns for name and alias of a table."""
     head, *rows = redislocks("list", *arguments).splitlines()
     assert head.split()[:3] == ["NAME", "ALIAS", "OWNER"]
     return [row.split()[:2] for row in rows]
@@ -104,7 +104,7 @@ def test_one_alias_that_cannot_be_reached_leads_to_using(arguments: list[str], s
     assert redislocks("list", "--using=default").startswith("NAME")
 
 
-def test_every_alias_in_the_memory_of_this_process_is_told(settings: Any) -> None:
+def test_every_alias_in_memory_mode_is_reported(settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "memory"}
     settings.CACHES = {**settings.CACHES, "memory": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     errors = io.StringIO()

@@ -1,4 +1,4 @@
-"""``redislocks clear``: locks are force-released, whoever holds them."""
+"""``redislocks clear`` force-releases locks, whoever holds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_named_locks_are_released_and_it_says_whose_they_were() -> None:
+def test_the_named_locks_are_released_and_their_holders_are_shown() -> None:
     for name in ("a", "b", "c"):
         hold(name)
     printed = redislocks("clear", "a", "b", "--noinput")
@@ -70,7 +70,7 @@ def test_the_log_tells_who_did_it(caplog: pytest.LogCaptureFixture) -> None:
     assert f'event=force-released name=a by="{OPERATOR} by manage.py redislocks clear" owner=' in caplog.text
 
 
-def test_a_user_whom_the_system_has_no_name_for_is_told_by_number(
+def test_a_system_user_without_a_name_is_shown_by_number(
     heard: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 987654)
@@ -96,7 +96,7 @@ def test_it_stands_in_the_history_of_the_lock(name: str, options: list[str]) -> 
 
 
 @pytest.mark.django_db
-def test_a_user_of_whom_the_site_knows_nothing_is_refused_before_anything_is_released() -> None:
+def test_a_user_unknown_to_the_site_is_refused_before_anything_is_released() -> None:
     hold("a")
     with pytest.raises(CommandError, match=r"^Nothing was force-released: the site has no user 'nobody'\.$"):
         redislocks("clear", "a", "--noinput", "--user", "nobody")
@@ -104,7 +104,7 @@ def test_a_user_of_whom_the_site_knows_nothing_is_refused_before_anything_is_rel
 
 
 @pytest.mark.django_db
-def test_a_user_of_the_system_who_is_none_of_the_site_is_told() -> None:
+def test_a_system_user_who_is_no_user_of_the_site_gets_a_message() -> None:
     hold("a")
     err = io.StringIO()
     redislocks("clear", "a", "--noinput", stderr=err)
@@ -116,7 +116,7 @@ def test_a_user_of_the_system_who_is_none_of_the_site_is_told() -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--user", "jo"]])
-def test_a_lock_is_cleared_though_the_database_is_out_of_reach(options: list[str]) -> None:
+def test_a_lock_is_cleared_even_if_the_database_cannot_be_reached(options: list[str]) -> None:
     hold("a")
     err = io.StringIO()
     redislocks("clear", "a", "--noinput", *options, stderr=err)  # pytest-django forbids the database
@@ -138,7 +138,7 @@ def test_a_site_without_the_admin_has_no_history() -> None:
 
 
 @pytest.mark.usefixtures("_no_admin")
-def test_a_user_for_a_history_that_there_is_not_is_refused_before_anything_is_released() -> None:
+def test_a_user_is_refused_without_a_history_before_anything_is_released() -> None:
     hold("a")
     with pytest.raises(CommandError, match=r"no history without django\.contrib\.admin") as caught:
         redislocks("clear", "a", "--noinput", "--user", "jo")
@@ -171,13 +171,13 @@ def test_locks_that_never_end_are_cleared_like_any(arguments: list[str]) -> None
     assert redislocks("list") == "No locks are held.\n"
 
 
-def test_nothing_to_clear_by_pattern_is_no_failure() -> None:
+def test_a_pattern_that_matches_no_lock_is_no_failure() -> None:
     assert redislocks("clear", "--all", "--noinput") == "No locks are held.\n"
     assert redislocks("clear", "--match=x*", "--noinput") == "No held lock matches x*.\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "--all"], ["a", "--match=a"], ["--all", "--match=a"]], ids=" ".join)
-def test_there_must_be_exactly_one_way_to_say_what(arguments: list[str]) -> None:
+def test_names_a_pattern_or_all_must_be_given_and_only_one_of_them(arguments: list[str]) -> None:
     hold("a")
     with pytest.raises(CommandError, match="either names, or --match PATTERN, or --all") as caught:
         redislocks("clear", *arguments, "--noinput")
@@ -214,7 +214,7 @@ def test_a_dry_run_only_says_what_would_be_cleared() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["clear", "order:*", "--noinput"], ["show", "order:*"]])
-def test_who_gives_a_pattern_as_a_name_hears_where_patterns_go(arguments: list[str]) -> None:
+def test_a_pattern_given_as_a_name_is_an_error_that_names_the_option(arguments: list[str]) -> None:
     hold("order:42")
     with pytest.raises(CommandError, match=r"^Not held: order:\*\nNAME is not a pattern: .* --match PATTERN\.$"):
         redislocks(*arguments)
@@ -240,7 +240,7 @@ def test_it_asks_first_and_shows_what_it_would_clear(yes: str, answer: Answer) -
     assert printed.count("Force-released ") == 2
 
 
-def test_it_asks_on_the_terminal_where_the_output_is_one(answer: Answer) -> None:
+def test_it_asks_on_the_terminal_if_the_output_is_one(answer: Answer) -> None:
     hold("a")
     answer("yes")
     out, err = Terminal(), io.StringIO()
@@ -267,9 +267,7 @@ def test_nothing_happens_when_nobody_can_be_asked(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("closed", [0, 1])
-def test_nothing_happens_where_a_stream_is_closed_that_would_be_needed_to_ask(
-    closed: int, in_process: InProcess
-) -> None:
+def test_nothing_happens_if_a_stream_needed_for_the_question_is_closed(closed: int, in_process: InProcess) -> None:
     hold("a")
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": None, "preexec_fn": lambda: os.close(closed)}
     process = in_process("clear", "a", "--settings=tests.settings", **streams)
@@ -291,7 +289,7 @@ def test_a_closed_stream_gets_nothing_and_is_no_error(stream: str, in_process: I
     assert not Lock("a").locked()
 
 
-def test_what_is_no_text_is_no_yes(typed: Callable[..., None]) -> None:
+def test_an_undecodable_answer_is_not_a_yes(typed: Callable[..., None]) -> None:
     hold("a")
     typed(lambda: b"\xff".decode())
     with pytest.raises(CommandError, match=r"^Nothing was force-released\.$"):
@@ -312,7 +310,7 @@ def test_ctrl_c_at_the_question_clears_nothing(typed: Callable[..., None]) -> No
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Somebody says yes, but something happens first."""
+    """Answer yes, but only after something else has happened."""
 
     def typed(first: Callable[[], Any]) -> None:
         def type_yes_late() -> str:
@@ -331,7 +329,7 @@ def test_a_lock_that_came_free_before_the_answer_counts_as_not_held(typed: Calla
         redislocks("clear", "a")
 
 
-def test_what_came_free_before_the_answer_is_no_failure_of_a_pattern(typed: Callable[..., None]) -> None:
+def test_a_lock_of_a_pattern_that_came_free_before_the_answer_is_no_failure(typed: Callable[..., None]) -> None:
     tokens = {name: hold(name) for name in "ab"}
     typed(lambda: Lock("a", token=tokens["a"]).release())
     printed = redislocks("clear", "--all")
@@ -350,7 +348,7 @@ def test_when_all_came_free_before_the_answer_it_says_so_and_fails(typed: Callab
 
 
 @pytest.mark.parametrize("argument", ["a", "--all"])
-def test_who_came_after_the_question_is_spared(
+def test_a_holder_that_came_after_the_question_is_spared(
     argument: str, typed: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = hold("a")
@@ -367,7 +365,7 @@ def test_who_came_after_the_question_is_spared(
     assert force_release("a")
 
 
-def test_a_reader_who_has_seen_enough_stops_no_release(in_process: InProcess) -> None:
+def test_a_closed_pipe_stops_no_release(in_process: InProcess) -> None:
     names = [f"order:{number}" for number in range(3)]
     for name in names:
         hold(name)
@@ -380,7 +378,7 @@ def test_a_reader_who_has_seen_enough_stops_no_release(in_process: InProcess) ->
     assert [Lock(name).locked() for name in names] == [False] * 3
 
 
-def test_what_was_released_before_an_outage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_released_before_an_outage_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def release(name: str, **options: Any) -> Any:
         if name == "b":
             raise LockUnavailable(name, "gone")
@@ -396,7 +394,7 @@ def test_what_was_released_before_an_outage_is_told(monkeypatch: pytest.MonkeyPa
     assert out.getvalue().startswith("Force-released a, ")
 
 
-def test_each_thing_is_said_once(in_process: InProcess) -> None:
+def test_each_message_is_printed_once(in_process: InProcess) -> None:
     for name in ("order:1", "order:2"):
         hold(name)
     process = in_process("clear", "--match", "order:*", "--noinput", "--settings=tests.settings")

@@ -1,4 +1,4 @@
-"""Names, notes, patterns and values that somebody means harm with: the terminal gets nothing that steers it."""
+"""Malicious names, notes, patterns and values: none of them can control the terminal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_member_of_a_pool_is_shown_harmlessly(text: str) -> None:
     assert lock_name("pool", "accounts", text)[:13] in printed
 
 
-def test_nothing_that_others_wrote_steers_the_terminal(client: redis.Redis) -> None:
+def test_foreign_values_cannot_control_the_terminal(client: redis.Redis) -> None:
     names = ["a\u202eb", "\u2066x", "soft\u00adhyphen", "\u2028next"]
     for name in names:
         value = f"\x1b[2J{'x' * 22} c c 1 1 - \x1b[2Jowner\u202e\r\n\x07note"
@@ -87,7 +87,7 @@ def test_nothing_that_others_wrote_steers_the_terminal(client: redis.Redis) -> N
 
 @pytest.mark.parametrize("command", [["show"], ["clear", "--noinput"], ["run"], ["pool"]], ids=" ".join)
 @pytest.mark.parametrize("name", ["a\x1b[2J", "x" * 600, "", "\ud800", "a\nb"], ids=lambda name: ascii(name)[:20])
-def test_a_name_that_is_none_is_refused_in_a_short_error(command: list[str], name: str) -> None:
+def test_an_invalid_name_is_refused_with_a_short_error(command: list[str], name: str) -> None:
     with pytest.raises(CommandError) as caught:
         redislocks(*command, name, *(["--", "true"] if command == ["run"] else []))
     assert str(caught.value).isprintable()

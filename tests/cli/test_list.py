@@ -57,7 +57,7 @@ def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> N
     assert (shown_fence, waiters) == (str(fence), "1")
 
 
-def test_notes_have_a_column_where_there_are_any() -> None:
+def test_notes_have_a_column_if_there_are_any() -> None:
     hold("a")
     assert "NOTE" not in redislocks("list")
     hold("b", note="of two\nlines")
@@ -107,7 +107,7 @@ def test_json_is_for_programs() -> None:
     assert since.utcoffset() == timedelta()
     assert isinstance(lock["held_for"], float)
     assert 0 < lock["lease_left"] <= 100
-    # it was detached, with a lease from then on
+    # it was detached, and its lease counts from then on
     assert expires - since == pytest.approx(
         timedelta(seconds=lock["held_for"] + lock["lease_left"]), abs=timedelta(seconds=0.01)
     )
@@ -196,7 +196,7 @@ def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[st
 
 
 @pytest.mark.complete
-def test_djangos_own_options_stand_behind_the_subcommand_too(in_process: InProcess) -> None:
+def test_djangos_own_options_may_follow_the_subcommand_too(in_process: InProcess) -> None:
     hold("order:42")
     shown = in_process("list", "--settings=tests.settings", "--no-color")
     assert "order:42" in shown.communicate(timeout=GENEROUS)[0]
@@ -218,7 +218,7 @@ def test_redis_out_of_reach_prints_no_traceback(in_process: InProcess) -> None:
     assert err.count("\n") == 1
 
 
-def test_options_before_the_subcommand_survive_it() -> None:
+def test_options_before_the_subcommand_are_kept() -> None:
     parser = load_command_class("django_redislock", "redislocks").create_parser("manage.py", "redislocks")
     options = parser.parse_args(["--traceback", "-v2", "list"])
     assert options.traceback
@@ -228,7 +228,7 @@ def test_options_before_the_subcommand_survive_it() -> None:
 # -- a reader who has seen enough -----------------------------------------------------------------------------------
 
 
-def test_a_reader_who_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as out:
@@ -253,8 +253,8 @@ def test_an_unbuffered_output_is_written_to_its_end(monkeypatch: pytest.MonkeyPa
     assert json.loads(printed)[0]["note"] == "ä" * 300
 
 
-def test_a_reader_who_has_seen_enough_of_an_unbuffered_output_is_no_error(in_process: InProcess) -> None:
-    """At once the pipe takes but a part of it."""
+def test_a_closed_pipe_of_an_unbuffered_output_is_no_error(in_process: InProcess) -> None:
+    """A single write to the pipe takes only a part of the output."""
     for number in range(300):
         hold(f"order:{number}")
     process = in_process("list", "--format=json", "--settings=tests.settings", environment={"PYTHONUNBUFFERED": "1"})
@@ -274,14 +274,14 @@ def test_a_full_disk_is_an_error(unbuffered: str, in_process: InProcess) -> None
     assert (process.returncode, err) == (74, "CommandError: Could not write the output: No space left on device\n")
 
 
-def test_from_code_a_full_disk_is_the_callers_own_business() -> None:
+def test_in_a_call_from_code_the_error_of_a_full_disk_propagates() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         out = io.TextIOWrapper(full, write_through=True)
         with pytest.raises(OSError, match="No space left"):
             call_command("redislocks", "list", stdout=out)
 
 
-def test_an_output_that_takes_nothing_at_present_is_an_error() -> None:
+def test_an_output_that_would_block_is_an_error() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with os.fdopen(reading, "rb"), os.fdopen(writing, "wb", buffering=0) as full:
@@ -304,7 +304,7 @@ def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -
         call_command("redislocks", "list")
 
 
-def test_from_code_a_broken_pipe_is_the_callers_own_business() -> None:
+def test_in_a_call_from_code_the_error_of_a_broken_pipe_propagates() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -316,7 +316,7 @@ def test_from_code_a_broken_pipe_is_the_callers_own_business() -> None:
 # -- what would steer the terminal ----------------------------------------------------------------------------------
 
 
-def test_what_would_steer_the_terminal_is_escaped(client: redis.Redis) -> None:
+def test_control_sequences_are_escaped(client: redis.Redis) -> None:
     hold("order:\u202e42")
     value = f"{'t' * 22} channel c 5 1700000000000000 - \x1b]0;owned\x07host"
     client.set("redislock{0}:lock:order:43", value, px=60_000)

@@ -1,4 +1,4 @@
-"""What the command does with streams that take nothing, or are not there."""
+"""What the command does if streams cannot be written to, or are closed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.helpers.streams import Full
 
 
 def output(out: Any, err: Any = None) -> Output:
-    """That of a command which was called from a shell."""
+    """The output of a command that was called from a shell."""
     command: Any = SimpleNamespace(stdout=OutputWrapper(out), stderr=OutputWrapper(err), _called_from_command_line=True)
     return Output(command)
 
 
-def test_a_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[tuple[int, int]] = []
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: 1))
     monkeypatch.setattr(os, "dup2", lambda *files: left.append(files))
@@ -33,7 +33,7 @@ def test_a_full_disk_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(left[0][0])
 
 
-def test_streams_that_are_closed_get_nothing() -> None:
+def test_nothing_is_written_to_closed_streams() -> None:
     closed = output(None)
     closed.say("a")
     closed.warn("b")
@@ -56,7 +56,7 @@ def test_the_exit_status_stays_the_same_where_errors_cannot_be_written(
     assert caught.value.code == 2
 
 
-def test_nobody_answers_where_a_stream_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_means_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(EOFError):
         output(None).ask("Really?")

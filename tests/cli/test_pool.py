@@ -1,4 +1,4 @@
-"""``redislocks pool``: a pool, who holds its members, and who waits."""
+"""``redislocks pool`` shows a pool: who holds its members, and who waits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_it_tells_how_many_are_free_and_who_holds_the_others(pool: LockPool) -> 
     assert [line.split()[0] for line in held.splitlines()] == ["NAME", *sorted([first.name, second.name])]
 
 
-def test_of_a_pool_that_nobody_uses_there_are_only_numbers(pool: LockPool) -> None:
+def test_of_an_unused_pool_only_numbers_are_shown(pool: LockPool) -> None:
     pool.extend(["a"])
     assert redislocks("pool", "proxies") == "POOL     proxies\nMEMBERS  1\nFREE     1\nWAITERS  0\n"
 
@@ -55,7 +55,7 @@ def test_it_shows_its_queue(pool: LockPool, other: Callable[[], Other], eventual
 
 
 def fails() -> str:
-    """What is printed of a pool without members."""
+    """The output for a pool without members."""
     out = io.StringIO()
     with pytest.raises(CommandError, match=r"^The pool proxies has no members\.$") as caught:
         call_command("redislocks", "pool", "proxies", stdout=out)
@@ -67,7 +67,7 @@ def test_a_pool_without_members_fails() -> None:
     assert fails() == ""
 
 
-def test_it_fails_too_where_somebody_waits_and_shows_who(
+def test_it_fails_too_if_somebody_waits_and_shows_the_waiters(
     pool: LockPool, other: Callable[[], Other], eventually: Eventually
 ) -> None:
     waiting = other().start(lambda: pool.acquire(blocking_timeout=GENEROUS).release())

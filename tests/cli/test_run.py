@@ -34,7 +34,7 @@ def test_the_programs_exit_status_is_passed_through(status: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_program_killed_by_a_signal_is_told_as_a_shell_tells_it(number: int) -> None:
+def test_a_program_killed_by_a_signal_has_the_exit_status_of_a_shell(number: int) -> None:
     assert sh(f"kill -{int(number)} $$") == 128 + number
 
 
@@ -65,11 +65,11 @@ def test_the_program_inherits_input_output_and_errors(run_in_process: InProcess)
 
 @pytest.mark.complete
 def test_the_lock_is_renewed_while_the_program_runs(settings: Any) -> None:
-    settings.REDISLOCK = {"AUTO_RENEW": False}  # which is for locks in code
+    settings.REDISLOCK = {"AUTO_RENEW": False}  # applies only to locks in code
     assert sh("sleep 2.5", "--ttl", "2") == 0
 
 
-def test_options_behind_the_dashes_are_the_programs_own(tmp_path: Path) -> None:
+def test_options_after_the_dashes_belong_to_the_program(tmp_path: Path) -> None:
     script = f'printf "%s|" "$@" > {tmp_path}/out'
     assert run(NAME, "--", "sh", "-c", script, "sh", "--ttl", "-E", "--", "--settings=x", "-h") == 0
     assert (tmp_path / "out").read_text() == "--ttl|-E|--|--settings=x|-h|"
@@ -198,7 +198,7 @@ def test_a_program_that_never_started_keeps_no_lock() -> None:
         ([NAME, "--using", "nowhere", "--", "true"], "Unknown cache alias 'nowhere'"),
     ],
 )
-def test_wrong_arguments_are_told_before_anything_runs(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], message: str) -> None:
     with pytest.raises(CommandError, match=re.escape(message)):
         call_command("redislocks", "run", *arguments)
 
@@ -218,7 +218,7 @@ def test_wrong_arguments_end_with_2(run_in_process: InProcess) -> None:
     assert "Traceback" not in err
 
 
-def test_the_help_tells_the_exit_statuses(run_in_process: InProcess) -> None:
+def test_the_help_lists_the_exit_statuses(run_in_process: InProcess) -> None:
     process = run_in_process("--help")
     out, _ = process.communicate(timeout=GENEROUS)
     text = " ".join(out.split())
@@ -238,7 +238,7 @@ def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:
 # -- the memory mode --------------------------------------------------------------------------------------------------
 
 
-def test_where_the_lock_would_guard_nothing_the_program_is_not_run(settings: Any, tmp_path: Path) -> None:
+def test_the_program_is_not_run_if_the_lock_would_guard_nothing(settings: Any, tmp_path: Path) -> None:
     settings.REDISLOCK = {"CACHE": "memory"}
     with pytest.raises(CommandError, match=r"^Not run: the cache alias 'memory' is not Redis, ") as caught:
         call_command("redislocks", "run", NAME, "--", "touch", f"{tmp_path}/ran")

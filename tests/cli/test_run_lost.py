@@ -39,7 +39,7 @@ def test_the_program_is_ended_when_the_lock_is_lost(
     assert (tmp_path / "out").read_text() == "ended\n"
 
 
-def test_what_does_not_end_by_sigterm_is_killed_with_all_that_it_has_started(
+def test_a_program_that_ignores_sigterm_is_killed_with_all_its_children(
     background: Background, eventually: Eventually, tmp_path: Path
 ) -> None:
     background(lose_when(tmp_path / "ready", eventually))
@@ -114,7 +114,7 @@ def test_redis_out_of_reach_at_the_start_has_a_status_of_its_own(tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_redis_out_of_reach_is_said_once(run_in_process: InProcess) -> None:
+def test_an_unreachable_redis_is_reported_once(run_in_process: InProcess) -> None:
     environment = {"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"}
     process = run_in_process(NAME, "--", "true", environment=environment)
     _, err = process.communicate(timeout=GENEROUS)

@@ -42,7 +42,7 @@ def test_a_program_without_a_handler_dies_of_the_signal() -> None:
     assert sh(f"kill -TERM $PPID; {FOREVER}") == 128 + signal.SIGTERM
 
 
-def test_signals_reach_what_the_program_has_started_and_the_lock_is_held_until_that_has_ended(
+def test_signals_reach_the_programs_children_and_the_lock_is_held_until_they_have_ended(
     tmp_path: Path,
 ) -> None:
     child = f"trap 'sleep 0.3; echo cleaned > {tmp_path}/out; exit' TERM; touch {tmp_path}/ready; {FOREVER}"
@@ -51,7 +51,7 @@ def test_signals_reach_what_the_program_has_started_and_the_lock_is_held_until_t
     assert (tmp_path / "out").read_text() == "cleaned\n"
 
 
-def test_what_the_program_leaves_behind_on_purpose_is_not_waited_for(tmp_path: Path) -> None:
+def test_background_children_of_an_ended_program_are_not_waited_for(tmp_path: Path) -> None:
     begin = monotonic()
     assert sh(f"sleep 30 & echo $! > {tmp_path}/pid") == 0
     assert monotonic() - begin < 20
@@ -82,7 +82,7 @@ def test_the_exit_status_survives_an_ignored_sigchld() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_handlers_are_what_they_were_when_the_program_has_ended() -> None:
+def test_signal_handlers_are_restored_when_the_program_has_ended() -> None:
     before = [signal.getsignal(number) for number in programs.RELAYED]
     assert sh("exit 0") == 0
     assert [signal.getsignal(number) for number in programs.RELAYED] == before
@@ -91,7 +91,7 @@ def test_handlers_are_what_they_were_when_the_program_has_ended() -> None:
 def test_a_signal_ends_the_wait_for_the_lock_and_leaves_no_place_in_the_queue(
     run_in_process: InProcess, eventually: Eventually, client: redis.Redis
 ) -> None:
-    # not in this process: an exception in the midst of coverage's own work would leave that locked
+    # not in this process: an exception inside coverage's own code would leave its mutex locked
     queue = f"redislock{{0}}:queue:{NAME}"
     with Lock(NAME):
         process = run_in_process(NAME, "--blocking-timeout", "60", "--", "true")
@@ -101,7 +101,7 @@ def test_a_signal_ends_the_wait_for_the_lock_and_leaves_no_place_in_the_queue(
         eventually(lambda: not client.zcard(queue))
 
 
-def test_before_there_is_a_program_a_signal_ends_the_command() -> None:
+def test_a_signal_before_the_program_starts_ends_the_command() -> None:
     def wait() -> None:
         with Relay():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -129,7 +129,7 @@ def test_a_signal_that_comes_while_the_program_is_being_started_reaches_it() -> 
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Programs are another user's. What waits, in their scripts, until the n-th signal was refused."""
+    """Programs belong to another user. Returns a shell command that waits until the n-th signal was refused."""
     kill = os.kill
     refused: list[int] = []
 
@@ -145,14 +145,14 @@ def foreign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
-def test_a_program_that_is_another_users_cannot_be_ended_and_that_is_said_once(
+def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once(
     name: str, warns: bool, foreign: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert sh(f"for n in 1 2; do kill -{name} $PPID; {foreign}; done; exit 7") == 7
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
 
-def test_it_is_not_said_where_stderr_is_closed_and_its_number_is_another_files(
+def test_it_is_not_reported_into_another_file_that_has_the_number_of_a_closed_stderr(
     foreign: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
@@ -160,7 +160,7 @@ def test_it_is_not_said_where_stderr_is_closed_and_its_number_is_another_files(
     assert capfd.readouterr().err == ""
 
 
-def test_nor_where_stderr_takes_nothing(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_reported_if_stderr_cannot_be_written(foreign: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
 
     def full(handle: int, data: bytes) -> int:
@@ -179,17 +179,17 @@ TELLS = "trap ': > {folder}/told' USR1"
 
 
 def kill_when_guarded(process: subprocess.Popen[str], folder: Path, eventually: Eventually) -> None:
-    """kill -9, but not in the instant in which the program runs already and the guard has not heard of it."""
+    """kill -9, but not in the short time in which the program already runs and the guard does not know of it yet."""
 
     def is_told() -> bool:
-        process.send_signal(signal.SIGUSR1)  # passed on by one that has told the guard
+        process.send_signal(signal.SIGUSR1)  # a command that passes it on has already told the guard
         return (folder / "told").exists()
 
-    eventually(is_told)  # asked again: dash forgets a signal that it gets while it starts a command
+    eventually(is_told)  # sent again, because dash loses a signal that it gets while it starts a command
     process.kill()
 
 
-def test_the_program_ends_with_all_that_it_has_started_when_the_command_is_killed(
+def test_the_program_and_its_children_end_when_the_command_is_killed(
     run_in_process: InProcess, eventually: Eventually, tmp_path: Path
 ) -> None:
     begun = f"{TELLS.format(folder=tmp_path)}; sh -c 'trap \"\" USR1; echo $$ > {tmp_path}/child; {FOREVER}'"
@@ -203,7 +203,7 @@ def test_the_program_ends_with_all_that_it_has_started_when_the_command_is_kille
     assert get_lock(NAME) is not None  # until its TTL
 
 
-def test_the_guard_kills_what_does_not_end_by_sigterm(
+def test_the_guard_kills_a_program_that_ignores_sigterm(
     run_in_process: InProcess, eventually: Eventually, tmp_path: Path
 ) -> None:
     script = f"trap '' TERM; {TELLS.format(folder=tmp_path)}; echo $$ > {tmp_path}/pid; {FOREVER}"
@@ -222,7 +222,7 @@ def test_without_a_guard_programs_run_all_the_same(shell: str, monkeypatch: pyte
 # -- at a terminal ----------------------------------------------------------------------------------------------------
 
 
-# gives a process that has begun a session the terminal that its input comes from
+# gives the terminal of its input to a process that has begun a session
 AT_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -270,7 +270,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("errors", "told"), [(Terminal(), "LockBusy: Could not acquire the lock nightly: held by "), (io.StringIO(), "")]
 )
-def test_a_busy_lock_is_told_at_a_terminal_only(errors: io.StringIO, told: str) -> None:
+def test_a_busy_lock_is_reported_only_on_a_terminal(errors: io.StringIO, told: str) -> None:
     with Lock(NAME), pytest.raises(SystemExit) as caught:
         Command(stderr=errors).run_from_argv(["manage.py", "redislocks", "run", NAME, "--", "true"])
     assert caught.value.code == 75
@@ -280,11 +280,11 @@ def test_a_busy_lock_is_told_at_a_terminal_only(errors: io.StringIO, told: str) 
 
 def test_from_a_shared_process_group_only_the_program_is_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "has_terminal", lambda: True)
-    # the terminal has sent SIGINT to both already; here nobody has, so it stays away
+    # normally the terminal has already sent SIGINT to both; here nobody has, so the program does not get it
     assert sh(f"trap 'exit 8' INT; trap 'exit 7' TERM; kill -INT $PPID; kill -TERM $PPID; {FOREVER}") == 7
 
 
 def test_there_is_no_terminal_where_input_comes_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not programs.has_terminal()
     monkeypatch.setattr(os, "isatty", lambda handle: True)
-    assert not programs.has_terminal()  # one that we are not in control of
+    assert not programs.has_terminal()  # a terminal that this process does not control

@@ -1,4 +1,4 @@
-"""``redislocks show``: one lock and its queue."""
+"""``redislocks show`` shows one lock and its queue."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_it_tells_all_about_a_lock_and_its_queue(wait_for: WaitFor) -> None:
     assert all(f":{os.getpid()}:" in row[1] for row in rows)
 
 
-def test_of_a_lock_without_waiters_it_ends_with_the_lock() -> None:
+def test_without_waiters_only_the_lock_is_shown() -> None:
     hold("order:42")
     assert redislocks("show", "order:42").endswith("WAITERS     0\n")
 
 
-def test_notes_have_a_place_where_there_are_any() -> None:
+def test_notes_are_shown_if_there_are_any() -> None:
     hold("order:42", note="of the year")
     info = get_lock("order:42")
     assert info is not None
@@ -71,7 +71,7 @@ def test_it_says_how_many_more_wait_than_it_lists() -> None:
     assert "\\x1b[2J" in lines[-2]
 
 
-def test_of_a_pools_member_those_who_wait_for_any_are_counted_everywhere_and_shown_below(
+def test_for_a_pools_member_waiters_for_any_member_are_counted_and_shown_below(
     ghost: Callable[..., Ghost],
 ) -> None:
     pool = LockPool("accounts")
@@ -94,7 +94,7 @@ def test_of_a_pools_member_those_who_wait_for_any_are_counted_everywhere_and_sho
     assert redislocks("clear", name, "--noinput").endswith(", 3 waiting.\n")
 
 
-def test_of_a_free_lock_it_fails() -> None:
+def test_it_fails_for_a_free_lock() -> None:
     with pytest.raises(CommandError, match=r"^Not held: order:42$") as caught:
         redislocks("show", "order:42")
     assert caught.value.returncode == 1
@@ -117,7 +117,7 @@ def test_a_name_that_cannot_be_one_is_refused() -> None:
 # -- locks that never end -------------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_never_ends_says_so_to_people_and_has_no_end_for_programs(client: redis.Redis) -> None:
+def test_a_lock_without_expiry_is_shown_as_such_and_has_no_end_in_json(client: redis.Redis) -> None:
     hold("order:42", ttl=100)
     client.persist(KEY)
     shown = redislocks("show", "order:42")

@@ -25,7 +25,7 @@ def test_list_says_that_nobody_holds_it_and_why() -> None:
     assert re.match(rf"order:42  nobody \(suspended by {BY}\) .* (1 h 0|59 min 5\d s).* rate limited$", second)
 
 
-def test_json_says_so_to_programs() -> None:
+def test_json_shows_the_suspension() -> None:
     Lock("order:42").suspend(3600, note="rate limited")
     hold("held")
     held, suspended = json.loads(redislocks("list", format="json"))
@@ -39,7 +39,7 @@ def test_a_suspension_that_never_ends_is_no_number_in_json(client: redis.Redis) 
     Lock("order:42").suspend(3600)
     client.persist(f"{PREFIX}lock:order:42")
     printed = redislocks("list", format="json")
-    assert "Infinity" not in printed  # which is no JSON
+    assert "Infinity" not in printed  # not valid JSON
     assert json.loads(printed)[0]["suspension"]["left"] is None
 
 

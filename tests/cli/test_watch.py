@@ -1,4 +1,4 @@
-"""``redislocks list --watch``: the same again and again."""
+"""``redislocks list --watch`` prints the list again and again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pauses = Callable[..., list[float]]
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
-    """Do these things between the looks, then interrupt."""
+    """Do these things between the lists, then interrupt."""
 
     def pauses(*deeds: Callable[[], Any]) -> list[float]:
         rest, taken = list(deeds), []
@@ -95,7 +95,7 @@ def test_it_stays_in_place_on_a_terminal(pauses: Pauses, monkeypatch: pytest.Mon
     call_command("redislocks", "list", "--watch", stdout=out, no_color=True)
     text = out.getvalue()
     assert text.startswith("\x1b[H")
-    assert text.count("\n") == 5  # the last line of the screen is the cursor's
+    assert text.count("\n") == 5  # the last line of the screen is for the cursor
     assert "order:1" in text
     assert "order:2" not in text
     assert "... and 7 more lines\x1b[K" in text
@@ -103,7 +103,7 @@ def test_it_stays_in_place_on_a_terminal(pauses: Pauses, monkeypatch: pytest.Mon
     assert out.getvalue().endswith("0\x1b[K\x1b[J\x1b[?7h\n")
 
 
-def test_it_wants_seconds() -> None:
+def test_the_interval_must_be_seconds() -> None:
     with pytest.raises(CommandError, match=r"'order:\*' is not a number of seconds"):
         redislocks("list", "--watch", "order:*")
     with pytest.raises(CommandError, match=r"at least 0\.001"):
@@ -112,14 +112,14 @@ def test_it_wants_seconds() -> None:
 
 @pytest.fixture
 def watched(in_process: InProcess) -> subprocess.Popen[str]:
-    """A process that watches, and has begun to print."""
+    """A process with ``--watch`` that has begun to print."""
     process = in_process("list", "--watch", "0.05", "--settings=tests.settings", stdin=subprocess.DEVNULL)
     assert process.stdout is not None
     assert process.stdout.readline()
     return process
 
 
-def test_ctrl_c_ends_it_without_a_word(watched: subprocess.Popen[str]) -> None:
+def test_ctrl_c_ends_it_silently(watched: subprocess.Popen[str]) -> None:
     assert watched.stdout is not None
     for _ in range(3):
         watched.stdout.readline()
@@ -128,7 +128,7 @@ def test_ctrl_c_ends_it_without_a_word(watched: subprocess.Popen[str]) -> None:
     assert (watched.returncode, err) == (0, "")
 
 
-def test_a_reader_who_has_seen_enough_ends_it_without_a_word(watched: subprocess.Popen[str]) -> None:
+def test_a_closed_pipe_ends_it_silently(watched: subprocess.Popen[str]) -> None:
     assert watched.stdout is not None
     assert watched.stderr is not None
     watched.stdout.close()  # | head -n 1

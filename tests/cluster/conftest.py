@@ -26,7 +26,7 @@ def slot_of(name: str) -> int:
 
 
 def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
-    """So many names, with tags of their own, whose locks this node has."""
+    """So many names, each with another tag, whose locks are on this node."""
     owners, found = cluster.owners(), dict[int, str]()
     for i in count():
         name = f"order:{i}"
@@ -38,14 +38,14 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
 
 
 def port_of(listener: Listener) -> int:
-    """Of the node where it is subscribed."""
+    """The port of the node that it is subscribed at."""
     assert listener.receiver is not None
     return int(listener.receiver.node.origin.keywords["port"])
 
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Cluster]:
-    """One for many tests, none of which ends a node."""
+    """A cluster shared by tests that do not end nodes."""
     with redis_cluster(executable=require(find_cluster_server)) as cluster:
         yield cluster
 
@@ -71,6 +71,6 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
-    """One that a test may break."""
+    """A cluster that a test may break."""
     with redis_cluster(executable=require(find_cluster_server)) as cluster, use(cluster, TTL=3, RETRY_FOR=10):
         yield cluster

@@ -40,7 +40,7 @@ def ids(*, deploy: bool = True) -> list[str]:
         ("unix:///tmp/redis.sock", "is reached by UnixDomainSocketConnection"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(location: str, why: str, settings: Any) -> None:
+def test_an_alias_that_cannot_be_a_cluster_is_refused(location: str, why: str, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": DJANGO_REDIS, "LOCATION": location}}
     settings.REDISLOCK = {"CLUSTER": True}
     with pytest.raises(ImproperlyConfigured, match=f"is a cluster, but it {why}"):
@@ -210,7 +210,7 @@ def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> 
         pass
 
 
-def test_a_user_that_may_not_wait_for_replicas_is_told_so(cluster: Cluster, settings: Any) -> None:
+def test_a_user_without_the_right_to_wait_is_a_clear_error(cluster: Cluster, settings: Any) -> None:
     for node in cluster.masters():
         node.client().execute_command("ACL SETUSER locks on >secret ~* &* +@all -wait")
     try:
@@ -225,7 +225,9 @@ def test_a_user_that_may_not_wait_for_replicas_is_told_so(cluster: Cluster, sett
             node.client().execute_command("ACL DELUSER locks")
 
 
-def test_a_user_with_the_rights_that_are_told(cluster: Cluster, settings: Any, other: Any, eventually: Any) -> None:
+def test_a_user_with_the_documented_rights_can_use_a_cluster(
+    cluster: Cluster, settings: Any, other: Any, eventually: Any
+) -> None:
     rights = {word for word in redis_user()[0] if word[0] == "+"} - {"+subscribe", "+publish", "+pubsub|numsub"}
     rights |= {"+ssubscribe", "+spublish", "+pubsub|shardnumsub", "+cluster|slots", "+cluster|myid", "+wait"}
     rights |= {"~redislock{*}:*", "&redislock{*}:wake!*"}

@@ -1,4 +1,4 @@
-"""Who waits until a cluster has told where the slots are: how long, and for whom."""
+"""Callers that wait until a cluster has said where the slots are: how long, and for which question."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventu
 def test_the_address_in_the_settings_is_asked_even_when_all_others_are_gone(
     cluster: Cluster, settings: Any, crowd: Crowd
 ) -> None:
-    """That of a service, say, while all nodes get new ones."""
+    """For example the address of a service, while all nodes get new addresses."""
     servers = redis_cluster(masters=3, replicas=0, executable=require(find_cluster_server))
     with servers as old, proxy(old.masters()[0].port) as service:
         settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO, service.url)}
@@ -95,7 +95,7 @@ def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
 
 
 def test_a_doubt_ends_when_the_node_has_answered_and_another_one_names_it_after_that(cluster: Cluster) -> None:
-    """C7: whoever asks first does so for all."""
+    """C7: the first caller asks for all."""
     place: Any = get_place()
     node = place.node_of(0)
     place.doubt(node)
@@ -131,14 +131,14 @@ def silent(settings: Any) -> Iterator[None]:
         each.close()
 
 
-def test_who_has_little_time_waits_no_longer_for_a_silent_cluster(silent: None, crowd: Crowd) -> None:
+def test_a_caller_with_a_short_timeout_waits_no_longer_for_a_silent_cluster(silent: None, crowd: Crowd) -> None:
     begin, me = monotonic(), crowd()
     with pytest.raises(LockUnavailable, match="the cluster did not say in time where its slots are"):
         me(Lock("a"), "acquire", blocking_timeout=0.1)
     assert monotonic() - begin < 5  # all nodes together have ten seconds to answer
 
 
-async def test_many_wait_for_a_silent_cluster_no_longer_than_one(silent: None) -> None:
+async def test_many_callers_wait_no_longer_for_a_silent_cluster_than_one(silent: None) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
     async def fail(number: int) -> None:

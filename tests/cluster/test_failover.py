@@ -78,7 +78,7 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         cluster.heal()
 
 
-def test_what_a_replaced_master_hands_over_when_it_wakes_up_is_nobodys(
+def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     own_cluster: Cluster, crowd: Any, eventually: Eventually
 ) -> None:
     """It works off a renewal of before, finds the lease at its end, and is heard through the new master."""

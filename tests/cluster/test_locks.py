@@ -160,7 +160,7 @@ def test_pools_values_and_cached_values(cluster: Cluster) -> None:
     assert locked_get_or_set("answer", lambda: 42) == 42
 
 
-def test_looking_at_all_locks_asks_each_node_twice(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_all_locks_asks_each_node_twice(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     locks = [Lock(name) for name in MANY]
     for lock in locks:
         lock.acquire()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.complete
 
 @pytest.fixture
 def contended(own_cluster: Cluster, other: Any, eventually: Eventually) -> Any:
-    """A lock that is held, and one that waits for it: its name, the holder, and what the waiter will have."""
+    """A held lock and a waiter: the name, the holder, and the waiter's future."""
     first = own_cluster.masters()[0]
     (name,) = names_on(own_cluster, first)
     held, thread = Lock(name), other()
@@ -61,7 +61,7 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
-def test_one_that_tries_once_is_not_refused_because_a_slot_is_on_its_way(
+def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
     half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually, settings: Any
 ) -> None:
     first, target = own_cluster.masters()[:2]
@@ -137,9 +137,7 @@ def ports_of(nodes: Iterable[Node]) -> list[int]:
     return [node.origin.keywords["port"] for node in nodes]
 
 
-def test_a_manual_failover_under_the_feet_of_holder_and_waiters(
-    own_cluster: Cluster, crowd: Any, eventually: Eventually
-) -> None:
+def test_holder_and_waiters_survive_a_manual_failover(own_cluster: Cluster, crowd: Any, eventually: Eventually) -> None:
     first = own_cluster.masters()[0]
     names = names_on(own_cluster, first, 3)
     held = [(crowd(), Lock(name)) for name in names]
@@ -160,7 +158,7 @@ def test_a_manual_failover_under_the_feet_of_holder_and_waiters(
     eventually(lambda: sum(future.done() for future in waiting) == 3)
 
 
-def test_a_cluster_that_is_away_is_an_ordinary_day(own_cluster: Cluster, settings: Any) -> None:
+def test_a_cluster_that_hangs_and_comes_back_can_be_used_again(own_cluster: Cluster, settings: Any) -> None:
     settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.2}
     (name,) = names_on(own_cluster, own_cluster.masters()[0])
     with Lock(name):

@@ -1,4 +1,4 @@
-"""C7: a master that was replaced while it was silent answers when it wakes up; nobody believes it."""
+"""C7: a master that was replaced while it was silent answers when it wakes up, and nobody believes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def torn(own_pools: None, settings: Any) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("how", ["answers late", "has not answered before", "is connected to late"])
-def test_what_it_still_had_to_read_is_asked_again_elsewhere(
+def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     torn: Cluster, crowd: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master, me = torn.masters()[0], crowd()
@@ -63,7 +63,7 @@ def test_what_it_still_had_to_read_is_asked_again_elsewhere(
     torn.heal()
 
 
-def test_an_answer_that_this_process_reads_late_counts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_a_busy_process_reads_late_counts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     send = AbstractConnection.send_packed_command
     stalls: list[float] = []
 
@@ -84,6 +84,6 @@ def test_an_answer_that_this_process_reads_late_counts(cluster: Cluster, monkeyp
 
 
 def held_at(cluster: Cluster, name: str) -> bool:
-    """Whether the master of today knows that the lock is held."""
+    """Whether the lock is held at the current master."""
     key = f"{get_backend(None, name).prefix}lock:{name}"
     return bool(cluster.owner_of(slot_of(name)).client().exists(key))

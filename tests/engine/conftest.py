@@ -1,4 +1,4 @@
-"""What several tests of the engine need."""
+"""Fixtures of the tests of the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy before the server, through which the alias ``far`` goes."""
+    """A proxy in front of the server, through which the alias ``far`` connects."""
     with proxy(server.port) as running:
         settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": running.url}}
         yield running
@@ -41,13 +41,13 @@ def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits must be woken."""
+    """Waiters do not look by themselves: they must be woken."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)
 
 
 @pytest.fixture
 def listening(fresh: None) -> None:
-    """Whoever queues does so at once; and no test meets what another one has left over."""
+    """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
     ears = listener()
     ears.start()
     until(lambda: ears.ready)
@@ -60,7 +60,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_threads() -> Iterator[Callable[[bool], object]]:
-    """Let the process be unable to start threads: no stack is that large."""
+    """Make it impossible to start threads, with a stack size that is too large."""
 
     def no_threads(really: bool) -> None:
         threading.stack_size(1 << 48 if really else 0)
@@ -71,7 +71,7 @@ def no_threads() -> Iterator[Callable[[bool], object]]:
 
 @pytest.fixture
 def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Let the interpreter be about to end, as Python 3.12 says it where a thread is to be started."""
+    """Pretend that the interpreter is shutting down, as Python 3.12 reports it when a thread is started."""
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -118,7 +118,7 @@ class InterruptedStart:
             raise Interrupt
 
     def others(self, before: Collection[threading.Thread]) -> int:
-        """How many threads of this name there are besides."""
+        """How many other threads with this name there are."""
         return sum(thread.name == self.name and thread not in before for thread in threading.enumerate())
 
 
@@ -141,7 +141,7 @@ def one_connection(settings: Any) -> None:
 
 @pytest.fixture(params=["cold", "warm", "idle"])
 def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
-    """See to it that the loop has no connection, or (warm) one, or (idle) one that is looked at before it is used."""
+    """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
     if request.param == "idle":
         monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
 

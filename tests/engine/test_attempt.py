@@ -29,7 +29,7 @@ ACQUIRE = calls._ACQUIRE["key"].sha
 
 @pytest.fixture
 def far_ears(far: Proxy, eventually: Eventually) -> Any:
-    """The listener of the alias ``far``; it hears messages through the proxy before anything else happens."""
+    """The listener of the alias ``far``, which receives messages through the proxy before anything else happens."""
     with Lock("warm-up", using="far"):
         pass
     ears = listener("far")
@@ -39,12 +39,12 @@ def far_ears(far: Proxy, eventually: Eventually) -> Any:
 
 
 def in_queue(client: redis.Redis) -> Any:
-    """Ids and tickets, first come first."""
+    """Ids and tickets, in order."""
     return client.zrange(QUEUE, 0, -1, withscores=True)
 
 
 def first_id(client: redis.Redis, eventually: Eventually) -> str:
-    """The id of the first that waits, as soon as somebody does."""
+    """The id of the first waiter, as soon as there is one."""
     ((id, _), *_) = eventually(lambda: in_queue(client))
     return str(id.decode())
 
@@ -183,7 +183,7 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # who cuts a sound connection loses the places of all waiters in the process for as long as it takes to connect
+    # cutting a working connection costs all waiters of the process their places until it has reconnected
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", late)
     monkeypatch.setattr("django_redislock.engine.listener.JITTER", 0.0)
     if suspected:
@@ -234,7 +234,8 @@ def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
 def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_process_back_into_the_queue(
     ghost: Callable[..., Ghost], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
 ) -> None:
-    """R4: its event loop stood still, which made the process suspect, while the listener heard the wake in time."""
+    """R4: its event loop was blocked, which made the process suspect, although the listener received the wake in
+    time."""
 
     async def section() -> bool:
         async with Lock(NAME, ttl=0.5, blocking_timeout=60):

@@ -1,4 +1,4 @@
-"""Cancelled at whichever await, a coroutine leaves nothing behind: no lock, no place in the queue, nobody who waits."""
+"""A coroutine cancelled at any await leaves nothing behind: no lock, no place in the queue, no blocked waiter."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_an_uncontended_call_cancelled_at_any_await_leaves_nothing_behind(
 
 @pytest.fixture
 def slow_receivers() -> Iterator[None]:
-    """Receivers that take their time."""
+    """Slow receivers."""
 
     async def receive(**facts: object) -> None:
         await asyncio.sleep(0)
@@ -210,7 +210,7 @@ async def test_the_first_waiter_of_a_process_cancelled_at_any_await_leaves_nothi
     moment: str, client: redis.Redis, other: Callable[[], Other], settings: Any
 ) -> None:
     async def connect() -> None:
-        settings.CACHES = {**settings.CACHES}  # nothing is connected, and nothing listens
+        settings.CACHES = {**settings.CACHES}  # no connections, no listeners
 
     first, behind = other(), other()
     at, over = 0, False

@@ -1,4 +1,5 @@
-"""Coroutines and generators that are closed half way, forgotten, or left by their loop: they leave nothing behind."""
+"""Coroutines and generators that are closed before their end, collected, or abandoned by their loop leave nothing
+behind."""
 
 from __future__ import annotations
 
@@ -179,7 +180,7 @@ async def test_a_release_closed_inside_another_task_does_not_release_the_lock_of
         assert holder(client) == lock.token
     late.let_go()
     task.cancel()
-    with contextlib.suppress(RuntimeError):  # it cannot go on with what was closed
+    with contextlib.suppress(RuntimeError):  # it cannot continue a closed coroutine
         await task
     await nothing_left(client)
 
@@ -210,14 +211,14 @@ async def test_a_decorated_coroutine_closed_inside_another_task_releases_its_own
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made = asyncio.new_event_loop()
-    made.set_exception_handler(lambda *args: None)  # it complains about tasks that it has left, and rightly so
+    made.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
     yield made
     made.close()
 
 
 @pytest.fixture
 def held(other: Callable[[], Other]) -> Callable[[], None]:
-    """A thread holds the lock, and gives it back when this is called."""
+    """A thread holds the lock, and releases it when this is called."""
     thread, lock = other(), Lock(NAME, ttl=TTL)
     thread(lock.acquire)
     return lambda: thread(lock.release)
@@ -301,7 +302,7 @@ def test_a_blocked_loop_continues_with_the_lock_that_it_was_handed(
 def wait_and_end(
     loop: asyncio.AbstractEventLoop, client: redis.Redis, queue_behind: Callable[[], Future[bool]], shut_down: bool
 ) -> Future[bool]:
-    """Close an event loop in which a coroutine waits, before somebody else."""
+    """Close an event loop in which a coroutine waits, ahead of another waiter."""
     task = loop.create_task(section(Lock(NAME, ttl=TTL)))
     loop.run_until_complete(auntil(lambda: queued(client)))
     bystander = queue_behind()

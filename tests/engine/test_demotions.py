@@ -1,4 +1,4 @@
-"""A master that is demoted by hand, behind an address that leads to the new one; connections to the old one stay."""
+"""A master that is demoted by hand. The address then leads to the new one, but connections to the old one stay open."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_a_waiter_that_the_new_master_does_not_count_queues_again(
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R19: who is subscribed at the old one is dropped by every release at the new one, and would wait for ever."""
+    """R19: a waiter subscribed at the old master is dropped by every release at the new one, and would wait for
+    ever."""
     failures = [] if answered else [LockUnavailable("no answer")]
 
     def ask(backend: Backend) -> Steps[bool]:

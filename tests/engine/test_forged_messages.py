@@ -1,4 +1,4 @@
-"""Messages that somebody else has published, or that are out of date: what they make a process ask is bounded."""
+"""Forged or outdated messages cause only a limited number of requests by a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AEventually = Callable[..., Awaitable[Any]]
 
 
 def is_quiet(ears: Listener) -> bool:
-    """Whether all who were told have looked, and nothing is left to send."""
+    """Whether all waiters that were told have looked, and nothing is left to send."""
     return not any(waiter.told or waiter.look or waiter.grant for waiter in ears.waiters.of())
 
 
@@ -30,7 +30,7 @@ async def wait_for_it() -> None:
 
 
 async def calls_after(client: redis.Redis, aeventually: AEventually, messages: Callable[[Listener], list[str]]) -> int:
-    """How many calls of scripts follow these messages to this process, while WAITERS wait."""
+    """How many script calls these messages to this process cause, while WAITERS wait."""
     lock, ears = Lock(NAME), listener()
     await lock.aacquire()
     tasks = [asyncio.create_task(wait_for_it()) for _ in range(WAITERS)]

@@ -1,4 +1,4 @@
-"""The ways in which asyncio and Django end a coroutine: each gives back the lock, and leaves the queue."""
+"""Whichever way asyncio or Django ends a coroutine, the lock is released and the queue is left."""
 
 from __future__ import annotations
 

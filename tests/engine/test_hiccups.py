@@ -1,4 +1,4 @@
-"""A Redis that is away for a moment: what is tried again, for how long, and what a failed release leaves."""
+"""Redis is away for a moment: which calls are retried, for how long, and what a failed release leaves behind."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_connections_that_have_gone_stale_are_no_error(
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many there are, and though none of them is looked at before it is used."""
+    """However many there are, and although none of them is checked before it is used."""
     for module in ("thread_connections", "loop_connections"):
         monkeypatch.setattr(f"django_redislock.store.{module}.IDLE", 1000.0)
     retry_for(0)
@@ -178,7 +178,8 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
     rf: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Who has a block hardly tries again. Where it raises nothing of its own, the log says how long the lock stands."""
+    """The user of a block rarely retries the release. If the block did not raise, the log says how long the lock stays
+    held."""
 
     def body(*args: Any) -> str:
         network.cut()

@@ -35,7 +35,7 @@ Eventually = Callable[..., Any]
 
 
 def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list[Any]:
-    """What several threads get that all come while nobody has been there before them."""
+    """The results of several threads that all call this before any of them has a result."""
     got: list[Any] = []
     threads = [threading.Thread(target=lambda: got.append(ask()), daemon=True) for _ in range(3)]
     with mutex:
@@ -49,7 +49,7 @@ def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list
 
 @pytest.fixture
 def backend() -> Iterator[Backend]:
-    """One that nothing has used before."""
+    """A backend that nothing has used before."""
     place = make_place("default", "listened")
     yield place.backend(0)
     place.close()
@@ -131,7 +131,7 @@ def test_a_listener_that_is_started_twice_has_one_thread_which_ends_with_the_set
 def fails_once(
     real: Callable[..., Any], concerned: Callable[[Any], bool]
 ) -> tuple[Callable[..., Any], list[Exception]]:
-    """``real``, which raises the first time; and what it has yet to raise."""
+    """``real``, but raising the first time; and the list of errors that it has yet to raise."""
     troubles: list[Exception] = [ZeroDivisionError("of the site's own class")]
 
     def clumsy(first: Any, *args: Any) -> Any:
@@ -259,7 +259,7 @@ ID = "i" * 22
 
 
 class Heard:
-    """A listener that runs by itself: what it passes on, and says."""
+    """A listener that runs alone; records what it passes on and reports."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -279,7 +279,7 @@ class Heard:
         assert self.client.publish(self.backend.channel, message) == 1
 
     def grant(self, id: str) -> None:
-        """The lock NAME was handed over just now, for half a minute."""
+        """The message that the lock NAME was handed over just now, for half a minute."""
         self.say(f"g {id} 7 {server_time(self.client)} 30000 {NAME}")
 
 

@@ -1,4 +1,4 @@
-"""An outage of Redis is in the log as one story, and does not flood it."""
+"""An outage of Redis is logged as one event from beginning to end, and does not flood the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads the subscribed connection: a thread that waits, or the listener's."""
+"""Which thread reads the subscribed connection: a waiting thread, or the listener's."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def follows(desk: Desk, waiter: ThreadWaiter) -> bool:
 
 
 def test_a_waiter_is_not_woken_just_because_another_one_reads(desk: Desk, eventually: Eventually) -> None:
-    """Else they would take turns to wake each other for as long as they wait."""
+    """Otherwise they would wake each other in turn for as long as they wait."""
     leading = desk.other().start(lambda: desk.waiter("one").park(10.0 * GENEROUS))
     eventually(lambda: leads(desk))
     second, third = desk.waiter("two"), desk.waiter("three")
@@ -309,7 +309,7 @@ def test_the_trouble_that_a_leader_meets_is_raised_by_the_listener(desk: Desk, e
     leading = desk.other().start(lambda: desk.reader.lead(desk.waiter("one"), GENEROUS))
     eventually(lambda: leads(desk))
     desk.client.client_kill_filter(_type="pubsub", skipme=True)
-    assert leading.result(GENEROUS) is False  # it has to wait for the next connection
+    assert leading.result(GENEROUS) is False  # it must wait for the next connection
     desk.sweeper.start()
     desk.sweeper.join(GENEROUS)
     assert [type(error) for error in desk.trouble] == [ConnectionError]
@@ -331,7 +331,7 @@ def test_an_exception_that_interrupts_reading_propagates_and_ends_the_connection
 
 
 def test_an_incomplete_message_is_an_error() -> None:
-    """R19: a wait without end would go unnoticed."""
+    """R19: waiting for its end without a limit would go unnoticed."""
 
     def greet(connection: Any) -> None:
         connection._parser.on_connect(connection)  # and nothing that would have to be answered
@@ -352,7 +352,7 @@ def test_an_incomplete_message_is_an_error() -> None:
 def test_the_listener_that_is_about_to_read_when_the_connection_is_cut_does_not_connect_again(
     desk: Desk, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would wait without end on a connection that has no subscription."""
+    """Otherwise it would wait for ever on a connection without a subscription."""
     can_read = desk.connection.can_read
 
     def cut_first(timeout: float = 0) -> bool:

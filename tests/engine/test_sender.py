@@ -1,4 +1,4 @@
-"""The sender: which thread carries what, over which connection."""
+"""The sender: which thread sends what, over which connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Eventually = Callable[..., Any]
 
 
 class Desk:
-    """Sends parcels that only say a word, and notes what comes back."""
+    """Sends simple test requests, and records the answers."""
 
     def __init__(self, place: Place, eventually: Eventually) -> None:
         self.place = place

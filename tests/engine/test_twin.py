@@ -1,4 +1,4 @@
-"""A call may be awaited elsewhere (wait_for, gather, create_task): it is for the task that has made it."""
+"""A call that is awaited in another task (wait_for, gather, create_task) belongs to the task that made it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_coroutine_of_the_sites_own_acquires_for_the_task_that_runs_it(
 
 
 async def test_a_call_without_an_owner_is_refused_before_anything_is_sent(client: redis.Redis) -> None:
-    """A callback of the event loop is no task: the lock would belong to one that ends with the call."""
+    """A callback of the event loop is not a task: the lock would belong to a task that ends with the call."""
     loop, made = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop.call_soon(lambda: made.set_result(asyncio.ensure_future(Lock(NAME).aacquire())))
     with pytest.raises(LockError, match="Await the call in the task that needs the lock"):

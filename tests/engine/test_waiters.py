@@ -1,4 +1,4 @@
-"""Who waits in this process, and who of a group looks by the clock for all of it."""
+"""The waiters of this process, and which one of a group makes the scheduled looks for all."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_coroutine_that_is_cancelled_while_parked_can_be_told_all_the_sa
 
 
 def looks(ears: Ears, *waiters: Waiter) -> list[bool]:
-    """Which of them looks by the clock."""
+    """Which of them makes the scheduled looks."""
     return [ears.next_look(waiter) is not None for waiter in waiters]
 
 
@@ -126,7 +126,7 @@ def test_the_oldest_that_waits_for_a_name_looks_for_all_and_the_next_one_inherit
     assert not three.told
     ears.waiters.discard(one)
     assert looks(ears, three) == [True]
-    assert three.told  # it has to plan its looks
+    assert three.told  # it must schedule its looks
 
 
 def test_each_event_loop_looks_for_itself(ears: Ears, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""The watchdog when what it does in the background is overtaken, or cannot be done."""
+"""The watchdog when its background work is overtaken by other calls, or fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def watchdog() -> Watchdog:
 
 @pytest.fixture
 def seen(eventually: Eventually) -> Callable[[Lock], Lease]:
-    """The lease of a lock, when the watchdog knows it for a long section."""
+    """The lease of a lock, once the watchdog treats it as a long section."""
 
     def seen(lock: Lock) -> Lease:
         lease = lease_of(lock)
@@ -162,7 +162,7 @@ def test_a_release_by_token_in_the_same_process_is_a_loss_for_the_holder(crowd: 
 
 
 class Slow(Lease):
-    """One that is marked as lost slowly."""
+    """A lease that takes long to be marked as lost."""
 
     pause: Callable[[], object]
 
@@ -202,7 +202,7 @@ def test_a_loss_that_the_release_finds_out_at_the_same_moment_is_told_once(
 def test_a_loss_is_told_once_wherever_whoever_finds_it_out_is_interrupted(
     watchdog: Watchdog, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be a thread of the site's, which reads messages for all others or renews the lease itself."""
+    """That may be a thread of the site, which reads messages for all others or renews the lease itself."""
     monkeypatch.setattr("django_redislock.engine.watchdog.LOOK_AROUND", 0.05)
     with Lock("keeps it awake"):
         ours = str(Path(agenda_module.__file__).parent)
@@ -354,7 +354,7 @@ def test_a_generator_that_is_collected_in_the_middle_of_the_watchdogs_work_gives
 
 @pytest.fixture
 def broken_filter() -> Iterator[list[str]]:
-    """A filter of the site's that raises; the messages that have met it."""
+    """A logging filter of the site that raises; the messages that it has seen."""
     met: list[str] = []
 
     def broken(record: logging.LogRecord) -> bool:
@@ -515,7 +515,7 @@ def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
 
 @pytest.fixture
 def stopped(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
-    """One whose thread does nothing any more, as at the end of the process."""
+    """A watchdog whose thread has stopped, as at the end of the process."""
     before = set(watchdog._pending)
     with monkeypatch.context() as patch:
         patch.setattr(watchdog, "_work", lambda tasks: None)
@@ -793,7 +793,7 @@ def test_an_answer_from_another_node_than_the_one_subscribed_to_is_told(
 def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it waits in a ``with`` statement, and once more when that is about to undo it."""
+    """While it waits in a ``with`` statement, and again when that is about to undo it."""
     monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.05)
     undone: list[bool] = []
     section: Any = SimpleNamespace(undo=lambda: undone.append(True))

@@ -18,7 +18,7 @@ UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
 
 @pytest.fixture(params=LEVELS)
 def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
-    """A row in each kind of database, at each level of isolation, with the table of fences beside it."""
+    """A row in each kind of database, at each isolation level, and the table of fences."""
     kind = request.param.partition(" ")[0]
     options = at_level(request.getfixturevalue(kind), request.param)
     with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):
@@ -35,7 +35,7 @@ def ledger(sqlite: dict[str, Any], account: Account) -> Iterator[Account]:
 
 @pytest.fixture
 def forget(client: redis.Redis) -> Callable[[], None]:
-    """Redis forgets who holds the lock, and its holder does not know: as after a failover, or a flush."""
+    """Redis forgets who holds the lock, and the holder does not notice, as after a failover or a flush."""
 
     def forget() -> None:
         assert client.delete(LOCK)

@@ -1,4 +1,4 @@
-"""A lock that was lost unawares: the database refuses its holder, and no update is lost."""
+"""A lock that was lost without its holder noticing: the database refuses the holder, and no update is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AHEAD = 1_000_000_000  # microseconds
 
 
 class Stage:
-    """Somebody under the lock who goes on when told to."""
+    """A holder of the lock that continues when told to."""
 
     def __init__(self, account: Account, **options: Any) -> None:
         self.account = account
@@ -41,7 +41,7 @@ class Stage:
         self.runs = 0
 
     def book(self) -> None:
-        """In a transaction of its own: read, think, and write."""
+        """Read, wait and write, in a transaction."""
         try:
             with locked_atomic(NAME, fenced=True, **self.options):
                 self.runs += 1
@@ -54,7 +54,7 @@ class Stage:
 
 
 def wait_for(future: Future[Any], stage: Stage) -> None:
-    """Until it stands under the lock."""
+    """Wait until it holds the lock."""
     while not stage.reached.wait(0.01):
         assert not future.done(), future.result()
 
@@ -79,7 +79,8 @@ def test_a_holder_who_was_overtaken_is_refused(
 def test_a_successor_waits_for_a_transaction_that_has_claimed(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    """Even at levels of isolation where a claim that has waited is refused: it begins again, and nobody notices."""
+    """Even at isolation levels that refuse a claim that had to wait: the transaction is repeated, unnoticed by
+    callers."""
     late, quick = Stage(account), Stage(account)
     quick.go_on.set()
     first = other().start(late.book)
@@ -99,7 +100,7 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed(
 def test_the_same_without_fences_loses_an_update(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    """What all this is for."""
+    """This is what fences prevent."""
 
     class Unfenced(Stage):
         def book(self) -> None:
@@ -200,7 +201,7 @@ def test_one_that_is_known_to_be_lost_before_is_rolled_back(account: Account, ev
 
 
 def run_ahead() -> int:
-    """The fence that the database has met, and Redis never gave."""
+    """Put a fence into the database that is higher than any that Redis gave."""
     with locked_atomic(NAME, fenced=True) as lock:
         met = lock.fence + AHEAD
         Fence.objects.update(fence=met)
@@ -219,7 +220,7 @@ def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account) -
 
 
 def test_the_new_fence_is_known_from_then_on(account: Account, client: redis.Redis) -> None:
-    """Or a Redis that has lost it, and whose clock is behind, would draw it again."""
+    """Otherwise a Redis that has lost it, and whose clock is behind, would draw it again."""
     run_ahead()
     with locked_atomic(NAME, fenced=True) as lock:
         fence = lock.fence
@@ -229,7 +230,7 @@ def test_the_new_fence_is_known_from_then_on(account: Account, client: redis.Red
 
 
 def test_whoever_claims_by_himself_acquires_anew(account: Account) -> None:
-    """What he has read before may be old."""
+    """What the caller has read before may be outdated."""
     met = run_ahead()
     with pytest.raises(LockLost), Lock(NAME) as lock, transaction.atomic():
         lock.claim()
@@ -275,7 +276,7 @@ def test_a_lock_that_was_lost_before_the_database_refuses_it_takes_no_new_fence(
 
 
 def test_a_new_fence_is_asked_for_once(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is refused again was overtaken meanwhile."""
+    """A holder that is refused again was overtaken in the meantime."""
     run_ahead()
     asked: list[Lease] = []
 
@@ -366,7 +367,7 @@ def test_a_holder_may_claim_with_the_same_fence_again(account: Account) -> None:
 
 
 def test_two_names_are_claimed_in_one_transaction(account: Account, other: Callable[[], Other]) -> None:
-    """The second claim is in time, though the first one is a statement before it."""
+    """The second claim is in time, although the first one is an earlier statement."""
     names = ["account:1", "account:2"]
 
     def transfer() -> None:
@@ -441,7 +442,7 @@ def test_names_that_differ_in_case_alone_have_rows_of_their_own(account: Account
 def test_nobody_claims_who_has_read_the_past(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    """What was read before the claim is older than what a successor has committed."""
+    """What was read before the claim is older than what a later holder has committed."""
     connection, quick = connections["default"], Stage(account)
     level = connection.settings_dict["OPTIONS"].get("isolation_level")
     if connection.vendor == "sqlite" or level is None:

@@ -1,4 +1,4 @@
-"""A fence in the rows of the site: work that changes them bit by bit."""
+"""A fence in the rows of the site, for work that changes them in several transactions."""
 # mypy: disable-error-code="misc"
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ COMBINED: dict[str, Callable[[], Any]] = {
 
 
 class Late(NamedTuple):
-    """A thread, and the lock that it has lost unawares."""
+    """A thread, and the lock that it has lost without noticing."""
 
     thread: Other
     lock: Lock
@@ -102,7 +102,7 @@ def _tables(account: Account) -> Iterator[None]:
 
 @pytest.fixture
 def late(forget: Callable[[], None], other: Callable[[], Other]) -> Iterator[Late]:
-    """Somebody who has the lock, and does not know that Redis has forgotten it."""
+    """A holder that does not know that Redis has forgotten its lock."""
     thread = other()
     lock = Lock(NAME, **UNAWARE)
     assert thread(lock.acquire)

@@ -1,4 +1,4 @@
-"""Names that nobody has claimed for long are forgotten, and nobody who is late profits from it."""
+"""Rows of names that were not claimed for long are pruned, and no late holder gets in because of that."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_who_stalled_before_the_claim_is_refused_though_the_row_is_gone(
 def test_nor_is_who_stalled_inside_his_transaction(
     account: Account, forget: Callable[[], None], other: Callable[[], Other]
 ) -> None:
-    """Between the look that finds no row and the insertion of one, whatever the snapshot."""
+    """It stalls between finding no row and inserting one, whatever its snapshot."""
     late, connection = Lock(NAME, **UNAWARE), connections["default"]
     assert late.acquire()
     forget()
@@ -104,7 +104,7 @@ def prune_apart() -> Pruned:
 
 
 def test_prune_waits_for_first_claims_and_they_for_prune(account: Account, other: Callable[[], Other]) -> None:
-    """Whoever has found no row keeps the mark until COMMIT."""
+    """A first claim, which finds no row, keeps the mark locked until COMMIT."""
     connection = connections["default"]
     claim_long_ago("old")
     with transaction.atomic():
@@ -140,7 +140,7 @@ def test_prune_begins_again_when_a_name_is_claimed_meanwhile(account: Account, o
 def test_nobody_else_writes_between_what_prune_reads_and_what_it_writes(
     account: Account, other: Callable[[], Other]
 ) -> None:
-    """Or SQLite would refuse what it writes, however long it would wait."""
+    """Otherwise SQLite would refuse the write of prune, however long it waited."""
     claim_long_ago("old")
     refused: list[bool] = []
 
@@ -163,7 +163,7 @@ def test_nobody_else_writes_between_what_prune_reads_and_what_it_writes(
 
 
 def test_an_error_is_told_as_it_was_and_statements_wait_as_long_as_before(account: Account) -> None:
-    """Though Django sends nothing more in a transaction that is to be rolled back."""
+    """Even though Django sends no more statements in a transaction that must be rolled back."""
     connection = connections["default"]
     read = _BOUNDS[connection.vendor][0]
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
 
 
 def never(self: object, **options: object) -> None:
-    """A command that claims nothing."""
+    """The ``handle()`` of a command that claims nothing."""
 
 
 def claimed(alias: str = "default") -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tests of inspection share: locks that nobody in particular holds, and queues."""
+"""Helpers of the tests of inspection: held locks, and queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEVER = float("inf")
 
 
 def hold(name: str, **options: Any) -> str:
-    """Leave the lock held by nobody in particular; return the token."""
+    """Acquire the lock and detach it, so that it stays held; return the token."""
     lock = Lock(name, **options)
     assert lock.acquire(blocking=False)
     return lock.detach()
@@ -28,7 +28,7 @@ def hold(name: str, **options: Any) -> str:
 
 @pytest.fixture
 def queue_up(ghost: Callable[..., Ghost]) -> Queue:
-    """Let so many waiters queue for a lock, one after the other; returns their owners in order."""
+    """Let so many waiters queue for a lock, one after the other; return their owners in order."""
     there = ghost()
 
     def queue_up(name: str, count: int, **more: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""One lock as Redis says it is: ``get_lock()``, ``Lock.info()``, and what somebody else may have written there."""
+"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, and foreign values in its keys."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_queue_without_a_holder_is_no_lock(client: redis.Redis, queue_up: Queu
 
 
 def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
-    """They are counted all the same: they may come back."""
+    """They still count, because they may come back."""
     hold("a", ttl=600)
     killed, there = ghost(alive=False), ghost()
     killed.queue("1" * 22, name="a")

@@ -1,4 +1,4 @@
-"""Pages of the held locks: searched, sorted and cut, without reading more than that takes."""
+"""Pages of held locks: searching, sorting and slicing, without reading more than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a suspension tells: in LockInfo, in lists, in the log. What it does: tests/protocol/test_r20_suspensions.py."""
+"""How a suspension is shown in LockInfo, in lists and in the log. For its effects, see
+tests/protocol/test_r20_suspensions.py."""
 
 from __future__ import annotations
 

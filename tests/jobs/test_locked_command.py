@@ -37,7 +37,7 @@ Eventually = Callable[..., Any]
 
 
 class Report(LockedCommand, BaseCommand):
-    """As a site would write it; what it does is put in by the test."""
+    """A command as a site would write it; the test supplies the work."""
 
     lock_name = "report"
     work: Callable[..., Any] = staticmethod(lambda command, **options: "done")
@@ -62,7 +62,7 @@ def never(command: Any, **options: Any) -> None:
 
 
 def kept() -> bool:
-    """Whether the lock of a command that has ended is still there, for the 20 seconds that it was told."""
+    """Whether the lock of an ended command is still held, for the 20 seconds of ``at_least``."""
     info = get_lock("report")
     return info is not None and 0 < info.lease_left <= 20
 

@@ -1,4 +1,4 @@
-"""A pool on Redis and in memory, used by threads and by tasks; and those who hold its members or wait for them."""
+"""A pool on Redis and in memory, used by threads and by tasks; and helpers that hold its members or wait for them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Eventually = Callable[..., Any]
 
 @pytest.fixture(params=["default", "memory"])
 def using(request: pytest.FixtureRequest, settings: Any) -> str:
-    settings.CACHES = {**settings.CACHES}  # a memory that holds nothing
+    settings.CACHES = {**settings.CACHES}  # an empty memory mode
     return str(request.param)
 
 
 @pytest.fixture
 def pool(using: str) -> LockPool:
-    """Empty, on either."""
+    """An empty pool, on Redis and in memory."""
     return LockPool(POOL, using=using)
 
 
 @pytest.fixture
 def accounts() -> LockPool:
-    """On the session's server, with two members."""
+    """A pool with two members, on the session's server."""
     made = LockPool(POOL)
     made.extend(["alice", "bob"])
     return made
@@ -39,7 +39,7 @@ def accounts() -> LockPool:
 
 @pytest.fixture
 def me(crowd: Crowd) -> Any:
-    """Somebody who uses pools: a thread, or a task."""
+    """A user of pools: a thread, or a task."""
     return crowd()
 
 
@@ -48,13 +48,13 @@ def me(crowd: Crowd) -> Any:
 
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits looks at the end of a lease, and else not unless it is told."""
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)
 
 
 @pytest.fixture
 def listening(settings: Any, eventually: Eventually) -> None:
-    """Whoever queues does so at once; and no test meets what another one has left over."""
+    """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
     settings.CACHES = {**settings.CACHES}
     ears = listener()
     ears.start()
@@ -63,7 +63,7 @@ def listening(settings: Any, eventually: Eventually) -> None:
 
 @pytest.fixture
 def held(accounts: LockPool, crowd: Crowd) -> Held:
-    """Somebody holds both members; called with the key of one, gives that back."""
+    """Hold both members; when called with the key of one, release that."""
     you = crowd()
     members = {member.key: member for member in (you(accounts, "acquire", ttl=TTL) for _ in range(2))}
     return lambda key: you(members[key], "release")
@@ -71,7 +71,7 @@ def held(accounts: LockPool, crowd: Crowd) -> Held:
 
 @pytest.fixture
 def wait(client: redis.Redis, eventually: Eventually, crowd: Crowd) -> Iterator[Wait]:
-    """Somebody more wants a member and stands in line; once it has one, it goes on holding it."""
+    """Another user waits for a member in the queue, and keeps it once it has it."""
     made: list[Future[PoolMember]] = []
 
     def wait(**options: Any) -> Future[PoolMember]:

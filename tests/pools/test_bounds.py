@@ -1,6 +1,6 @@
-"""Very many members: no script keeps Redis from others for long.
+"""Very many members: no script blocks Redis for long.
 
-What is bounded is counted in commands: how long they take depends on the machine.
+The bounds are numbers of commands, since the time that they take depends on the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OLD, NEW = EVERY_OLD[:MANY], EVERY_NEW[:MANY]
 
 
 class Meter:
-    """The most commands that one script of this process has called. Nobody else may be at work."""
+    """The most commands that one script of this process has called. Nothing else may run."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -62,7 +62,7 @@ def pool(meter: Meter) -> Iterator[LockPool]:
 
 
 def use_all(client: redis.Redis, meter: Meter) -> None:
-    """Each member has been held once."""
+    """Hold each member once."""
     client.zunionstore(FREE, [FREE, FRESH])
     client.delete(FRESH)
     meter.before = meter.count()
@@ -77,7 +77,7 @@ def test_an_assign_of_many_members_is_many_short_scripts(pool: LockPool, meter: 
     assert len(pool) == 0
 
 
-def test_an_assign_of_the_same_members_all_used_leaves_them_in_their_turn(
+def test_assigning_the_same_used_members_again_keeps_their_turns(
     pool: LockPool, meter: Meter, client: redis.Redis
 ) -> None:
     pool.assign(OLD)
@@ -86,7 +86,7 @@ def test_an_assign_of_the_same_members_all_used_leaves_them_in_their_turn(
     assert [pool.acquire(blocking_timeout=0).key for _ in range(3)] == OLD[:3]
 
 
-def test_so_are_an_extend_and_a_shrink(pool: LockPool) -> None:
+def test_an_extend_and_a_shrink_of_many_members_are_many_short_scripts(pool: LockPool) -> None:
     assert pool.extend(OLD) == MANY
     assert pool.shrink(OLD[:-1]) == MANY - 1
     assert pool.acquire(blocking_timeout=0).key == OLD[-1]
@@ -118,7 +118,7 @@ def test_a_change_of_one_member_costs_the_same_however_many_there_are(
     assert min(took) < 2000  # microseconds: no command goes through all members
 
 
-def test_a_checkout_finds_its_way_past_what_is_no_member_any_more(pool: LockPool, client: redis.Redis) -> None:
+def test_a_checkout_skips_former_members(pool: LockPool, client: redis.Redis) -> None:
     pool.extend(["zoe"])
     for key in (FRESH, FREE):
         client.zadd(key, dict.fromkeys(OLD[:5000], 0))
@@ -153,7 +153,7 @@ def test_many_leases_that_end_at_once_are_taken_back_by_many_short_scripts(
 
 @pytest.mark.complete
 def test_others_check_members_out_while_all_are_assigned_and_the_moment_of_that_is_short(client: redis.Redis) -> None:
-    """Also by the clock: the old set is not deleted, nor the new one copied, while others wait."""
+    """Also measured in time: the old set is not deleted, nor the new one copied, while others wait."""
     pool, over, seen = LockPool(POOL), threading.Event(), []
     pool.assign(OLD)
     client.config_set("slowlog-log-slower-than", 0)

@@ -1,4 +1,4 @@
-"""A coroutine that wants a member, cancelled wherever it is suspended: it leaves no lock and no place in the line."""
+"""A coroutine that waits for a member, cancelled wherever it is suspended, leaves no lock and no place in the queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _many_suspensions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_many_suspensions", "no_look_by_the_clock", "listening")
 @pytest.mark.parametrize("busy", [False, True], ids=["free", "busy"])
-async def test_who_is_cancelled_at_any_moment_leaves_nothing(
+async def test_a_checkout_cancelled_at_any_moment_leaves_nothing_behind(
     busy: bool, client: redis.Redis, aeventually: AEventually
 ) -> None:
     pool = LockPool(POOL)
@@ -40,7 +40,7 @@ async def test_who_is_cancelled_at_any_moment_leaves_nothing(
             await aeventually(lambda task=task: task.done() or parked())
             await holder.arelease()
         await asyncio.wait([task])
-        # not by a lease that ends, nor by somebody who looks
+        # not because a lease ends or somebody looks
         await aeventually(lambda: audit(client).free == {"alice"} and not in_line(client))
         if not task.cancelled():
             break

@@ -1,4 +1,4 @@
-"""Many processes over a small pool, some of which are killed or stand still, while members come and go at random."""
+"""Many processes use a small pool. Some are killed or stopped, while members are put in and taken out at random."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Start = Callable[..., Worker]
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 SECONDS = float(os.environ.get("REDISLOCK_TEST_SECONDS", "8"))
 PROCESSES, THREADS, KEYS = 5, 3, [f"key-{number}" for number in range(6)]
-TTL = 4.0  # seconds; a machine that stands still for longer takes members away from those who live
+TTL = 4.0  # seconds; if the machine hangs for longer, live processes lose members
 MOST_HURT = 6  # processes
 LEAST_TURNS = 200
-DEAD = ("queue:", "waiters:", "wanted:")  # what the killed may have left, of those who waited for one member
+DEAD = ("queue:", "waiters:", "wanted:")  # what killed processes that waited for one member may have left behind
 
-# Each of its threads takes a member and gives it back, again and again. What happens to a member stands in a list in
-# Redis, in the order in which it happened: who is in it (fence and process), and who is not any more.
+# Each of its threads acquires and releases members, again and again. What happens to a member is recorded in a list in
+# Redis, in order: who has acquired it (fence and process), and who has released it.
 TAKES = """
 import random
 import redis
@@ -80,7 +80,7 @@ say("over")
 
 
 class Chaos:
-    """Changes the members at random, kills processes and lets others stand still."""
+    """Changes the members at random, kills processes and stops others."""
 
     def __init__(self, start: Start, port: int, *, mixed: bool) -> None:
         self.start, self.port, self.mixed = start, port, mixed
@@ -89,7 +89,7 @@ class Chaos:
         self.members = set(KEYS)
         self.pool.extend(self.members)
         self.killed: set[int] = set()
-        self.stood_still: set[int] = set()  # for longer than their leases
+        self.stood_still: set[int] = set()  # stopped for longer than their leases
         self.workers = [self.hire() for _ in range(PROCESSES)]
 
     def hire(self) -> Worker:
@@ -99,7 +99,7 @@ class Chaos:
         )
 
     def happen(self) -> None:
-        """Something."""
+        """Do one of these things at random."""
         some = set(self.dice.sample(KEYS, self.dice.randint(1, 4)))
         what = self.dice.choice(["extend", "extend", "shrink", "assign", "kill", "stop"])
         if what == "extend":
@@ -123,7 +123,7 @@ class Chaos:
                 self.workers.insert(0, worker)
 
     def end(self) -> None:
-        """Those that stand still go on; then all come to their end."""
+        """Continue stopped processes, then end all."""
         for worker in self.workers:
             worker.signal(signal.SIGCONT)
         for worker in self.workers:
@@ -149,7 +149,7 @@ def test_no_member_is_held_twice_and_none_is_lost(
 
     check_stories(client, chaos)
 
-    # none is lost: what the dead have held comes back when its lease has ended
+    # no member is lost: those that killed processes held come back when their leases end
     pool, members = chaos.pool, chaos.members
     assert set(pool.keys()) == members
     eventually(lambda: pool.health_check() == (0, len(members)))
@@ -164,14 +164,14 @@ def test_no_member_is_held_twice_and_none_is_lost(
 
 
 def check_stories(client: redis.Redis, chaos: Chaos) -> None:
-    """None was held twice, and fences grew."""
+    """No member was held twice at once, and fences grew."""
     for key in KEYS:
         story: list[Any] = client.lrange(f"story:{key}", 0, -1)
         fences, inside = [0], None
         for words in story:
             what, fence, pid = words.decode().split()[0], int(words.split()[1]), int(words.split()[2])
             if pid in chaos.stood_still:
-                continue  # it may have lost its member, and say so late
+                continue  # it may have lost its member, and record that late
             assert what != "lost", f"{key}: the machine stood still for {TTL} s"
             if what == "in":
                 assert inside is None or inside[1] in chaos.killed, f"{key}: {fence} came while {inside} was in it"
@@ -184,5 +184,5 @@ def check_stories(client: redis.Redis, chaos: Chaos) -> None:
 
 
 def turns(client: redis.Redis) -> int:
-    """How often somebody has come in or left."""
+    """How many acquisitions and releases there were."""
     return sum(int(client.llen(f"story:{key}")) for key in KEYS)

@@ -1,4 +1,4 @@
-"""Checking a member out: which one it is, what it is then, and with which options."""
+"""Checking out a member: which one, what can be done with it, and with which options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., Worker]
 
 
 def calls(client: redis.Redis) -> dict[str, int]:
-    """How often each command was sent since the last reset, by whomever."""
+    """How many times each command was sent since the last reset, by anybody."""
     stats: dict[str, Any] = client.info("commandstats")
     return {key.removeprefix("cmdstat_"): value["calls"] for key, value in stats.items()}
 
@@ -128,7 +128,7 @@ def test_a_member_that_was_given_back_can_be_taken_again_by_itself(accounts: Loc
     assert accounts.health_check() == (0, 2)
 
 
-def test_one_may_hold_several_and_give_them_back_in_any_order(me: Any, pool: LockPool) -> None:
+def test_several_members_can_be_held_and_released_in_any_order(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob", "carol"])
     held = [me(pool, "acquire") for _ in range(3)]
     assert [member.key for member in held] == ["alice", "bob", "carol"]
@@ -147,7 +147,7 @@ def test_a_held_member_is_renewed(accounts: LockPool, client: redis.Redis, event
         assert audit(client).held == {member.key}
 
 
-def test_whoever_loses_a_member_is_told(
+def test_the_holder_of_a_lost_member_is_told(
     accounts: LockPool, client: redis.Redis, eventually: Eventually, listens: Callable[[Lock], None]
 ) -> None:
     lost: list[LockLost] = []
@@ -197,7 +197,7 @@ say("released")
 # -- which one it is -------------------------------------------------------------------------------------------------
 
 
-def test_the_member_comes_first_that_has_not_been_used_for_longest(me: Any, pool: LockPool) -> None:
+def test_the_least_recently_used_member_comes_first(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob", "carol"])
     order = []
     for _ in range(6):
@@ -239,7 +239,7 @@ def test_a_member_that_was_held_while_it_was_assigned_again_keeps_its_turn(me: A
 # -- when none is free -----------------------------------------------------------------------------------------------
 
 
-def test_when_none_is_free_it_says_so(me: Any, pool: LockPool) -> None:
+def test_the_error_says_that_no_member_is_free(me: Any, pool: LockPool) -> None:
     text = "Could not acquire a member of the pool 'accounts' {}: none is free\\."
     me(pool, "extend", ["alice"])
     me(pool, "acquire")
@@ -253,7 +253,7 @@ def test_when_none_is_free_it_says_so(me: Any, pool: LockPool) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
-def test_of_a_pool_without_members_it_says_that(timeout: float, me: Any, pool: LockPool) -> None:
+def test_the_error_says_that_a_pool_has_no_members(timeout: float, me: Any, pool: LockPool) -> None:
     within = r"within .* \(\d attempts?\)" if timeout else "at once"
     with pytest.raises(LockNotAcquired, match=rf"{within}: it has no members\.$") as caught:
         me(pool, "acquire", blocking_timeout=timeout)
@@ -273,7 +273,7 @@ def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(o
     assert run(LockPool(POOL)._explained(refusal)) is refusal
 
 
-def test_who_gave_up_stands_in_no_queue(me: Any, accounts: LockPool, client: redis.Redis) -> None:
+def test_a_waiter_that_gave_up_is_in_no_queue(me: Any, accounts: LockPool, client: redis.Redis) -> None:
     with accounts.acquire(), accounts.acquire():
         for options in ({"blocking_timeout": 0}, {"blocking_timeout": 0.05}, {"blocking_timeout": 0.05, "poll": True}):
             with pytest.raises(LockNotAcquired):
@@ -389,7 +389,7 @@ def test_a_note_is_kept_with_the_place_in_the_queue_and_then_with_the_member(
 # -- polling ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_polls_for_a_member_tries_no_more_often_than_it_was_told_to(me: Any, pool: LockPool) -> None:
+def test_a_polling_waiter_tries_no_more_often_than_configured(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice"])
     me(pool, "acquire")
     with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(3 attempts\)") as caught:
@@ -399,7 +399,7 @@ def test_who_polls_for_a_member_tries_no_more_often_than_it_was_told_to(me: Any,
     assert me(pool, "info").waiters == 0
 
 
-def test_who_polls_for_a_member_gets_it_and_nothing_subscribes(
+def test_a_polling_waiter_gets_a_member_without_subscribing(
     me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
 ) -> None:
     me(pool, "extend", ["alice"])

@@ -1,4 +1,4 @@
-"""Processes that die or stand still while they wait for members: what they cost the others."""
+"""What processes that die or are stopped while they wait for members cost the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def under_way(client: redis.Redis) -> list[bytes]:
-    """The channels to which members were handed that nobody has confirmed."""
+    """The channels with unconfirmed handoffs of members."""
     values: list[Any] = client.hvals(HELD)
     return [value.split()[1] for value in values if value.split()[2] == b"p"]
 
@@ -62,10 +62,10 @@ def test_waiters_that_were_killed_are_passed_over(
     assert in_line(client) == []
 
 
-def test_a_thousand_dead_are_dropped_by_those_who_give_members(
+def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
     held: Held, wait: Wait, ghost: Callable[..., Ghost], client: redis.Redis, accounts: LockPool
 ) -> None:
-    """In several calls, as each drops no more than some hundreds."""
+    """In several calls, as each drops only a few hundred."""
     for process in range(3):
         there = ghost(alive=False)
         for number in range(400):
@@ -77,7 +77,7 @@ def test_a_thousand_dead_are_dropped_by_those_who_give_members(
 
 
 @pytest.mark.complete
-def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
+def test_a_stopped_process_costs_one_handoff_lease_in_all(
     held: Held,
     accounts: LockPool,
     start: Start,
@@ -93,10 +93,10 @@ def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
     waiter = wait()
     began = monotonic()
     held("alice")
-    held("bob")  # both are handed to the one that stands still
+    held("bob")  # both are handed to the stopped process
     assert got(waiter) in ("alice", "bob")
     assert lease - 0.1 < monotonic() - began < 4 * lease  # not one for every two of its waiters
-    assert in_line(client) == []  # the others of its waiters were dropped
+    assert in_line(client) == []  # its other waiters were dropped
     assert accounts.acquire(blocking_timeout=GENEROUS).key
     accounts.extend(["carol"])
     stuck.signal(signal.SIGCONT)
@@ -105,7 +105,7 @@ def test_a_process_that_stands_still_costs_one_lease_of_a_handoff_in_all(
 
 
 @pytest.mark.complete
-def test_a_process_that_never_wakes_keeps_no_member_longer_than_the_lease_of_a_handoff(
+def test_a_process_that_never_continues_keeps_no_member_longer_than_a_handoff_lease(
     accounts: LockPool,
     crowd: Crowd,
     start: Start,
@@ -114,7 +114,8 @@ def test_a_process_that_never_wakes_keeps_no_member_longer_than_the_lease_of_a_h
     eventually: Eventually,
     looks_often: None,
 ) -> None:
-    """Each of its waiters is handed a member while the first handoff runs; all of them end by themselves."""
+    """Each of its waiters is handed a member while the first handoff is unconfirmed; all these leases end by
+    themselves."""
     accounts.extend(["carol", "dave"])
     you, lease = crowd(), 2.0
     members = [you(accounts, "acquire", ttl=TTL) for _ in range(4)]
@@ -134,13 +135,13 @@ def test_a_process_that_never_wakes_keeps_no_member_longer_than_the_lease_of_a_h
     keys = {got(waiter) for waiter in waiters}
     assert monotonic() - last < 4 * lease  # not one lease for every four of its waiters
     assert keys == {"alice", "bob", "carol", "dave"}
-    assert in_line(client) == []  # the others of its waiters were dropped
+    assert in_line(client) == []  # its other waiters were dropped
     for key in keys:
         force_release(f"{ANY}{key}")
     assert {accounts.acquire(blocking_timeout=0, ttl=TTL).key for _ in range(4)} == keys
 
 
-def test_where_nobody_else_waits_what_was_handed_to_a_stuck_process_is_free_when_that_ends(
+def test_a_member_handed_to_a_stuck_process_is_free_after_the_handoff_lease(
     held: Held, accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis, eventually: Eventually
 ) -> None:
     there = ghost()
@@ -153,10 +154,10 @@ def test_where_nobody_else_waits_what_was_handed_to_a_stuck_process_is_free_when
     assert in_line(client) == []
 
 
-def test_those_who_stand_between_waiters_of_a_stuck_process_lose_one_lease_too(
+def test_waiters_between_those_of_a_stuck_process_also_lose_only_one_lease(
     held: Held, wait: Wait, ghost: Callable[..., Ghost], looks_often: None
 ) -> None:
-    there = ghost()  # hears, and does nothing
+    there = ghost()  # is subscribed, but does nothing
     waiters = []
     for number in range(8):
         there.queue(str(number) * 22, ttl=1, name=ANY)
@@ -169,10 +170,11 @@ def test_those_who_stand_between_waiters_of_a_stuck_process_lose_one_lease_too(
     assert monotonic() - began < 4  # not one second for every two of its waiters
 
 
-def test_who_lives_is_suspected_no_more(
+def test_a_live_process_is_no_longer_suspect(
     accounts: LockPool, wait: Wait, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """A handoff has ended without a sign of life from its process, which has taken the member again since."""
+    """A handoff has ended without a sign of life from its process, but since then that has acquired the member
+    again."""
     accounts.assign(["alice"])
     there = ghost()
     with accounts.acquire(ttl=TTL):
@@ -187,10 +189,10 @@ def test_who_lives_is_suspected_no_more(
     assert there.hear()[:2] == ["g", "3" * 22]
 
 
-def test_who_was_handed_a_member_finds_it_as_long_as_its_lease_runs(
+def test_a_waiter_finds_the_member_that_it_was_handed_as_long_as_the_lease_lasts(
     held: Held, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """However it missed the message."""
+    """Whatever the reason why it missed the message."""
     there = ghost()
     there.queue("1" * 22, ttl=TTL, name=ANY)
     held("alice")
@@ -203,7 +205,7 @@ def test_who_was_handed_a_member_finds_it_as_long_as_its_lease_runs(
 def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_too_late(
     accounts: LockPool, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Others may have dropped them all, for one that stood still; it has no look by the clock."""
+    """Others may have dropped all of them because the process was stopped, and no look is scheduled."""
     with accounts.acquire(ttl=TTL), accounts.acquire(ttl=TTL):
         stuck = start(WAITS, name=POOL, count=6, ttl=3, keeps=True, look_every=1000.0)
         eventually(lambda: len(in_line(client)) == 6)
@@ -214,13 +216,14 @@ def test_all_waiters_of_a_process_come_back_when_it_hears_that_a_handoff_came_to
         stuck.signal(signal.SIGCONT)
         eventually(lambda: len(in_line(client)) >= 4)
     taken: set[str] = set()
-    while taken != {"alice", "bob"}:  # one that it holds may be lost where it stood still for long, and taken again
+    # a member that it holds may be lost if it was stopped for long, and acquired again
+    while taken != {"alice", "bob"}:
         taken.add(tuple(stuck.expect("got"))[1])
     assert waiting() == 0
 
 
 @pytest.mark.complete
-def test_a_process_that_is_killed_with_many_members_loses_all_of_them_to_those_who_wait(
+def test_the_members_of_a_killed_process_all_go_to_waiters(
     start: Start, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     pool = LockPool(POOL)

@@ -1,4 +1,4 @@
-"""Locks on a very member, ``Lock(lock_name("pool", name, key))``, beside those who want any."""
+"""Locks on a particular member, ``Lock(lock_name("pool", name, key))``, beside callers that want any member."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Start = Callable[..., Worker]
 
 ALICE = lock_of("alice")
 
-# who is served was told, and did not look by the clock
+# a waiter that is served was told, and did not look by itself
 told = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 
@@ -119,7 +119,7 @@ def test_as_often_as_it_is_detached_and_adopted_a_member_leaves_no_trace(
 
 
 @told
-def test_a_member_that_was_locked_by_its_own_name_serves_who_waits_for_any(
+def test_a_member_locked_by_its_own_name_goes_to_waiters_for_any_member(
     accounts: LockPool, crowd: Crowd, wait: Wait
 ) -> None:
     you, lock = crowd(), Lock(ALICE, ttl=TTL)
@@ -131,7 +131,7 @@ def test_a_member_that_was_locked_by_its_own_name_serves_who_waits_for_any(
 
 
 @told
-def test_who_waits_for_one_member_comes_before_those_who_wait_for_any(
+def test_a_waiter_for_one_member_comes_before_waiters_for_any(
     held: Held, wait: Wait, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     anyone, you, lock = wait(), crowd(), Lock(ALICE, ttl=TTL)
@@ -145,7 +145,7 @@ def test_who_waits_for_one_member_comes_before_those_who_wait_for_any(
 
 
 @told
-def test_who_waits_for_one_member_does_not_keep_the_others_from_those_who_want_any(
+def test_a_waiter_for_one_member_does_not_block_the_other_members(
     held: Held, wait: Wait, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     wanted = crowd().start(Lock(ALICE, ttl=TTL), "acquire")
@@ -158,7 +158,7 @@ def test_who_waits_for_one_member_does_not_keep_the_others_from_those_who_want_a
 
 
 @told
-def test_who_waits_for_one_member_gets_it_though_it_is_taken_out(
+def test_a_waiter_for_one_member_gets_it_even_if_it_is_taken_out(
     held: Held, accounts: LockPool, wait: Wait, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     you, lock = crowd(), Lock(ALICE, ttl=TTL)
@@ -175,7 +175,7 @@ def test_who_waits_for_one_member_gets_it_though_it_is_taken_out(
 
 
 @told
-def test_who_gives_up_on_one_member_leaves_it_to_those_who_want_any(
+def test_a_waiter_that_gives_up_on_one_member_leaves_it_to_waiters_for_any(
     held: Held, wait: Wait, crowd: Crowd, client: redis.Redis
 ) -> None:
     assert not crowd()(Lock(ALICE, ttl=TTL), "acquire", blocking_timeout=0.1)
@@ -186,7 +186,7 @@ def test_who_gives_up_on_one_member_leaves_it_to_those_who_want_any(
 
 
 @told
-def test_who_was_killed_waiting_for_one_member_leaves_it_to_those_who_want_any(
+def test_a_waiter_killed_while_waiting_for_one_member_leaves_it_to_waiters_for_any(
     held: Held, wait: Wait, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     ghost(alive=False).queue("1" * 22, name=ALICE, ttl=TTL)
@@ -199,10 +199,10 @@ def test_who_was_killed_waiting_for_one_member_leaves_it_to_those_who_want_any(
 # -- leases that end -------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_one_member_gets_it_when_its_lease_ends(
+def test_a_waiter_for_one_member_gets_it_when_its_lease_ends(
     me: Any, crowd: Crowd, accounts: LockPool, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Also while others ask for any: it is not given to them."""
+    """Even while others ask for any member: it is not given to them."""
     accounts.assign(["alice"])
     me(accounts, "acquire", ttl=1, auto_renew=False)
     wanted = crowd().start(Lock(ALICE, ttl=TTL), "acquire")
@@ -216,7 +216,7 @@ def test_who_waits_for_one_member_gets_it_when_its_lease_ends(
 
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["gave up", "was killed"])
-def test_a_member_whose_lease_ends_is_free_though_somebody_who_is_gone_wanted_it(
+def test_a_member_whose_lease_ends_is_free_if_its_only_waiter_is_gone(
     how: str, accounts: LockPool, crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])
@@ -230,7 +230,7 @@ def test_a_member_whose_lease_ends_is_free_though_somebody_who_is_gone_wanted_it
 
 
 @pytest.mark.complete
-def test_a_member_is_not_lost_with_one_who_polled_for_it(
+def test_a_member_is_not_lost_with_a_polling_waiter(
     accounts: LockPool, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
     accounts.assign(["alice"])
@@ -244,10 +244,10 @@ def test_a_member_is_not_lost_with_one_who_polled_for_it(
 
 
 @pytest.mark.complete
-def test_a_member_whose_lease_ends_is_not_lost_with_one_who_polled_for_it(
+def test_a_member_whose_lease_ends_is_not_lost_with_a_polling_waiter(
     accounts: LockPool, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Somebody else asked for it once when its lease had ended."""
+    """Another caller asked for it once after its lease had ended."""
     accounts.assign(["alice"])
     accounts.acquire(ttl=TTL, poll=True)
     worker = start("Lock(name, poll=True).acquire()", name=ALICE)
@@ -259,7 +259,7 @@ def test_a_member_whose_lease_ends_is_not_lost_with_one_who_polled_for_it(
     assert accounts.acquire(blocking_timeout=GENEROUS).key == "alice"
 
 
-def test_one_who_polls_for_a_member_gets_it_before_those_who_want_any(
+def test_a_polling_waiter_for_one_member_comes_before_waiters_for_any(
     accounts: LockPool, crowd: Crowd, me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
     accounts.assign(["alice"])
@@ -275,7 +275,7 @@ def test_one_who_polls_for_a_member_gets_it_before_those_who_want_any(
     assert me(accounts, "acquire", blocking_timeout=0).key == "alice"
 
 
-def test_who_was_handed_a_member_and_leaves_passes_it_on_to_those_who_want_that_one(
+def test_a_waiter_that_leaves_passes_its_member_on_to_waiters_for_that_one(
     accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])

@@ -1,4 +1,4 @@
-"""Members in use that are taken out, put in again, or whose leases end: nobody loses one, and none is lost."""
+"""Held members that are taken out, put in again, or whose leases end: no holder loses one, and no member gets lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INDEX = f"{PREFIX}index"
 
 
 def refuses(me: Any, pool: LockPool) -> None:
-    """None is free."""
+    """Whether no member is free."""
     with pytest.raises(LockNotAcquired):
         me(pool, "acquire", blocking_timeout=0)
 
@@ -97,7 +97,7 @@ def test_a_held_member_stays_with_its_holder_through_any_assign(me: Any, crowd: 
     assert me(pool, "keys") == ["alice", "carol"]
 
 
-def test_who_holds_a_member_that_comes_back_is_renewed_and_hears_of_its_loss(
+def test_the_holder_of_a_member_that_is_put_in_again_is_renewed_and_told_of_losses(
     me: Any, accounts: LockPool, eventually: Eventually
 ) -> None:
     lost: list[LockLost] = []
@@ -179,7 +179,7 @@ def test_a_lease_that_is_cut_short_ends_then(me: Any, pool: LockPool) -> None:
     assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
 
 
-def test_a_member_whose_lease_has_ended_is_nobodys_before_anybody_looks(
+def test_a_member_whose_lease_has_ended_has_no_holder_before_anybody_looks(
     me: Any, pool: LockPool, eventually: Eventually
 ) -> None:
     me(pool, "extend", ["alice"])
@@ -212,7 +212,7 @@ def _locks(lock: Lock) -> None:
     lock.release()
 
 
-# Whoever finds that a lease has ended gives the member back. Here this is each time the first one to look.
+# Whoever finds that a lease has ended returns the member to the pool. Here, that is the first one to look each time.
 LOOKS: dict[str, Callable[[Any, Any], object]] = {
     "pool.health_check": lambda pool, member: pool.health_check(),
     "pool.info": lambda pool, member: pool.info(),
@@ -250,7 +250,7 @@ def test_a_member_is_free_again_whoever_finds_first_that_its_lease_has_ended(
 def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_ended(
     leaves: bool, accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """A process that stood still when a member was handed to it goes on, and looks, or has enough."""
+    """A process that was stopped when a member was handed to it continues, and looks or gives up."""
     accounts.assign(["alice"])
     there = ghost()
     with accounts.acquire(ttl=TTL):
@@ -286,7 +286,7 @@ def test_a_member_that_never_ended_comes_back_when_that_is_deleted(me: Any, pool
     assert me(pool, "acquire", blocking_timeout=6).key == "alice"
 
 
-def test_one_who_waits_beside_a_member_that_never_ends_looks_no_more_often_than_at_any_lock(
+def test_waiters_look_no_more_often_because_of_a_member_without_expiry(
     accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])
@@ -310,7 +310,7 @@ def test_members_that_an_eviction_took_come_back_when_they_are_given_again(
     keys = ["alice", "bob", "carol"]
     me(pool, "extend", keys)
     members = [me(pool, "acquire") for _ in keys[1:]]
-    me(members[0], "release")  # one each: used and free, held, and not used yet
+    me(members[0], "release")  # one of each: used and free, held, and not used yet
     raw(pool.using or "", "DEL", evicted)
     assert me(pool, how, keys) == (len(keys) if evicted == MEMBERS else 0)
     if evicted == HELD:
@@ -329,7 +329,7 @@ def test_extend_gives_no_turn_to_a_member_that_is_held(me: Any, pool: LockPool) 
     assert raw(pool.using or "", "ZRANGE", FRESH, "0", "-1") == [b"bob"]
 
 
-def test_one_who_waits_gets_a_member_that_extend_has_brought_back(
+def test_a_waiter_gets_a_member_that_extend_has_brought_back(
     accounts: LockPool, held: Held, wait: Wait, client: redis.Redis
 ) -> None:
     held("alice")

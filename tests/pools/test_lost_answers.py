@@ -1,4 +1,4 @@
-"""A network that loses, delays and repeats: what is done once, and what is given back."""
+"""A network that loses, delays and repeats: what takes effect once, and what is released again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKOUT, RELEASE = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
 
 @pytest.fixture
 def network(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
-    """The default alias reaches the server, which knows the scripts, through a network that loses and delays."""
+    """The default alias leads through a network that loses and delays; the server already has the scripts."""
     with proxy(server.port) as running, caches(alias(DJANGO, running.url, socket_timeout=0.3)):
         pool = LockPool("another")
         pool.assign(["warm-up"])
@@ -34,7 +34,7 @@ def network(server: RedisServer, own_pools: None) -> Iterator[Proxy]:
 
 @pytest.fixture
 def pool(network: Proxy, accounts: LockPool) -> LockPool:
-    """With two members, behind that network."""
+    """A pool with two members, behind that network."""
     return accounts
 
 
@@ -73,7 +73,7 @@ def test_a_checkout_that_arrives_when_its_sender_has_given_up_takes_nothing(
     assert leftovers(client) == []
 
 
-def test_a_member_that_was_taken_unheard_is_given_back(
+def test_a_member_whose_grant_was_never_received_is_released(
     me: Any,
     network: Proxy,
     pool: LockPool,
@@ -99,7 +99,7 @@ def test_a_release_whose_answer_was_lost_has_succeeded(
     assert audit(client).free == {"alice", "bob"}
 
 
-def test_a_release_that_comes_late_does_not_touch_who_has_the_member_now(
+def test_a_late_release_does_not_touch_the_present_holder(
     me: Any, network: Proxy, pool: LockPool, client: redis.Redis
 ) -> None:
     pool.assign(["alice"])
@@ -116,7 +116,7 @@ def test_a_release_that_comes_late_does_not_touch_who_has_the_member_now(
 
 
 @pytest.mark.parametrize("how", ["extend", "assign"])
-def test_members_whose_answer_was_lost_are_put_in_once(
+def test_members_are_put_in_once_even_if_the_answer_was_lost(
     me: Any, network: Proxy, pool: LockPool, client: redis.Redis, how: str
 ) -> None:
     lost = network.lose_answer("stage" if how == "assign" else "add")

@@ -1,4 +1,5 @@
-"""The members of a pool: put in, taken out, replaced; what may be one. See test_held_members.py for those in use."""
+"""The members of a pool: putting in, taking out, replacing; valid members. See test_held_members.py for those in
+use."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def test_pools_whose_names_look_alike_are_apart(using: str) -> None:
 
 
 @pytest.mark.complete
-def test_however_many_are_assigned_all_change_at_one_moment(pool: LockPool, using: str) -> None:
+def test_an_assign_of_any_size_takes_effect_at_one_moment(pool: LockPool, using: str) -> None:
     many = 20_000 if using == "default" else 1_000
     old, new = {f"old-{number}" for number in range(many)}, {f"new-{number}" for number in range(many)}
     both = {frozenset(old): "old", frozenset(new): "new"}
@@ -141,7 +142,7 @@ def test_members_that_do_not_all_arrive_change_nothing(accounts: LockPool, clien
 
 
 @pytest.mark.complete
-def test_a_process_that_dies_while_it_assigns_changes_nothing_and_what_it_has_sent_goes_by_itself(
+def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expires(
     accounts: LockPool, client: redis.Redis, start: Start, eventually: Eventually
 ) -> None:
     worker = start("say('begins'); LockPool(name).assign(f'key-{n}' for n in range(1_000_000))", name=POOL)
@@ -197,7 +198,7 @@ def test_a_pool_is_not_a_lock(refuses: Callable[[str], object]) -> None:
         refuses(ANY)
 
 
-async def test_blocking_calls_in_an_event_loop_name_the_twin() -> None:
+async def test_blocking_calls_in_an_event_loop_name_the_async_version() -> None:
     pool = LockPool(POOL)
     for twin, call in {
         "aextend": lambda: pool.extend(["x"]),

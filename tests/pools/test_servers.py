@@ -1,4 +1,4 @@
-"""Pools on servers that are flushed, full, guarded or gone; and those of several sites on one server."""
+"""Pools on servers that are flushed, out of memory, restricted or gone; and pools of several sites on one server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_after_a_flush_a_pool_can_be_filled_anew(me: Any, accounts: LockPool, cl
 
 
 @pytest.mark.usefixtures("listening", "held")
-def test_after_a_flush_those_who_wait_are_served_from_the_new_set(
+def test_after_a_flush_waiters_get_members_of_the_new_set(
     wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.1)
@@ -67,7 +67,7 @@ def test_after_a_flush_those_who_wait_are_served_from_the_new_set(
     assert got(waiter) == "zoe"
 
 
-def test_where_messages_do_not_come_those_who_wait_look(
+def test_without_messages_waiters_look_by_themselves(
     client: redis.Redis, server: RedisServer, settings: Any, me: Any, crowd: Any, eventually: Eventually
 ) -> None:
     client.acl_setuser(
@@ -115,7 +115,7 @@ def test_rights_to_one_prefix_suffice(guarded: RedisServer, own_pools: None) -> 
         assert pool.keys() == []
 
 
-def test_what_redis_refuses_is_no_half_done_change(own: RedisServer) -> None:
+def test_a_refused_command_changes_nothing(own: RedisServer) -> None:
     pool = LockPool(POOL)
     pool.extend(["alice", "bob"])
     with own.client() as client:
@@ -127,16 +127,16 @@ def test_what_redis_refuses_is_no_half_done_change(own: RedisServer) -> None:
 
 
 def take_and_return(pool: LockPool) -> None:
-    """Many times: one call in eight looks for leases that have ended, and begins with a deletion."""
+    """Many times, because only one call in eight looks for ended leases, and begins with a deletion."""
     for _ in range(100):
         pool.acquire(blocking_timeout=0).release()
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock", "listening")
-def test_a_release_serves_who_waits_though_redis_is_out_of_memory(
+def test_a_release_serves_a_waiter_even_if_redis_is_out_of_memory(
     held: Held, wait: Wait, client: redis.Redis, accounts: LockPool
 ) -> None:
-    """R2: what a script begins with is allowed at the limit of memory, and so all that follows."""
+    """R2: the first write of a script is allowed at the limit of memory, and so all later ones are."""
     waiter = wait()
     client.config_set("maxmemory", 1)
     try:

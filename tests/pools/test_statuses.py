@@ -1,4 +1,4 @@
-"""What the members of a pool are doing, who holds them and who waits."""
+"""The statuses of a pool's members, who holds them and who waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that are out of use for a while."""
+"""Members that are suspended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_only_members_are_suspended(me: Any, pool: LockPool) -> None:
 
 
 @pytest.mark.parametrize("ends", ["release", "lapse"])
-def test_whoever_holds_it_keeps_it_and_then_nobody_gets_it(
+def test_the_holder_of_a_suspended_member_keeps_it_and_then_nobody_gets_it(
     ends: str, me: Any, crowd: Any, accounts: LockPool, client: redis.Redis
 ) -> None:
     alice = me(accounts, "acquire", ttl=TTL)
@@ -58,7 +58,7 @@ def test_whoever_holds_it_keeps_it_and_then_nobody_gets_it(
     assert me(accounts, "acquire", blocking_timeout=0).key == "alice"
 
 
-def test_so_does_one_whose_call_is_given_up_as_it_is_granted(
+def test_a_member_granted_to_a_call_that_was_given_up_becomes_suspended(
     accounts: LockPool, client: redis.Redis, ghost: Callable[..., Ghost]
 ) -> None:
     there, id = ghost(), "a".ljust(22, "x")
@@ -71,7 +71,9 @@ def test_so_does_one_whose_call_is_given_up_as_it_is_granted(
 
 
 @pytest.mark.usefixtures("listening", "no_look_by_the_clock")
-def test_whoever_waits_for_any_gets_it_when_it_is_resumed(me: Any, held: Held, wait: Wait, accounts: LockPool) -> None:
+def test_a_waiter_for_any_member_gets_it_when_it_is_resumed(
+    me: Any, held: Held, wait: Wait, accounts: LockPool
+) -> None:
     first = wait()
     me(accounts, "suspend", "alice", TTL)
     held("alice")
@@ -80,7 +82,7 @@ def test_whoever_waits_for_any_gets_it_when_it_is_resumed(me: Any, held: Held, w
 
 
 @pytest.mark.usefixtures("listening", "no_look_by_the_clock")
-def test_whoever_waits_for_any_gets_it_when_the_suspension_ends(
+def test_a_waiter_for_any_member_gets_it_when_the_suspension_ends(
     me: Any, held: Held, wait: Wait, accounts: LockPool
 ) -> None:
     first = wait()
@@ -89,7 +91,9 @@ def test_whoever_waits_for_any_gets_it_when_the_suspension_ends(
     assert got(first) == "alice"
 
 
-def test_one_that_is_taken_out_meanwhile_does_not_come_back(me: Any, accounts: LockPool, client: redis.Redis) -> None:
+def test_a_suspended_member_that_is_taken_out_does_not_come_back(
+    me: Any, accounts: LockPool, client: redis.Redis
+) -> None:
     me(accounts, "suspend", "alice", TTL)
     me(accounts, "shrink", ["alice"])
     me(accounts, "resume", "alice")

@@ -1,6 +1,6 @@
-"""Waiting for a member of a pool: who is served, by what, and in which order.
+"""Waiting for a member of a pool: who is served, by which event, and in which order.
 
-No look comes by the clock, where a test does not say otherwise: who is served was told.
+Unless a test says otherwise, no looks are scheduled: a waiter that is served was told.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_a_release_serves_who_waits(held: Held, wait: Wait, client: redis.Redis)
     assert audit(client).held == {"alice", "bob"}
 
 
-def test_new_members_serve_all_who_wait(wait: Wait, client: redis.Redis) -> None:
+def test_new_members_serve_all_waiters(wait: Wait, client: redis.Redis) -> None:
     waiters = [wait() for _ in range(5)]
     LockPool(POOL).extend(f"key-{number}" for number in range(7))
     assert {got(waiter) for waiter in waiters} == {f"key-{number}" for number in range(5)}
@@ -75,7 +75,7 @@ def test_one_step_serves_no_more_than_a_hundred_so_there_may_be_several(
 
 @pytest.mark.complete
 def test_the_end_of_a_lease_serves_who_waits(accounts: LockPool, start: Start, wait: Wait) -> None:
-    """The holder is killed: nobody tells of it, the waiter looks when its lease ends."""
+    """The holder is killed, so there is no message: the waiter looks when the lease ends."""
     worker = start(WAITS, name=POOL, count=2, ttl=1, keeps=True, look_every=1000.0)
     worker.expect("got")
     worker.expect("got")
@@ -148,7 +148,7 @@ def test_first_come_first_served_over_all_members(held: Held, wait: Wait, accoun
     assert [got(waiter) for waiter in waiters] == ["alice", "bob", "carol", "dave", "erin", "fred"]
 
 
-def test_nobody_overtakes_who_waits(accounts: LockPool, me: Any, ghost: Callable[..., Ghost]) -> None:
+def test_nobody_overtakes_waiters_of_a_pool(accounts: LockPool, me: Any, ghost: Callable[..., Ghost]) -> None:
     accounts.assign(["alice"])
     there = ghost()
     with accounts.acquire(ttl=TTL):
@@ -158,10 +158,10 @@ def test_nobody_overtakes_who_waits(accounts: LockPool, me: Any, ghost: Callable
         me(accounts, "acquire", blocking_timeout=0)
 
 
-def test_who_was_served_and_asks_again_gets_the_same_member(
+def test_a_waiter_that_was_served_and_asks_again_gets_the_same_member(
     held: Held, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """Its message got lost, and it finds its member as long as the lease runs."""
+    """Its message was lost, but it finds its member as long as the lease lasts."""
     there = ghost()
     there.queue("1" * 22, ttl=TTL, name=ANY)
     held("alice")
@@ -173,7 +173,9 @@ def test_who_was_served_and_asks_again_gets_the_same_member(
 # -- who leaves ------------------------------------------------------------------------------------------------------
 
 
-def test_who_gives_up_leaves_nothing_and_the_next_one_is_served(held: Held, wait: Wait, client: redis.Redis) -> None:
+def test_a_waiter_that_gives_up_leaves_nothing_and_the_next_one_is_served(
+    held: Held, wait: Wait, client: redis.Redis
+) -> None:
     leaves = wait(blocking_timeout=0.3)
     stays = wait()
     with pytest.raises(LockNotAcquired):
@@ -183,7 +185,9 @@ def test_who_gives_up_leaves_nothing_and_the_next_one_is_served(held: Held, wait
     assert got(stays) == "alice"
 
 
-def test_who_was_handed_a_member_and_leaves_passes_it_on(held: Held, wait: Wait, ghost: Callable[..., Ghost]) -> None:
+def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on(
+    held: Held, wait: Wait, ghost: Callable[..., Ghost]
+) -> None:
     there = ghost()
     there.queue("t" * 22, name=ANY)
     waiter = wait()
@@ -196,13 +200,13 @@ def test_who_was_handed_a_member_and_leaves_passes_it_on(held: Held, wait: Wait,
 # -- behind one who polls --------------------------------------------------------------------------------------------
 
 
-def test_one_who_polls_at_the_head_has_one_member_left_for_it_and_all_others_are_handed_out(
+def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
     held: Held, wait: Wait, accounts: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     poll(ghost(), "p" * 22)
     behind = [wait() for _ in range(3)]
     held("alice")
-    assert len(in_line(client)) == 4  # it is the first one's
+    assert len(in_line(client)) == 4  # it is left for the first waiter
     held("bob")
     assert got(behind[0]) in ("alice", "bob")
     accounts.extend(["carol", "dave", "erin"])
@@ -211,7 +215,7 @@ def test_one_who_polls_at_the_head_has_one_member_left_for_it_and_all_others_are
     assert len(audit(client).free) == 2
 
 
-def test_newcomers_get_what_the_one_who_polls_leaves_over(
+def test_newcomers_get_the_members_that_are_not_left_for_a_polling_waiter(
     held: Held, ghost: Callable[..., Ghost], me: Any, accounts: LockPool
 ) -> None:
     there = ghost()
@@ -226,7 +230,7 @@ def test_newcomers_get_what_the_one_who_polls_leaves_over(
     assert poll(there, "p" * 22).state == GRANTED
 
 
-def test_one_who_polls_gets_its_member_at_its_next_look_whoever_came_meanwhile(
+def test_a_polling_waiter_gets_its_member_at_its_next_look_whoever_came_meanwhile(
     held: Held, wait: Wait, accounts: LockPool
 ) -> None:
     polls = wait(poll=True, backoff=ConstantBackoff(0.5))
@@ -239,7 +243,7 @@ def test_one_who_polls_gets_its_member_at_its_next_look_whoever_came_meanwhile(
 
 
 @pytest.mark.complete
-def test_one_who_polls_and_dies_keeps_its_member_from_the_others_only_until_it_misses_its_looks(
+def test_a_dead_polling_waiter_blocks_its_member_only_until_it_has_missed_its_looks(
     held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
 ) -> None:
     worker = start("say('waits'); LockPool(name).acquire(poll=True)", name=POOL)

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(*folders: Path) -> dict[str, str]:
-    """For a program that imports what we import, and what is in these folders."""
+    """The environment for a program that can import what the tests can, and modules in these folders."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT, ROOT / "testproject"])),
@@ -18,7 +18,7 @@ def environment(*folders: Path) -> dict[str, str]:
 
 
 def complaints(said: str, *, but: str = "nothing") -> list[str]:
-    """The lines of stderr that nobody wants to see when all is well."""
+    """The lines of stderr that must not appear if all is well."""
     words = ("Traceback", "Warning: ", "never awaited", "was destroyed", "event=", "Exception ignored")
     known = (but, "Warning: Enable tracemalloc")
     return [line for line in said.splitlines() if any(w in line for w in words) and not any(k in line for k in known)]

@@ -1,4 +1,4 @@
-"""The cluster that tests run on does what it is told, and is a cluster for its clients meanwhile."""
+"""The cluster helper of the tests does what it is told, while clients can use the cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def running() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(running: Cluster) -> Iterator[Cluster]:
-    """Every test leaves as many nodes as it found, and all of them well."""
+    """Each test must leave as many nodes as it found, all of them working."""
     count = len(running.nodes)
     yield running
     running.wait_until_ok()
@@ -49,7 +49,7 @@ def site(cluster: Cluster) -> Iterator[redis.RedisCluster]:
 
 
 def replicated(master: Node) -> None:
-    """Wait until its replica has what was written so far."""
+    """Wait until the node's replica has everything written so far."""
     with master.client() as client:
         client.set("{tickets}mark", 1)
         assert client.wait(1, 10_000) == 1

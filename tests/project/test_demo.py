@@ -1,4 +1,4 @@
-"""The ticket shop of testproject, and its demo: run for real, in small."""
+"""The ticket shop of testproject and its demo, run for real on a small scale."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_shop_is_a_site_without_complaints(
 
 
 def check_sales(path: Path, *, other: str | None = None) -> None:
-    """What holds for every demo that ends well. ``other``: the lock that is compared with ours."""
+    """Check what must hold for every successful demo. ``other``: the lock that is compared with ours."""
     figures = json.loads(path.read_text())
     assert figures["ok"]
     assert figures["problems"] == []

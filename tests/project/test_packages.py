@@ -1,4 +1,4 @@
-"""The wheel, as others get it: what is in it, and that a site runs on it alone."""
+"""The wheel as users get it: its contents, and that a site runs on it alone."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from redisserver import RedisServer, redis_server
 
 
-def test_a_port_that_somebody_else_has_taken_meanwhile_is_left_to_him() -> None:
+def test_a_port_that_was_taken_meanwhile_is_not_used() -> None:
     with redis_server() as other:
         other.client().set("key", "theirs")
         server = RedisServer()

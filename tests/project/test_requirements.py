@@ -1,4 +1,4 @@
-"""What a run says of a machine that lacks something."""
+"""What a test run reports about a machine that lacks something."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Site:
         return Path(self._stderr.name).read_text()
 
     def stop(self, number: int = signal.SIGTERM) -> str:
-        """Return what it had to say in its life."""
+        """Stop it; return everything that it wrote to stderr."""
         self.process.send_signal(number)
         self.process.wait(30)
         return self.said()
@@ -181,7 +181,7 @@ def uvicorn(serve: Callable[..., Site]) -> Callable[..., Site]:
 
 
 def count_together(site: Site, where: str, rounds: int) -> tuple[list[int], set[int]]:
-    """Ask 12 at a time; return the numbers that came, and the processes that they came from."""
+    """Send requests, 12 at a time; return the numbers in the responses, and the processes that sent them."""
     with ThreadPoolExecutor(12) as pool:
         responses = list(pool.map(site.get, [where] * 12 * rounds))
     assert {status for status, _, _ in responses} == {200}, responses

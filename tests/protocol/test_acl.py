@@ -1,4 +1,5 @@
-"""A Redis user who may do what docs/redis-user.rst allows: all works, nothing else is tried, no right is too much."""
+"""A Redis user with the rights in docs/redis-user.rst: everything works, nothing else is tried, and no right is
+superfluous."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ Eventually = Callable[..., Any]
 
 
 def give(client: redis.Redis, *rules: str) -> None:
-    """Let these be the rights of the user."""
+    """Set the rights of the user."""
     client.execute_command("ACL", "SETUSER", "locks", "reset", *rules)
     client.execute_command("ACL", "LOG", "RESET")
 
@@ -45,13 +46,14 @@ def commands(rules: list[str]) -> set[str]:
 
 
 def used(monitor: Monitor) -> set[str]:
-    """By the user, in scripts too: the connections of others are known by their addresses."""
+    """The commands of the user, also in scripts: other connections are recognized by their addresses."""
     seen = {seen.name for seen in monitor.seen() if not seen.source.startswith("unix:")}
     return seen - {"auth", "echo", "client", "hello"}
 
 
 def refused(client: redis.Redis) -> set[tuple[str, str]]:
-    """(why, what) of all that was refused. What redis-py says of itself, from 7.2 on, is none of our business."""
+    """(reason, command) of everything that was refused, without CLIENT SETINFO, which redis-py sends to Redis 7.2 and
+    later."""
     entries: Any = client.acl_log()
     found = {(str(entry["reason"]), str(entry["object"])) for entry in entries}
     return {entry for entry in found if not entry[1].startswith("client")}
@@ -59,7 +61,7 @@ def refused(client: redis.Redis) -> set[tuple[str, str]]:
 
 @pytest.fixture
 def root(own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
-    """The administrator of a server whose locks are those of the narrow user, here and in workers."""
+    """The administrator of a server on which the locks use the restricted user, here and in workers."""
     with redis.Redis(unix_socket_path=str(own.socket), db=DATABASE) as client:
         location = f"redis://locks:{SECRET}@127.0.0.1:{own.port}/{DATABASE}"
         give(client, *RULES)
@@ -76,7 +78,7 @@ def monitor(own: RedisServer) -> Iterator[Monitor]:
 
 
 def use_what_is_around_them(client: redis.Redis) -> None:
-    """The command, the admin's list and redis-py's interface; what somebody else has written is named."""
+    """Use the command, the admin's list and redis-py's interface, and read a foreign value."""
     lock = Lock("a")
     lock.acquire()
     for column in ("name", "waiters", "held_for"):

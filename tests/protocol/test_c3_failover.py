@@ -1,4 +1,4 @@
-"""What a failover may forget: who was granted the lock, and that somebody else had it in between."""
+"""What a failover may lose: who was granted the lock, and that another one had it in between."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_previous_holder_is_told(client: redis.Redis) -> None:
 
 
 def test_a_process_learns_fences_from_handoffs(client: redis.Redis, other: Any, eventually: Any) -> None:
-    """Or a master whose clock is behind, and which has lost the last fence, could draw it again."""
+    """Otherwise a master whose clock is behind, and that has lost the last fence, could draw it again."""
     held = Lock(NAME)
     held.acquire()
     thread = other()

@@ -1,6 +1,6 @@
-"""Many thousand entries, written by hand, where there are a few: no script keeps Redis from others for long.
+"""Many thousand entries, written by hand, where there are usually a few: no script blocks Redis for long.
 
-What is bounded is counted in commands: how long they take depends on the machine. (Of pools: see pools/test_bounds.py.)
+The bounds are numbers of commands, as times depend on the machine. (For pools, see pools/test_bounds.py.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENTRIES = {
 
 
 def fill(client: redis.Redis, entry: str | None, count: int = MANY) -> None:
-    """Queue so many who are dead."""
+    """Queue so many dead waiters."""
     with client.pipeline(transaction=False) as pipe:
         for start in range(0, count, 5000):
             ids = {f"forged-id-{number:012}": number + 1 for number in range(start, start + 5000)}
@@ -43,7 +43,7 @@ def fill(client: redis.Redis, entry: str | None, count: int = MANY) -> None:
 
 
 class Meter:
-    """How many commands the scripts have called, each of them, at the mean."""
+    """The mean number of commands that each script has called."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
@@ -83,7 +83,7 @@ def test_a_queue_of_dead_waiters_is_dropped_in_many_short_calls(
 def test_a_holder_that_comes_between_two_calls_of_a_force_release_keeps_the_lock(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch, other: Callable[[], Other]
 ) -> None:
-    """It goes through a queue of the dead in several calls, and finds somebody else's lock at the second one."""
+    """It goes through a queue of dead waiters in several calls, and finds another holder at the second one."""
     newcomer = Lock(NAME, ttl=LONG)
     Lock(NAME, ttl=LONG).acquire()
     fill(client, ENTRIES["of one process"], FEW)
@@ -123,7 +123,7 @@ def test_a_look_at_a_held_lock_does_not_read_its_whole_queue(client: redis.Redis
 
 @pytest.fixture
 def turns() -> Iterator[list[str]]:
-    """Of somebody who locks something else all the time: what went wrong each time, if anything."""
+    """Lock something else all the time; one entry for each time: what went wrong, if anything."""
     turns: list[str] = []
     ended = threading.Event()
 

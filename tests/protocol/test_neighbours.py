@@ -1,4 +1,4 @@
-"""Processes of the version that was released last, and of this one, share their locks: docs/releases.rst.
+"""Processes of the last release and of this version share their locks: see docs/releases.rst.
 
 Under load they do so in tests/faults/test_versions.py.
 """
@@ -15,7 +15,7 @@ from django_redislock.store.scripts import Script
 from tests.protocol.machine import QUIETLY, Change, must_find_a_fault, prepared
 from tests.protocol.released import released, translate
 
-# versions that understand themselves, and nobody else
+# versions that are incompatible with the others
 STRANGERS: dict[str, list[Change]] = {
     "handoffs have another flag": [
         ("pieces/hand_over.lua", "'h', lease", "'n', lease"),

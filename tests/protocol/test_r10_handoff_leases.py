@@ -1,4 +1,4 @@
-"""R10: a handoff begins with a short lease, and whoever keeps the lock has its full TTL from the grant on."""
+"""R10: a handoff begins with a short lease, and a holder that keeps the lock has the full TTL from the grant on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_a
 
 
 def test_the_trace_of_a_handoff_to_the_only_waiter_expires(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
-    """What is known of it ends by itself, whatever becomes of its process."""
+    """The trace expires by itself, whatever happens to its process."""
     lock = Lock(NAME)
     lock.acquire()
     ghost().queue(TOKEN, name=NAME)

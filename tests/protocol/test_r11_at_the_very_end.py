@@ -1,4 +1,4 @@
-"""R11: who comes to a lock at the very end of its lease, with whatever call, passes it on to those who wait."""
+"""R11: any call that finds the lock at the very end of its lease passes it on to the waiters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY = "redislock{0}:busy:pool:accounts:"
 
 @pytest.fixture
 def held(crowd: Crowd, listening: Callable[[], Listener]) -> tuple[Any, Lock]:
-    """Somebody, and the lock that they hold."""
+    """A holder and its lock."""
     listening()
     me, lock = crowd(), Lock(NAME, ttl=LONG)
     me(lock, "acquire")
@@ -49,7 +49,7 @@ def test_a_holder_that_finds_its_lease_ended_passes_the_lock_on(
 
 @pytest.fixture
 def last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the last millisecond of every lease."""
+    """Pretend that every lease is in its last millisecond."""
     for scripts in (calls._RENEW, calls._RELEASE):
         script = copy(scripts["key"])
         script.source = script.source.replace("redis.call('PTTL', KEYS[1])", "0")

@@ -1,4 +1,4 @@
-"""R12: nothing that Redis or the network does to one renewal touches another lock, or what has been released."""
+"""R12: nothing that Redis or the network does to one renewal affects other locks, or locks that were released."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
 
 
 def test_the_end_of_a_lease_is_reported_even_while_redis_hangs(own: RedisServer, eventually: Eventually) -> None:
-    """Local deadlines are watched whatever is waited for."""
+    """Local deadlines are checked whatever requests are unanswered."""
     told: list[float] = []
     locks = [Lock(f"{NAME}:{ttl}", ttl=ttl, on_lost=lambda _: told.append(monotonic())) for ttl in (0.6, 0.9, 1.2)]
     for lock in locks:
@@ -58,7 +58,7 @@ def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
     caplog: pytest.LogCaptureFixture,
     renew_all: Callable[..., None],
 ) -> None:
-    """Whatever one renewal waits for, leases elsewhere are renewed in time."""
+    """Whatever one renewal waits for, leases of other aliases are renewed in time."""
     with redis_server() as stuck:
         losses: list[LockLost] = []
         far = Lock(NAME, ttl=12, using=add_alias(stuck.url))
@@ -76,7 +76,7 @@ def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
 
 @pytest.fixture
 def slow_renewal(network: Proxy, renew_all: Callable[..., None]) -> Iterator[None]:
-    """The renewal of a lock of the same alias, whose answer is waited for."""
+    """A renewal of another lock of the same alias that stays unanswered."""
     slow = Lock("slow", ttl=LONG, using="other")
     slow.acquire()
     held = network.hold_request("keep")
@@ -101,7 +101,7 @@ def test_the_end_of_a_lease_is_reported_while_a_renewal_is_unanswered(
 def test_a_lock_acquired_while_a_renewal_is_unanswered_is_renewed_in_time(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What has less patience does not wait for what has more."""
+    """A lock with a short TTL does not wait for one with a long TTL."""
     losses: list[LockLost] = []
     quick = Lock(NAME, ttl=3, on_lost=losses.append, using="other")
     quick.acquire()
@@ -116,7 +116,7 @@ def test_a_lock_acquired_while_a_renewal_is_unanswered_is_renewed_in_time(
 def test_a_renewal_waits_for_an_answer_no_longer_than_a_sixth_of_the_ttl(
     ttl: float, network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture, renew_all: Callable[..., None]
 ) -> None:
-    """Nor longer than the timeout of the alias; then it is tried again, so that several tries fit into the lease."""
+    """Nor longer than the timeout of the alias. Then it is retried, so that several tries fit into the lease."""
     lock = Lock(NAME, ttl=ttl, using="other")
     lock.acquire()
     held = network.hold_request("keep")

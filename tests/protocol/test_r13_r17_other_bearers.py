@@ -1,4 +1,4 @@
-"""R13 and R17: who goes on with a lock by its token, or releases it, and what its former holder learns of that."""
+"""R13 and R17: adopting or releasing a lock with its token, and how its former holder learns of that."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADOPTER = "adopter-adopter-adopte"
 
 
 class Former:
-    """Somebody who holds the lock by TOKEN, and hears of its loss."""
+    """A user that holds the lock with TOKEN, and is told of its loss."""
 
     def __init__(self, person: Any, eventually: Eventually, **options: Any) -> None:
         self.losses: list[LockLost] = []
@@ -36,7 +36,7 @@ class Former:
         eventually(lambda: all(lease.seen and not lease.urgent for lease in leases()))
 
     def has_lost(self, reason: str) -> None:
-        """It was told, once, and says so from then on."""
+        """Whether it was told, once, and reports the loss from then on."""
         self.eventually(lambda: self.losses)
         assert [error.reason for error in self.losses] == [reason]
         assert self.person.read(lambda: self.lock.lost)
@@ -52,7 +52,7 @@ def former(crowd: Crowd, eventually: Eventually) -> Former:
 
 @pytest.fixture
 def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually) -> Iterator[Former]:
-    """The same, whom others must take for dead: no message reaches its process."""
+    """The same, but no message reaches its process, so that others must consider it dead."""
     one = Former(crowd(), eventually, ttl=30, using="other")
     network.cut()
     eventually(lambda: receivers(client, value(client)[1]) == 0)
@@ -95,7 +95,7 @@ def test_adoption_of_a_detached_lock_writes_the_adopter_into_it_and_keeps_the_fe
 def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence(
     cut_off: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """Should it live, what it writes is out of date from now on."""
+    """If it is alive after all, its writes are outdated from now on."""
     fence = int(value(client)[3])
     taken = adopt(ghost())
     assert taken.state == calls.ALREADY
@@ -109,14 +109,14 @@ def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence(
 def test_a_holder_learns_that_its_lock_was_adopted_elsewhere(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy
 ) -> None:
-    """By its next renewal, where no message could tell."""
+    """By its next renewal, if no message could tell it."""
     assert adopt(ghost()).state == calls.ALREADY
     network.mend()
     cut_off.has_lost(ADOPTED)
 
 
 def test_a_message_tells_a_holder_that_its_lock_was_adopted_elsewhere(former: Former, client: redis.Redis) -> None:
-    """Where it listens again in the moment of the adoption."""
+    """If it is subscribed again at the moment of the adoption."""
     id, channel, *_ = value(client)
     client.publish(channel, f"a {id} {NAME}")
     former.has_lost(ADOPTED)
@@ -145,7 +145,7 @@ def test_a_former_holder_that_releases_late_leaves_the_lock_to_its_adopter(
 def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
     former: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """Who releases from another process tells the channel that stands in the lock."""
+    """A release from another process publishes to the channel that is recorded in the lock."""
     wanted = ghost().wanted(holder(client), name=NAME)
     assert run(calls.release(wanted, unknown=False, how=calls.BEARER))[:2] == (calls.RELEASED, False)
     former.has_lost(RELEASED)

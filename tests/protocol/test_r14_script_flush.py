@@ -1,4 +1,4 @@
-"""R14: scripts may be flushed before any call; it is sent again with the text of the script."""
+"""R14: scripts may be flushed before any call, which is then sent again with the text of the script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.protocol.scene import LONG, Eventually, Line
 
 
 class Forgetful:
-    """Somebody before whose every call Redis forgets its scripts."""
+    """A user before whose every call Redis forgets the scripts."""
 
     def __init__(self, person: Any, client: redis.Redis) -> None:
         self.person = person
@@ -70,7 +70,7 @@ def test_a_script_flush_before_every_call_does_no_harm_to_pools(crowd: Crowd, cl
 
 
 def test_a_script_flush_does_no_harm_to_waiters(line: Line, client: redis.Redis) -> None:
-    """Nor one who queues, looks, is handed the lock or gives up."""
+    """Neither when it queues, looks or gives up, nor when it is handed the lock."""
     lock = Lock(NAME)
     lock.acquire()
     client.script_flush()
@@ -87,7 +87,7 @@ def test_a_script_flush_does_no_harm_to_waiters(line: Line, client: redis.Redis)
 def test_a_script_flush_does_no_harm_to_renewals_of_many_locks_at_once(
     client: redis.Redis, eventually: Eventually, renew_all: Callable[..., None]
 ) -> None:
-    """Each command is looked at by itself."""
+    """Each command is checked by itself."""
     losses: list[LockLost] = []
     locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append) for number in range(5)]
     keys = [make_keys(PREFIX, lock.name).lock for lock in locks]
@@ -103,7 +103,7 @@ def test_a_script_flush_does_no_harm_to_renewals_of_many_locks_at_once(
 def test_a_script_flush_does_no_harm_to_a_release_in_the_background(
     network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Of a block whose end did not reach Redis."""
+    """The release is that of a block whose end did not reach Redis."""
     me, lock = crowd(), Lock(NAME, ttl=LONG, using="other")
     me(lock, "enter")
     network.cut()

@@ -1,4 +1,4 @@
-"""R15: whoever looks at a lock is told how many wait, and who the first hundred are."""
+"""R15: ``info()`` returns how many wait, and the first hundred of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_info_counts_ten_thousand_waiters_and_fetches_a_hundred(
 
 
 def test_an_answer_without_waiters_does_not_touch_the_queue(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
-    """As that of a refused request."""
+    """For example, the answer of a refused request."""
     Lock(NAME).acquire()
     ghost().queue(TOKEN, name=NAME)
     before = count(client, "zrange"), count(client, "hmget")

@@ -1,4 +1,4 @@
-"""R16: what ends something later than at once touches nothing newer, though it bears the same token."""
+"""R16: a late release or withdrawal touches nothing newer, even with the same token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.protocol.scene import RELEASE, Eventually, Line
 
 @pytest.fixture
 def slow(network: Proxy, add_alias: Callable[..., str]) -> Proxy:
-    """A network in which requests get lost, for an alias that soon sends them again."""
+    """A network that loses requests, and an alias that soon retries."""
     add_alias(network.url, SOCKET_TIMEOUT=0.2)
     return network
 

@@ -1,6 +1,7 @@
-"""R18: what a signal handler raises, at whatever moment, leaves no lock, no place in a queue, no connection, no role.
+"""R18: an exception that a signal handler raises at any moment leaves no lock, no place in a queue, no connection, no
+role.
 
-It strikes at every place where handlers run, one after the other; and at random, in processes of their own, as time
+It is raised at every place where handlers run, one after the other; and at random, in processes of their own, as time
 limits of task queues do. (Other tests do the same to the connections alone, in store/test_thread_connections.py.)
 """
 
@@ -44,13 +45,14 @@ def take() -> None:
         lock.acquire(blocking_timeout=GENEROUS)
         lock.release()
     except Interrupt:
-        if fence_of(lock) is not None:  # it is still the caller's, who can be expected to give it back
+        if fence_of(lock) is not None:  # the caller still holds it, and can be expected to release it
             lock.release()
         raise
 
 
 def take_member() -> None:
-    """A strike between the return of acquire() and the block would leave the member to the thread (see Guarantees)."""
+    """An exception between the return of acquire() and the block would leave the member to the thread (see
+    Guarantees)."""
     member = None
     try:
         member = LockPool("accounts").acquire(ttl=LONG, blocking_timeout=GENEROUS)
@@ -103,7 +105,7 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
     places = Interrupter(lambda file: file.startswith(OURS))
     with suppress(ValueError):
         places.run(section)
-    assert places.places > 50  # newer Pythons look for signals at fewer of them
+    assert places.places > 50  # newer Pythons check for signals at fewer places
     for place in range(places.places):
         one = Interrupter(lambda file: file.startswith(OURS), place)
         try:
@@ -119,7 +121,7 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
             section()  # so that the next one finds a connection
 
 
-# Sections one after the other, with a time limit that strikes anywhere in them, or before, or after.
+# Sections one after the other, with a time limit that may end anywhere in them, before or after.
 INTERRUPTED = """
 import random, signal
 from django_redislock.engine.runtime import runtime
@@ -231,7 +233,8 @@ def test_another_waiter_takes_over_reading_from_one_that_was_interrupted(
 
 
 def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once() -> None:
-    """It is undone in the background, and until then seemed to be held by whoever asks: a LockError."""
+    """The release is finished in the background. Until then the lock seemed to be held by the caller, which got a
+    LockError."""
     lock = Lock(NAME, ttl=LONG)
     for one in (Lock("another", ttl=LONG), lock):
         with pytest.raises(Interrupt):

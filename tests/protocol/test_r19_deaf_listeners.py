@@ -1,4 +1,4 @@
-"""R19: a subscription on which messages do not arrive is found out, and replaced."""
+"""R19: a subscription on which messages do not arrive is detected and replaced."""
 
 from __future__ import annotations
 

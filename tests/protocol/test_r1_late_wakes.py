@@ -1,4 +1,5 @@
-"""R1: whatever tells of a lease, when it comes late the lease is shorter for it, and past its end it counts no more."""
+"""R1: a message or answer about a lease that comes late makes the lease shorter, and after its end it no longer
+counts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def ends_here(person: Any, lock: Lock) -> float:
 
 
 def ends_there(client: redis.Redis) -> float:
-    """That in Redis, at least, but for the milliseconds in which it counts."""
+    """The earliest end of the lease in Redis, which counts in milliseconds."""
     return int(client.pttl(LOCK)) / 1000 + monotonic() + 0.001
 
 
@@ -82,7 +83,7 @@ def test_a_handed_over_lease_ends_here_no_later_than_in_redis_when_its_wake_come
 def test_a_handed_over_lease_is_not_overestimated_when_the_clock_of_the_server_has_jumped_ahead(
     line: Line, listening: Callable[[], object], eventually: Eventually
 ) -> None:
-    """Whenever the grant was made, it was not made in the future."""
+    """Whenever the grant was made, it was not in the future."""
     listening()
     lock, node = Lock(NAME), get_backend().node
     lock.acquire()

@@ -1,4 +1,4 @@
-"""R20: a suspended lock is granted to nobody. Its holder keeps it to the end, and those who wait keep their places."""
+"""R20: a suspended lock is granted to nobody. Its holder keeps it to the end, and waiters keep their places."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAITERS, HELD = f"{PREFIX}waiters:{NAME}", f"{PREFIX}held:pool:accounts:"
 
 
 def lapse(client: redis.Redis, name: str) -> None:
-    """The holder's lease ends now, and nobody is told."""
+    """End the holder's lease now, without any message."""
     if name == NAME:
         vanish(client, name)
     else:
@@ -162,7 +162,7 @@ def test_the_first_in_the_queue_is_served_at_once_when_it_is_resumed(
 def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
     line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
 ) -> None:
-    """They knew of the end of the holder's lease alone, long after that."""
+    """The waiters knew only the end of the holder's lease, which is long after that."""
     listening()
     me, you, lock = crowd(), crowd(), Lock(name, ttl=LONG)
     me(lock, "acquire")
@@ -191,7 +191,7 @@ def test_waiters_are_told_of_a_suspension_that_is_cut_short(
 def test_no_entry_of_a_waiter_is_lost_while_a_suspension_is_planned(
     client: redis.Redis, ghost: Callable[..., Ghost], name: str
 ) -> None:
-    """Their entries stand where a suspension may be planned for less time than they have, or for more."""
+    """Their entries share a key with the planned suspension, which may end before or after they expire."""
     there, holder = ghost(), "h".ljust(22, "x")
     there.queue(holder, name=name, ttl=LONG)
     for seconds in (1, LONG):

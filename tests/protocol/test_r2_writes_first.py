@@ -1,4 +1,5 @@
-"""R2: a script tells nobody anything before Redis has accepted a write of its own; and what cannot be told is not 0."""
+"""R2: a script publishes nothing before Redis has accepted one of its writes, and an error of PUBLISH does not mean
+0."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def root(own: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
-    """Two processes, of a holder and a waiter."""
+    """Two simulated processes, of a holder and a waiter."""
     pair = Ghost(root, alive=True), Ghost(root, alive=True)
     yield pair
     for one in pair:
@@ -47,7 +48,7 @@ def take(ghost: Ghost, id: str, name: str, wait: str = calls.NOT_AT_ALL, **more:
 
 
 def told(ghost: Ghost) -> list[list[str]]:
-    """What the process was told up to now: the kinds of messages, and for which ids."""
+    """The messages to the process so far: kinds and ids."""
     ghost.client.publish(ghost.backend.channel, "end")
     messages: list[list[str]] = []
     while messages[-1:] != [["end"]]:
@@ -59,7 +60,7 @@ def release(ghost: Ghost, id: str, name: str, *, unknown: bool = False) -> None:
     run(calls.release(ghost.wanted(id, name=name), unknown=unknown))
 
 
-LATER: dict[str, Callable[[Ghost, str], object]] = {  # what somebody does where the lock is free, and one waits
+LATER: dict[str, Callable[[Ghost, str], object]] = {  # calls that find the lock free while somebody waits
     "acquire": lambda ghost, name: take(ghost, STRANGER, name),
     "withdraw": lambda ghost, name: release(ghost, STRANGER, name),
     "renew": lambda ghost, name: run(calls.renew(ghost.wanted(HOLDER, name=name), "keep", LONG)),
@@ -180,7 +181,7 @@ def test_a_lock_can_be_seized_when_redis_is_out_of_memory(
 def test_a_holder_without_the_right_to_publish_can_still_hand_over(
     allow_only: Callable[..., str], threads: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The waiter keeps its place, and finds out by itself."""
+    """The waiter keeps its place, and finds the free lock by itself."""
     allow_only("resetchannels")
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1.0)
     lock = Lock(NAME, using="other")
@@ -198,7 +199,7 @@ def test_a_holder_without_the_right_to_publish_can_still_hand_over(
 def test_a_holder_without_the_right_to_count_subscribers_can_still_hand_over(
     allow_only: Callable[..., str], threads: Line, client: redis.Redis
 ) -> None:
-    """An error is no 0: nobody is dropped for it."""
+    """An error is not a 0, so no waiter is dropped because of it."""
     allow_only("allchannels", "-pubsub")
     lock = Lock(NAME, ttl=LONG, using="other")
     lock.acquire()

@@ -1,4 +1,4 @@
-"""R3: where nobody listens, a process is gone; who cannot be told is not dropped for that, and comes by itself."""
+"""R3: a process without a subscription is gone; a waiter that cannot be told is not dropped, and comes by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
 def test_a_killed_waiter_is_dropped_by_the_release_that_finds_it(
     start: Start, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The next living one has the lock when release() returns."""
+    """The next live waiter has the lock when release() returns."""
     worker = start(WAITS, name=NAME, ttl=30.0, look_every=LONG)
     worker.expect("ready")
     lock = Lock(NAME)
@@ -70,7 +70,7 @@ def test_a_handoff_that_finds_no_subscriber_is_published_nowhere(
 def test_somebody_who_watches_all_channels_does_not_make_a_process_poll(
     line: Line, ear: Ear, client: redis.Redis
 ) -> None:
-    """A publish counts them too, as PSUBSCRIBE on a console at night."""
+    """PUBLISH counts them too, such as a PSUBSCRIBE on somebody's console."""
     lock = Lock(NAME, ttl=LONG)
     lock.acquire()
     waiting = line.join(Lock(NAME, blocking_timeout=GENEROUS))
@@ -86,7 +86,7 @@ def test_somebody_who_watches_all_channels_does_not_make_a_process_poll(
 
 @pytest.fixture(params=["no right to channels", "the probe is not counted"])
 def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[str]:
-    """An alias whose waiters no message can be trusted to reach."""
+    """An alias for which messages do not reliably reach waiters."""
     if request.param == "no right to channels":
         request.getfixturevalue("allow_only")("resetchannels")
         yield "other"
@@ -126,7 +126,7 @@ def test_a_lock_left_free_for_a_polling_waiter_is_not_given_to_a_newcomer(
 def test_a_polling_waiter_keeps_its_place_behind_a_long_holder(
     polled: str, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """It counts as gone when it has not looked for four of its delays, so it must look."""
+    """It counts as gone if it has not looked for four of its delays, so it must look."""
     lock = Lock(NAME, using=polled)
     lock.acquire()
     waiting = line.join(Lock(NAME, using=polled))
@@ -155,7 +155,7 @@ def test_a_polling_waiter_gives_up_in_time_and_leaves_the_queue(polled: str, lin
 def test_a_killed_polling_waiter_is_dropped_when_it_misses_its_looks(
     allow_only: Callable[..., str], start: Start, line: Line, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Whoever leaves the lock to it tells the first one behind it to watch."""
+    """A script that leaves the lock to it tells the first waiter behind it to watch."""
     choose = 'from django.conf import settings\nsettings.CACHES["default"]["LOCATION"] = url\n'
     worker = start(choose + WAITS, name=NAME, ttl=30.0, look_every=LONG, url=allow_only("resetchannels"))
     worker.expect("ready")
@@ -173,7 +173,7 @@ def test_a_killed_polling_waiter_is_dropped_when_it_misses_its_looks(
 def test_a_listener_that_is_refused_for_a_moment_soon_gets_messages_again(
     allow_only: Callable[..., str], client: redis.Redis, listening: Callable[..., Listener], eventually: Eventually
 ) -> None:
-    """Who may not subscribe polls; half a minute of that is for those whom nobody will give the right."""
+    """A process that may not subscribe polls; only one that will never get the right does so for half a minute."""
     allow_only("resetchannels")
     ears = listening("other")
     assert ears.polled
@@ -187,7 +187,7 @@ def test_a_listener_that_is_refused_for_a_moment_soon_gets_messages_again(
 def test_a_waiter_that_polls_by_choice_is_not_dropped_by_waiters_with_messages(
     ghost: Callable[..., Ghost], line: Line
 ) -> None:
-    """The lock is left to it for as long as it said, also by those who wait for messages."""
+    """The lock is left to it for as long as it has said, also by waiters with messages."""
     lock, one = Lock(NAME), ghost(alive=False)
     lock.acquire()
     wanted = one.wanted(WAITER, name=NAME)

@@ -1,4 +1,4 @@
-"""R4: a process that stands still costs the others one handoff lease in all, however many wait in it."""
+"""R4: a stopped process costs the others one handoff lease in all, however many of its threads wait."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ POOL = "pool:accounts:"
 
 
 def handoffs_to(ear: Ear, ids: list[str]) -> int:
-    """How many grants these were told of."""
+    """How many grants these processes were told of."""
     return sum(kind == "g" and id in ids for kind, id, *_ in ear.heard())
 
 
 def test_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
     ghost: Callable[..., Ghost], line: Line, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handoff whose lease ended unconfirmed leaves a trace; who finds it drops every waiter of that process."""
+    """A handoff whose lease ended unconfirmed leaves a trace. The script that finds it drops every waiter of that
+    process."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.3)
     lock, stuck = Lock(NAME), ghost()
     lock.acquire()
@@ -55,7 +56,7 @@ def test_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
 def test_a_stuck_process_costs_one_handoff_lease_though_others_are_confirmed_meanwhile(
     ghost: Callable[..., Ghost], line: Line, ear: Ear, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    """Whoever is suspected stays so, until a sign of life."""
+    """A suspect process stays suspect until a sign of life."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.3)
     lock, stuck = Lock(NAME), ghost()
     lock.acquire()
@@ -92,7 +93,7 @@ def test_a_sign_of_life_clears_a_suspect_process(
 def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
     how: str, ghost: Callable[..., Ghost], client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The trace is of those alone of which nothing was heard until their lease was over."""
+    """Only processes that gave no sign of life until the end of the lease leave a trace."""
     lock, one = Lock(NAME), ghost()
     lock.acquire()
     for id in STUCK[:2]:
@@ -104,7 +105,7 @@ def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
         run(calls.release(wanted, unknown=False))
     else:
         run(calls.renew(wanted, "confirm", 1.0))
-        eventually(lambda: not holder(client))  # it ends all the same
+        eventually(lambda: not holder(client))  # it ends nevertheless
         assert not Lock(NAME).acquire(blocking=False)
     assert holder(client) == STUCK[1]
 
@@ -126,7 +127,7 @@ def test_a_stuck_process_in_the_queue_of_a_pool_costs_one_handoff_lease(
 
 
 def stopped_process(start: Start, client: redis.Redis, eventually: Eventually) -> Worker:
-    """Its four waiters are the first in the queue, and it stands."""
+    """A stopped process whose four waiters are the first in the queue."""
     worker = start(MANY_WAIT, name=NAME, ttl=1.0, count=4, look_every=LONG)
     worker.expect("ready")
     for number in range(4):
@@ -146,7 +147,7 @@ def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Dropped, but alive: when the process runs again, all its waiters stand where they stood."""
+    """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
     monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.3)
     lock = Lock(NAME)
     lock.acquire()
@@ -188,7 +189,7 @@ hear()
 def test_a_forked_child_does_not_make_its_dead_parent_look_alive(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """It closes the inherited socket of the listener, and has a channel of its own."""
+    """It closes the inherited socket of the listener, and has its own channel."""
     lock = Lock(NAME)
     lock.acquire()
     parent = start(FORKS, name=NAME)

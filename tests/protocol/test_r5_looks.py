@@ -1,4 +1,4 @@
-"""R5: who waits also looks by the clock, in every process, and so often as costs nothing."""
+"""R5: waiters also look at scheduled times, in every process, and so rarely that it costs almost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tests of the store need."""
+"""Fixtures of the tests of the store."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Exercise = Callable[[], None]
 
 @pytest.fixture
 def me(crowd: Crowd) -> Any:
-    """Somebody who uses locks: a thread, or a task."""
+    """A user of locks: a thread, or a task."""
     return crowd()
 
 
 @pytest.fixture
 def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
-    """Everything that a lock does with its connections: take, queue, hand over, confirm, look, extend, force."""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)  # who waits must be told
+    """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend, force-release."""
+    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)  # waiters must be told
 
     def exercise() -> None:
         me, you = crowd(), crowd()
@@ -54,7 +54,7 @@ def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPat
 
 
 def all_at_once(work: Callable[[int], object], count: int) -> None:
-    """Run ``work`` in so many threads, which all begin together."""
+    """Run ``work`` in so many threads that all begin together."""
     gate = threading.Barrier(count)
 
     def run(number: int) -> None:
@@ -67,7 +67,7 @@ def all_at_once(work: Callable[[int], object], count: int) -> None:
 
 
 def use(number: int) -> None:
-    """A few short sections."""
+    """Enter a few short sections."""
     for _ in range(5):
         with Lock(f"a:{number}"):
             pass

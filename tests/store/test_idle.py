@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody idles for long."""
+    """Idle connections are closed soon."""
     monkeypatch.setattr(thread_connections, "IDLE_FOR", 0.0)
     monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
     monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 
 async def ask(*words: str) -> Any:
-    """One command of somebody who has just come."""
+    """A command of a new caller."""
     (answer,), _ = await get_backend().aexchange([words], urgency=ENTERING)
     if isinstance(answer, redis.ResponseError):
         raise answer
@@ -191,7 +191,7 @@ Lone = tuple[LoopConnections, _Loan]
 
 
 def awaited(connections: LoopConnections) -> asyncio.Future[None]:
-    """What the first in line waits for."""
+    """The future that the first in the queue waits for."""
     granted = next(loan.granted for queue in connections._queues for loan in queue)
     assert granted is not None
     return granted
@@ -251,7 +251,7 @@ async def test_a_timeout_at_the_moment_of_the_grant_changes_nothing(lone: Lone) 
 
 
 class Forgetful(redis.CredentialProvider):
-    """A site's own, with a defect; what it raises is not of connections."""
+    """A site's own connection class with a bug, which raises no connection error."""
 
     def get_credentials(self) -> tuple[str, str]:
         raise RuntimeError("no credentials")
@@ -269,7 +269,7 @@ async def test_an_error_of_the_sites_own_code_propagates_and_takes_no_connection
 
 
 async def ask_again(ask: Callable[[], Awaitable[Any]], expected: Any) -> None:
-    """Ask as often as a slow machine makes a short timeout strike; any answer must be the right one."""
+    """Ask until a call succeeds, as a short timeout may expire on a slow machine; any answer must be the right one."""
     for _ in range(50):
         try:
             assert await ask() == expected

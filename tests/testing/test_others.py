@@ -1,4 +1,4 @@
-"""Others who hold locks, locks that are lost, and a Redis that is away."""
+"""Locks that others hold, locks that are lost, and a Redis that is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holders who are overtaken and do not know: what their site relies on is the database."""
+"""Holders that are overtaken without noticing, so that the database must refuse them."""
 # mypy: disable-error-code="misc"
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Locks of its own for each test, and what is left of them afterwards."""
+"""Each test has its own locks, and nothing of them is left afterwards."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def project(tmp_path: Path) -> Path:
 def run(project: Path, *words: str) -> str:
     known = environment(project)
     for name in [name for name in known if name.startswith(("PYTEST_", "COV_", "COVERAGE_"))]:
-        del known[name]  # of the run that this test is part of
+        del known[name]  # set by the test run that this test is part of
     known["DJANGO_SETTINGS_MODULE"] = "site_settings"
     command = [sys.executable, "-W", "error", *words]
     done = subprocess.run(command, cwd=project, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)

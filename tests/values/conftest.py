@@ -28,14 +28,14 @@ def me(crowd: Crowd) -> Any:
 
 @pytest.fixture
 def nowhere(settings: Any) -> None:
-    """No server is there: who asks one gets LockUnavailable."""
+    """There is no server: calls that need one raise LockUnavailable."""
     settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.REDISLOCK = {"RETRY_FOR": 0.1}
 
 
 @pytest.fixture
 def in_processes(start: Start) -> Callable[[int, str], list[list[str]]]:
-    """Run code in processes that begin at the same time; returns what each says as "done"."""
+    """Run code in processes that begin at the same time; return what each prints as "done"."""
 
     def in_processes(number: int, code: str) -> list[list[str]]:
         workers = [start(f"say('ready'); hear()\n{code}", me=me) for me in range(number)]

@@ -1,4 +1,4 @@
-"""Values that are replaced or deleted if another one compares so with them."""
+"""Values that are replaced or deleted depending on a comparison."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def high(using: str) -> ConditionalValue:
 
 
 def pttl(value: ConditionalValue) -> int:
-    """Milliseconds until what is stored is gone; -1: it stays."""
+    """Milliseconds until the value expires; -1: it does not."""
     return int(raw(value.using or "", "PTTL", KEY))
 
 
@@ -229,7 +229,7 @@ def test_a_number_is_not_ordered_beside_stored_text(me: Any, high: ConditionalVa
 
 
 def uses(value: Any) -> list[Call]:
-    """All that a value can be given for."""
+    """All calls that take a value."""
     state = ConditionalValue("high")
     return [lambda: state.setne(value), lambda: state.delne(value), lambda: state.setne(5, value)]
 

@@ -1,4 +1,4 @@
-"""Counters that many add to."""
+"""Counters that many processes add to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hits(using: str) -> Counter:
 
 
 def pttl(counter: Counter) -> int:
-    """Milliseconds until the counter is gone; -1: it stays."""
+    """Milliseconds until the counter expires; -1: it does not."""
     return int(raw(counter.using or "", "PTTL", KEY))
 
 

@@ -1,4 +1,5 @@
-"""Values and counters over a network that loses, delays and repeats: each call is done once, and says what it did."""
+"""Values and counters over a network that loses, delays and repeats: each call takes effect once, and returns that
+result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site of the tests, as two servers and Django's two test clients run it."""
+"""The test site, run by two servers and by Django's two test clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SITE = {"ROOT_URLCONF": site.__name__, "MIDDLEWARE": [f"{site.__name__}.middlewa
 
 @pytest.fixture(scope="module")
 def webs() -> Iterator[dict[str, Web]]:
-    """All ways in which a request may reach the site."""
+    """All ways in which a request can reach the site."""
     with ExitStack() as stack:
         stack.enter_context(override_settings(**SITE))
         yield {
@@ -35,13 +35,13 @@ def webs() -> Iterator[dict[str, Web]]:
 
 @pytest.fixture(params=["wsgi", "asgi", "client", "async-client"])
 def web(request: pytest.FixtureRequest, webs: dict[str, Web]) -> Web:
-    """Each of them."""
+    """One of these ways; the test runs with each."""
     return webs[request.param]
 
 
 @pytest.fixture
 def gate() -> Iterator[site.Gate]:
-    """For ?gate=here."""
+    """The gate for ?gate=here."""
     site.gates["here"] = made = site.Gate()
     yield made
     made.go_on.set()
@@ -61,6 +61,6 @@ def _no_ends() -> None:
 
 @pytest.fixture
 def pages(crowd: Crowd, settings: Any) -> Pages:
-    """A site for this test alone, of views as the people of the crowd are: plain for threads, async for tasks."""
+    """A site for this test alone, with views that fit the crowd: sync for threads, async for tasks."""
     settings.ROOT_URLCONF = pages = Pages(awaits=crowd.awaits)
     return pages

@@ -1,4 +1,4 @@
-"""``locked_view`` on what only async views are; what they have in common with others is in test_locked_view.py."""
+"""``locked_view`` on async views; what they have in common with sync views is in test_locked_view.py."""
 # mypy: disable-error-code="misc, untyped-decorator"
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = LEFT_OPEN
 
 @async_unsafe
 def query() -> int:
-    """What the ORM is: not to be called in an event loop."""
+    """Like the ORM, it must not be called in an event loop."""
     return 7
 
 
@@ -75,7 +75,7 @@ def test_async_views_under_atomic_requests_are_refused_as_django_refuses_them(
                 Client().generic(method, f"/{name}/1/")
 
 
-def test_a_decorated_async_view_is_one() -> None:
+def test_a_decorated_async_view_is_still_async() -> None:
     assert iscoroutinefunction(of_a_user)
     assert asgiref.sync.iscoroutinefunction(of_a_user)
     assert of_a_user.__name__ == "of_a_user"
@@ -83,7 +83,7 @@ def test_a_decorated_async_view_is_one() -> None:
 
 @pytest.mark.parametrize("view", [of_a_user, of_a_user_by_callable])
 @pytest.mark.parametrize("lazy", [True, False])
-async def test_a_name_may_hold_what_has_to_be_loaded(
+async def test_a_name_may_contain_lazy_values(
     view: Callable[[HttpRequest], Awaitable[HttpResponse]], lazy: bool
 ) -> None:
     request = AsyncRequestFactory().get("/")
@@ -118,7 +118,7 @@ async def test_a_plain_view_called_in_a_coroutine_is_told_what_to_do(client: red
 
 
 class Slow:
-    """A view that waits without end, until it is interrupted."""
+    """A view that waits until it is interrupted."""
 
     def __init__(self) -> None:
         self.inside = asyncio.Event()
@@ -143,7 +143,7 @@ async def test_a_request_that_is_cancelled_releases(client: redis.Redis, aeventu
     await aeventually(lambda: not lock_names(client))
 
 
-def test_a_plain_view_keeps_its_lock_while_it_works_though_its_client_has_gone(
+def test_a_plain_view_keeps_its_lock_while_it_runs_even_if_its_client_disconnects(
     settings: Any, other: Callable[[], Other], client: redis.Redis, eventually: Callable[..., Any]
 ) -> None:
     gate, sent, gone = site.Gate(), [{"type": "http.request"}], threading.Event()
@@ -166,7 +166,7 @@ def test_a_plain_view_keeps_its_lock_while_it_works_though_its_client_has_gone(
         await ASGIHandler()({**scope, "type": "http"}, receive, AsyncMock())
 
     settings.ROOT_URLCONF = (path("slow/", view),)
-    settings.MIDDLEWARE = []  # where it is sync, the task of the request waits for the view
+    settings.MIDDLEWARE = []  # with sync middleware, the task of the request would wait for the view
     handling = other().start(lambda: asyncio.run(handle()))
     assert gone.wait(GENEROUS)
     (lease,) = leases()

@@ -21,7 +21,7 @@ from tests.helpers.servers import LEFT_OPEN, Web
 
 Eventually = Callable[..., Any]
 pytestmark = LEFT_OPEN
-UNDER_THE_LOCK = (["account:1"], ["account:1"])  # that is held before and after a COMMIT
+UNDER_THE_LOCK = (["account:1"], ["account:1"])  # the locks that are held before and after a COMMIT
 
 
 def test_the_lock_begins_before_the_transaction_and_ends_after_it(atomic: Account, commits: Commits, web: Web) -> None:
@@ -82,7 +82,7 @@ def test_an_error_that_rest_framework_turns_into_a_response_rolls_back_and_relea
         assert (atomic.balance, commits.seen) == (0, []), name
 
 
-def test_what_was_done_under_a_lost_lock_is_not_committed(atomic: Account, commits: Commits, web: Web) -> None:
+def test_work_under_a_lost_lock_is_not_committed(atomic: Account, commits: Commits, web: Web) -> None:
     for name in ["lost", "lost-late"]:
         assert web.get(f"/{name}/1/").status == 500
         assert (atomic.balance, commits.seen) == (0, []), name
@@ -143,8 +143,8 @@ def test_a_view_that_is_excluded_without_djangos_decorator_has_no_transaction(
     assert commits.seen == []
 
 
-def test_djangos_decorator_still_keeps_the_view_where_our_mark_looks_for_it() -> None:
-    """If this fails, OpenedHere.add() has to learn how Django calls it now."""
+def test_djangos_decorator_still_passes_the_view_as_our_mark_expects() -> None:
+    """If this fails, adapt OpenedHere.add() to how Django calls it now."""
 
     def view(request: HttpRequest) -> HttpResponse:
         raise AssertionError("not reached")

@@ -1,4 +1,4 @@
-"""``locked_view`` where the view's return is too early for a release: Django has begun the transaction itself."""
+"""``locked_view`` inside a transaction that Django has begun: the lock must not be released when the view returns."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -
     transaction.set_autocommit(True)
 
 
-def test_what_a_method_leaves_to_its_commit_is_under_its_lock(account: Account) -> None:
+def test_callbacks_that_a_method_registers_for_its_commit_run_under_its_lock(account: Account) -> None:
     told: list[object] = []
 
     def again() -> None:
@@ -87,7 +87,7 @@ def test_what_a_method_leaves_to_its_commit_is_under_its_lock(account: Account) 
         return HttpResponse()
 
     with transaction.atomic():
-        for _ in range(2):  # as one request may call it several times
+        for _ in range(2):  # as one request may call the view several times
             view(RequestFactory().get("/"))
         again()
         assert held() == ["account"]
@@ -98,7 +98,7 @@ def test_what_a_method_leaves_to_its_commit_is_under_its_lock(account: Account) 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("commits", [True, False])
-def test_after_a_view_that_raises_the_lock_is_held_until_it_is_decided_what_becomes_of_its_work(
+def test_after_a_view_that_raises_the_lock_is_held_until_its_transaction_has_ended(
     commits: bool, error: type[BaseException], account: Account
 ) -> None:
     @locked_view("account")
@@ -125,7 +125,7 @@ def test_the_page_of_a_locked_method_is_cached(atomic: Account, web: Web) -> Non
         assert (atomic.balance, held()) == (balance, [])
 
 
-def test_a_cached_page_needs_nothing_of_this_library_and_releases_nothing(account: Account) -> None:
+def test_a_cached_page_can_be_loaded_without_this_package_and_releases_nothing(account: Account) -> None:
     with transaction.atomic():
         stored = pickle.dumps(site.function(RequestFactory().get("/"), pk=1))
         assert b"django_redislock" not in stored
@@ -192,7 +192,7 @@ def test_what_is_released_in_the_background_leaves_an_outer_view_its_lock(accoun
     assert held() == []
 
 
-def test_a_late_release_that_redis_does_not_hear_is_sent_again(
+def test_a_late_release_that_does_not_reach_redis_is_sent_again(
     account: Account, own: RedisServer, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     retry_for(0.1)
@@ -211,7 +211,9 @@ def test_a_late_release_that_redis_does_not_hear_is_sent_again(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_an_inner_view_leaves_the_outer_one_its_lock(streams: bool, account: Account, eventually: Eventually) -> None:
+def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(
+    streams: bool, account: Account, eventually: Eventually
+) -> None:
     short = locked_view("account", reentrant=True, ttl=1)
 
     @short
@@ -280,7 +282,7 @@ def ask_and_keep(web: Web, path: str) -> socket.socket:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("trouble", ["", "&raise"])
 @pytest.mark.parametrize("name", ["function", "one-method", "stream", "async-stream", "below-api-view"])
-def test_a_client_that_goes_while_the_view_works_does_not_leave_its_lock_to_the_ttl(
+def test_a_client_that_disconnects_while_the_view_runs_leaves_no_lock(
     name: str, trouble: str, kind: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Eventually
 ) -> None:
     atomic.options["ATOMIC_REQUESTS"] = name != "async-stream"
@@ -294,7 +296,7 @@ def test_a_client_that_goes_while_the_view_works_does_not_leave_its_lock_to_the_
     eventually(lambda: not list_locks())
 
 
-def test_a_client_that_goes_while_it_reads_a_stream_leaves_no_lock(
+def test_a_client_that_disconnects_while_it_reads_a_stream_leaves_no_lock(
     webs: dict[str, Web], gate: site.Gate, eventually: Eventually
 ) -> None:
     for kind, name, query in [("wsgi", "stream", "gate=here"), ("asgi", "async-stream", "endless")]:

@@ -29,7 +29,7 @@ def held() -> list[str]:
 
 @pytest.fixture(params=["block", "function", "stack"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs something under one and the same ``locked_atomic``, in each of the ways that there are."""
+    """Runs something under the same ``locked_atomic``, in each of the possible ways."""
     atomic = locked_atomic(NAME)
 
     def block(work: Callable[[], Any]) -> None:
@@ -80,7 +80,9 @@ def test_callbacks_of_on_commit_run_under_the_lock(account: Account) -> None:
     assert seen == [[NAME]]
 
 
-def test_where_the_lock_is_busy_nothing_begins(account: Account, other: Callable[[], Other], commits: Commits) -> None:
+def test_if_the_lock_is_busy_no_transaction_begins(
+    account: Account, other: Callable[[], Other], commits: Commits
+) -> None:
     def never() -> None:
         raise AssertionError("not reached")
 
@@ -90,7 +92,7 @@ def test_where_the_lock_is_busy_nothing_begins(account: Account, other: Callable
     assert (commits.seen, connection.in_atomic_block) == ([], False)
 
 
-def test_what_was_done_under_a_lost_lock_is_rolled_back(run: Run, account: Account, eventually: Eventually) -> None:
+def test_work_under_a_lost_lock_is_rolled_back(run: Run, account: Account, eventually: Eventually) -> None:
     def work() -> None:
         account.book()
         (lease,) = leases()
@@ -202,7 +204,7 @@ def test_in_a_testcase_it_works_as_outside(in_testcase: None, run: Run, account:
         run(account.book)
 
 
-async def test_async_with_says_the_way_out() -> None:
+async def test_async_with_is_an_error_that_says_what_to_do_instead() -> None:
     with pytest.raises(TypeError, match=r"^locked_atomic has no async with: .* call it through sync_to_async\.$"):
         async with locked_atomic(NAME):  # type: ignore[attr-defined]
             raise AssertionError("not reached")
@@ -219,7 +221,7 @@ async def test_in_an_event_loop_it_is_refused(account: Account) -> None:
 # -- names and options ----------------------------------------------------------------------------------------------
 
 
-def test_a_function_has_the_lock_of_its_arguments(account: Account, commits: Commits) -> None:
+def test_the_lock_of_a_function_is_named_after_its_arguments(account: Account, commits: Commits) -> None:
     @locked_atomic("account:{pk}")
     def book(pk: str) -> int:
         return account.book()
@@ -270,7 +272,7 @@ def test_without_arguments_it_is_refused_where_it_decorates() -> None:
         locked_atomic()(book)
 
 
-def test_braces_that_a_template_has_written_are_no_cause_to_warn(account: Account) -> None:
+def test_braces_in_a_value_of_a_template_do_not_warn(account: Account) -> None:
     assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
 
 

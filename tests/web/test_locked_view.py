@@ -1,4 +1,4 @@
-"""``locked_view``: one request at a time, for plain views and async ones."""
+"""``locked_view``: one request at a time, for sync and async views."""
 # mypy: disable-error-code="misc, untyped-decorator"
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Slow = Callable[..., tuple[threading.Event, threading.Event]]
 
 
 def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-    """With the names of the locks that are held."""
+    """Respond with the names of the held locks."""
     return HttpResponse("|".join(lock.name for lock in list_locks()))
 
 
@@ -245,7 +245,7 @@ def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages:
 
 @pytest.fixture
 def slow(pages: Pages, client: redis.Redis) -> Slow:
-    """Add the view /slow/ that sets the first event, waits for the second, and tells what it holds."""
+    """Add the view /slow/ that sets the first event, waits for the second, and responds with what it holds."""
 
     def slow(**options: Any) -> tuple[threading.Event, threading.Event]:
         inside, go_on = threading.Event(), threading.Event()
@@ -306,7 +306,7 @@ def test_a_view_that_raises_releases(crowd: Crowd, pages: Pages, client: redis.R
     assert lock_names(client) == []
 
 
-def test_a_lock_lost_under_the_view_is_told_but_not_over_its_own_error(
+def test_a_lock_lost_under_the_view_raises_unless_the_view_raised_itself(
     crowd: Crowd, pages: Pages, client: redis.Redis
 ) -> None:
     def lose(request: HttpRequest) -> None:
@@ -322,7 +322,7 @@ def test_a_lock_lost_under_the_view_is_told_but_not_over_its_own_error(
         me(pages, "get", "/order/?raise")
 
 
-def test_a_finished_view_responds_though_its_release_fails(
+def test_a_finished_view_responds_even_if_its_release_fails(
     crowd: Crowd,
     pages: Pages,
     own: RedisServer,
@@ -377,7 +377,7 @@ def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
         locked_view("x", key="y")  # type: ignore[call-arg]
 
 
-def test_what_does_not_say_what_it_takes_may_respond_to_conflicts() -> None:
+def test_a_callable_without_a_signature_may_respond_to_conflicts() -> None:
     class Respond:
         @property
         def __signature__(self) -> None:
@@ -401,7 +401,7 @@ def test_what_runs_after_its_call_has_returned_is_refused() -> None:
             locked_view("x")(function)
 
 
-def test_a_method_decorated_as_a_function_is_told_how_to(crowd: Crowd) -> None:
+def test_decorating_a_method_as_a_function_is_an_error_that_says_how_to_do_it(crowd: Crowd) -> None:
     methods = Twins(locked_view("x"), lambda self, request: never())
 
     class Wrong(View):
@@ -425,7 +425,7 @@ def test_an_option_that_says_how_to_wait_waits(options: dict[str, Any]) -> None:
         assert locked_view("order", **options)(respond)(plain()).content == b"order"
 
 
-def test_a_class_is_told_where_it_is_decorated_how_to() -> None:
+def test_decorating_a_class_is_an_error_that_says_how_to_do_it() -> None:
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*Wrong.*method_decorator\(.*dispatch"):
 
         @locked_view("x")

@@ -1,4 +1,4 @@
-"""``locked_view`` above what checks the user, and below it."""
+"""``locked_view`` above and below decorators that check the user."""
 # mypy: disable-error-code="misc, untyped-decorator"
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ BELOW: dict[str, Callable[[], Any]] = {
 
 
 def status(view: Any) -> int:
-    """Of a stranger's request."""
+    """The status of a request by an anonymous user."""
 
     async def stranger() -> AnonymousUser:
         return AnonymousUser()
@@ -75,7 +75,7 @@ def status(view: Any) -> int:
 
 
 @pytest.mark.parametrize("make", ABOVE.values(), ids=ABOVE.keys())
-def test_above_what_checks_the_user_strangers_learn_what_is_busy_and_the_site_is_warned(
+def test_above_login_required_strangers_learn_what_is_busy_and_the_site_is_warned(
     make: Callable[[], Any], other: Callable[[], Other]
 ) -> None:
     assert other()(Lock("order").acquire)
@@ -84,7 +84,7 @@ def test_above_what_checks_the_user_strangers_learn_what_is_busy_and_the_site_is
 
 
 @pytest.mark.parametrize("make", BELOW.values(), ids=BELOW.keys())
-def test_below_it_strangers_learn_nothing_and_nobody_is_warned(
+def test_below_login_required_strangers_learn_nothing_and_nobody_is_warned(
     make: Callable[[], Any], other: Callable[[], Other]
 ) -> None:
     assert other()(Lock("order").acquire)

@@ -1,4 +1,4 @@
-"""What is said of a lock that is released inside a transaction."""
+"""The warning about a lock that is released inside a transaction."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def test_a_lock_outside_of_the_transaction_does_not_warn(account: Account) -> No
         account.book()
 
 
-def test_the_block_of_a_testcase_does_not_count_but_one_inside_it_does(in_testcase: None, account: Account) -> None:
+def test_the_transaction_of_a_testcase_does_not_count_but_one_inside_it_does(
+    in_testcase: None, account: Account
+) -> None:
     with Lock("account:7"):
         account.book()
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=INSIDE), Lock("account:7"):

@@ -1,4 +1,4 @@
-"""The owner of a view's lock, for people: the request, and whose it is where that is known."""
+"""The owner shown for a view's lock: the request, and its user if known."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def test_the_owner_is_the_request(crowd: Crowd, pages: Pages, client: redis.Redi
         ({}, "GET /a/"),
     ],
 )
-def test_a_user_who_is_known_is_told_by_the_primary_key(attributes: dict[str, Any], owner: str) -> None:
+def test_a_loaded_user_is_shown_by_primary_key(attributes: dict[str, Any], owner: str) -> None:
     request = RequestFactory().get("/a/")
     request.__dict__.update(attributes)
     assert locked_view("who")(tell_owner)(request).content.decode() == owner
 
 
-def test_a_user_who_is_in_the_name_is_known() -> None:
+def test_a_user_in_the_name_of_the_lock_is_shown() -> None:
     @locked_view("who:{request.user.pk}")
     def view(request: HttpRequest) -> HttpResponse:
         (lock,) = list_locks()
@@ -88,7 +88,7 @@ def by_agent(request: HttpRequest) -> str:
     return f"agent {request.headers['User-Agent']}"
 
 
-@async_unsafe  # as all that asks the database
+@async_unsafe  # like everything that queries the database
 def by_query(request: HttpRequest) -> str:
     return "user 7"
 
@@ -104,14 +104,14 @@ def test_a_path_cannot_imitate_another_owner() -> None:
 
 
 @pytest.mark.parametrize(("setting", "owner"), [(None, ""), (f"{__name__}.by_agent", "agent curl/7")])
-def test_the_setting_decides_what_is_told(setting: str | None, owner: str, settings: Any) -> None:
+def test_the_setting_decides_what_is_shown(setting: str | None, owner: str, settings: Any) -> None:
     settings.REDISLOCK = {"VIEW_OWNER": setting}
     request = RequestFactory().get("/a/", headers={"user-agent": "curl/7"})
     request.user = SimpleNamespace(pk=7)  # type: ignore[assignment]
     assert locked_view("who")(tell_owner)(request).content.decode() == owner
 
 
-def test_the_setting_decides_what_the_log_tells_too(
+def test_the_setting_decides_what_the_log_shows_too(
     crowd: Crowd,
     pages: Pages,
     own: RedisServer,
@@ -139,7 +139,7 @@ def test_a_function_may_ask_the_database_in_async_views_too(
     assert crowd()(pages, "get", "/order/").content.endswith(b" user 7")
 
 
-def test_what_is_no_text_is_an_error_that_names_the_function(client: redis.Redis, settings: Any) -> None:
+def test_a_result_that_is_no_text_is_an_error_that_names_the_function(client: redis.Redis, settings: Any) -> None:
     settings.REDISLOCK = {"VIEW_OWNER": f"{__name__}.by_nothing"}
     message = rf"^REDISLOCK\['VIEW_OWNER'\] = '{__name__}.by_nothing' must return a str, not None\.$"
     with pytest.raises(TypeError, match=message):

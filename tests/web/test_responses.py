@@ -1,4 +1,4 @@
-"""What ``locked_view`` responds to a request that cannot have its lock."""
+"""The response of ``locked_view`` to a request that cannot acquire its lock."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def never(*args: Any, **kwargs: Any) -> HttpResponse:
 
 @pytest.fixture
 def busy(crowd: Crowd, pages: Pages) -> Callable[..., Any]:
-    """Ask a view whose lock somebody else holds for up to a minute."""
+    """Request a view whose lock somebody else holds for up to a minute."""
     me, you = crowd(), crowd()
     assert you(Lock("order", ttl=60), "acquire")
 
@@ -106,7 +106,7 @@ def test_the_template_of_the_site_may_ask_the_database(
 
 @async_unsafe
 def query() -> int:
-    """What the ORM is: not to be called in an event loop."""
+    """Like the ORM, it must not be called in an event loop."""
     return 7
 
 
@@ -193,7 +193,7 @@ def speechless(request: HttpRequest, *info: LockInfo | None) -> None: ...
         (f"{__name__}.speechless", {}, r"REDISLOCK\['VIEW_ON_CONFLICT'\]"),
     ],
 )
-def test_who_returns_no_response_to_a_conflict_is_named(
+def test_an_on_conflict_that_returns_no_response_is_named(
     setting: str | None, options: dict[str, Any], what: str, busy: Callable[..., Any], settings: Settings
 ) -> None:
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": setting}
@@ -203,10 +203,10 @@ def test_who_returns_no_response_to_a_conflict_is_named(
         busy(**options)
 
 
-def test_who_responds_to_a_conflict_need_not_know_the_holder(
+def test_a_conflict_can_be_answered_without_knowing_the_holder(
     busy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis goes away before it can be asked for it."""
+    """Redis goes away before it can be asked for the holder."""
 
     def inspect(*args: Any) -> Any:
         raise LockUnavailable("it is away")
@@ -218,7 +218,7 @@ def test_who_responds_to_a_conflict_need_not_know_the_holder(
     assert (response.status_code, response.content) == (409, b"None")
 
 
-def test_a_response_to_conflicts_that_cannot_be_imported_is_an_error_that_names_it(
+def test_an_on_conflict_that_cannot_be_imported_is_an_error_that_names_it(
     busy: Callable[..., Any], settings: Settings
 ) -> None:
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}

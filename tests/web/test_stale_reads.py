@@ -1,4 +1,5 @@
-"""What the lock of a view is for: with a lock that ends before COMMIT updates get lost, with ours none does."""
+"""Why the lock must be held until COMMIT: a lock that is released earlier loses updates, and ``locked_view`` does
+not."""
 
 from __future__ import annotations
 
@@ -44,19 +45,19 @@ def web(atomic: Account) -> Iterator[Web]:
         yield web
 
 
-def test_a_lock_that_ends_before_the_commit_lets_the_next_one_read_what_is_out_of_date(
+def test_with_a_lock_released_before_commit_the_next_holder_reads_stale_rows(
     web: Web, commits: Commits, other: Callable[[], Other]
 ) -> None:
     commits.go_on.clear()
     first = other().start(lambda: web.get("/cache-lock/1/"))
-    assert commits.reached.wait(GENEROUS)  # the lock is free again, what it guarded is not written yet
+    assert commits.reached.wait(GENEROUS)  # the lock is free again, but its holder has not committed yet
     assert web.get("/cache-lock-read/1/").body == b"0"
     commits.go_on.set()
     assert first.result(GENEROUS).body == b"1"
 
 
 @pytest.mark.parametrize("name", ["twice", "twice-late"])
-def test_with_the_lock_of_a_view_the_next_one_waits_for_the_commit(
+def test_with_locked_view_the_next_holder_waits_for_the_commit(
     name: str, web: Web, atomic: Account, commits: Commits, other: Callable[[], Other], eventually: Eventually
 ) -> None:
     commits.go_on.clear()
@@ -70,7 +71,7 @@ def test_with_the_lock_of_a_view_the_next_one_waits_for_the_commit(
 
 
 async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int]:
-    """All at once; return how many got which status."""
+    """Send all requests at once; return how many got which status."""
 
     async def ask() -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -84,7 +85,7 @@ async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int
 
 @pytest.mark.complete
 @pytest.mark.parametrize("account", ["postgres"], indirect=True)
-def test_of_500_requests_at_once_none_loses_its_update_with_ours_and_some_do_with_another(
+def test_500_requests_at_once_lose_no_update_with_our_lock_and_some_with_another(
     web: Web, atomic: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lost = {}
@@ -104,14 +105,14 @@ def test_of_500_requests_at_once_none_loses_its_update_with_ours_and_some_do_wit
 
 @pytest.mark.parametrize("account", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("requests", [50, pytest.param(REQUESTS, marks=pytest.mark.complete)])
-def test_of_many_requests_at_once_none_loses_its_update_on_sqlite(requests: int, web: Web, atomic: Account) -> None:
+def test_many_requests_at_once_lose_no_update_on_sqlite(requests: int, web: Web, atomic: Account) -> None:
     assert asyncio.run(ask_all(web.port, "/twice/1/", requests)) == {200: requests}
     assert atomic.balance == requests
 
 
 @pytest.mark.complete
 @pytest.mark.parametrize("account", ["postgres"], indirect=True)
-def test_of_500_requests_at_once_none_loses_its_update_under_asgi(atomic: Account) -> None:
+def test_500_requests_at_once_lose_no_update_under_asgi(atomic: Account) -> None:
     with asgi_server() as web:
         assert asyncio.run(ask_all(web.port, "/twice/1/")) == {200: REQUESTS}
     assert atomic.balance == REQUESTS

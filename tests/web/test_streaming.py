@@ -1,4 +1,4 @@
-"""Streaming responses: ``locked_view`` holds the lock until their content ends, or they are closed."""
+"""Streaming responses: ``locked_view`` holds the lock until the content ends or the response is closed."""
 # mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_files_and_lists_release(eventually: Eventually, web: Web) -> None:
 
 
 def again() -> bytes:
-    """What the content does under the lock of its view."""
+    """What the content does while it holds the lock of its view."""
     with Lock("again", reentrant=True) as lock:
         assert lock.owned()
     with pytest.raises(LockError, match="would wait for itself"):
@@ -97,8 +97,9 @@ def test_its_content_is_under_its_lock(other: Callable[[], Other]) -> None:
 
     response: Any = view(RequestFactory().get("/"))
     content = iter(response)
-    assert other()(lambda: next(content)) == b"x"  # a server may read it in any thread
-    assert not Lock("again", reentrant=True).acquire(blocking=False)  # and does something else meanwhile
+    assert other()(lambda: next(content)) == b"x"  # a server may read the content in any thread
+    # a thread that does something else does not hold the lock
+    assert not Lock("again", reentrant=True).acquire(blocking=False)
     assert list(content) == [b"x"]
     assert list_locks() == []
 
@@ -122,8 +123,8 @@ async def test_its_async_content_is_under_its_lock() -> None:
     assert await alist_locks() == []
 
 
-@pytest.mark.django_db  # closing a response looks after the connections
-def test_a_file_stays_one_for_the_server() -> None:
+@pytest.mark.django_db  # closing a response closes old database connections
+def test_a_file_response_stays_a_file_response() -> None:
     response: Any = site.file(RequestFactory().get("/"), pk=1)
     assert response.file_to_stream is not None
     response.close()
@@ -165,7 +166,7 @@ async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: p
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
     (lease,) = leases()
     with monkeypatch.context() as patch:
-        patch.setattr(type(lease.backend), "execute", None)  # what would block
+        patch.setattr(type(lease.backend), "execute", None)  # which would block
         response.close()
         response.close()
     assert lease.closed
@@ -183,7 +184,7 @@ async def test_an_async_stream_that_has_ended_has_released(query: str, heard: He
     assert [which for which, _ in heard] == ["acquired", "released"]
 
 
-async def test_an_async_stream_whose_lock_was_lost_ends_in_silence() -> None:
+async def test_an_async_stream_whose_lock_was_lost_ends_silently() -> None:
     response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
     await sync_to_async(force_release)("account:1")
     assert [part async for part in response] == [b";"] * 2
@@ -233,7 +234,7 @@ async def test_an_async_view_whose_lock_was_lost_streams_nothing() -> None:
         await view(AsyncRequestFactory().get("/"))
 
 
-def test_a_plain_async_iterator_will_do() -> None:
+def test_a_plain_async_iterator_works() -> None:
     class Numbers:
         left = 2
 
