@@ -12,8 +12,8 @@ from .display import printable
 from .fencing import TABLE
 from .inspection import LockInfo
 
-# No name has this character: it stands between an alias and a name. Browsers remove dots from a URL, however they are
-# quoted, so that it follows them where there is no alias.
+# No name has this character: it stands between an alias and a name. It also follows a name that is . or .. and has no
+# alias, since browsers drop these from a URL even when they are quoted.
 MARK = "\x1f"
 DOTS = (".", "..")
 

@@ -46,7 +46,7 @@ def find_held(names: Iterable[str], places: Sequence[Place]) -> list[LockInfo]:
 def the_only(found: Mapping[str, T]) -> T:
     """What there is under one alias; CommandError if there are several."""
     if len(found) > 1:
-        raise CommandError(f"In several cache aliases ({', '.join(found)}): give --using.", returncode=2)
+        raise CommandError(f"Found in several cache aliases ({', '.join(found)}): give --using.", returncode=2)
     return next(iter(found.values()))
 
 
