@@ -45,7 +45,7 @@ class Subscriber:
         self._outage: Outage | None = None
         self._pauses: dict[Listener, float] = {}  # seconds until the next try of those that were refused
         self._last_refusal = ""
-        place.on_close.append(self.close)
+        place.when_closed(self.close)
 
     def want(self, listener: Listener) -> None:
         """Subscribe this one, or see to it that it is where it should be. Returns at once; ``ready`` follows."""
