@@ -60,7 +60,7 @@ class Listener:
         self._on_left = on_left
         self._on_subscribed = on_subscribed
         backend.on_other_node = self.on_other_node
-        backend.place.on_close.append(self.close)
+        backend.place.when_closed(self.close)
         backend.place.on_loop_end.append(self.bury)
 
     @property

@@ -40,14 +40,14 @@ class Runtime:
                     want, strays = self._subscriber(backend.place).want, self._strays
                     made = Listener(backend, want, strays.take, strays.pass_on, self.watchdog.renew_all)
                     found = self._listeners.setdefault(backend, made)
-                    backend.place.on_close.append(lambda: self._listeners.pop(backend, None))
+                    backend.place.when_closed(lambda: self._listeners.pop(backend, None))
         return found
 
     def _subscriber(self, place: Place) -> Subscriber:
         found = self._subscribers.get(place)
         if found is None:
             found = self._subscribers.setdefault(place, Subscriber(place, self.notifier, self.listener))
-            place.on_close.append(lambda: self._subscribers.pop(place, None))
+            place.when_closed(lambda: self._subscribers.pop(place, None))
         return found
 
     def leave_parent(self) -> None:

@@ -45,7 +45,7 @@ class Subscriber:
         self._outage: Outage | None = None
         self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
         self._last_refusal = ""
-        place.on_close.append(self.close)
+        place.when_closed(self.close)
 
     def want(self, listener: Listener) -> None:
         """Subscribe this listener, or check that it is at the right node. Returns at once; ``ready`` is set later."""

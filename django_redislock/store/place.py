@@ -39,7 +39,7 @@ class Place:
         # locks in the same place exclude each other
         self.identity: tuple[object, ...] = (origin.database, self.prefix)
         self.closed: bool = False
-        self.on_close: list[Callable[[], object]] = []
+        self._on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
         self.backends: dict[int, Backend] = {}  # by tag; those that were needed so far
         self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
@@ -144,10 +144,16 @@ class Place:
         self._thread_connections.trim()
         self._in_loops(LoopConnections.trim)
 
+    def when_closed(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called when this is closed: at once, if it is. More than once where both come together."""
+        self._on_close.append(callback)
+        if self.closed:
+            callback()
+
     def close(self) -> None:
         """Stop listening, and keep no connections from now on."""
         self.closed = True
-        for callback in self.on_close:
+        for callback in self._on_close:
             callback()
         self._thread_connections.close()
         for connections in list(self._loops.values()):

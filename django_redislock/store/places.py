@@ -45,7 +45,7 @@ def get_place(using: str | None = None) -> Place:
             found = places.found.get(key)
             if found is None:
                 found = places.found.setdefault(key, make_place(alias, settings.KEY_PREFIX))
-                found.on_close.append(lambda: _drop(key, found))
+                found.when_closed(lambda: _drop(key, found))
     elif found.memory:
         check_allowed(found.alias)  # the setting may have changed
     return found

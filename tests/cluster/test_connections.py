@@ -23,7 +23,7 @@ BOUND = 4
 
 
 @pytest.fixture(params=["one server", "a cluster"])
-def places(request: pytest.FixtureRequest, settings: Any, server: RedisServer) -> list[tuple[redis.Redis, list[str]]]:
+def places(request: pytest.FixtureRequest, server: RedisServer) -> list[tuple[redis.Redis, list[str]]]:
     """Each node, and names of locks there."""
     clustered = request.param == "a cluster"
     if clustered:
@@ -35,6 +35,7 @@ def places(request: pytest.FixtureRequest, settings: Any, server: RedisServer) -
         request.getfixturevalue("own_pools")
         found = [(server.client(), [f"order:{number}" for number in range(12)])]
         location = server.url
+    settings = request.getfixturevalue("settings")  # after the cluster's, which end in the opposite order
     settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, location, client_name=NAME)}
     settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": clustered, "MAX_CONNECTIONS": BOUND, "TTL": 60}
     return found
