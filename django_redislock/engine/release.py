@@ -7,7 +7,7 @@ from logging import DEBUG, ERROR
 from time import monotonic
 from typing import Any
 
-from ..exceptions import LockUnavailable
+from ..exceptions import LockNotOwned, LockUnavailable
 from ..log import log_event
 from ..signals import lock_released, sending
 from ..steps import Steps
@@ -62,6 +62,14 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
         log_event(ERROR, "not-released", name=section.held.name, **facts, error=error, lease_left=error.lease_left)
         section.undo()
         return True
+
+
+def release_quietly(section: Section, **facts: Any) -> Steps[None]:
+    """See release_surely(); a loss does not matter any more."""
+    try:
+        yield from release_surely(section, **facts)
+    except LockNotOwned:
+        pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
 
 def release_later(lease: Lease) -> None:
