@@ -19,10 +19,10 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
 from .computations import Computation, computations
 from .conf import conf
-from .engine import Acquisition, Frame, Owner, current_owner, release_surely
+from .engine import Acquisition, Frame, Owner, current_owner, release_quietly
 from .engine.bridges import launching_task
 from .engine.waiters import Park, lone_waiter
-from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
+from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .log import log_event
 from .names import fit_name, quote
 from .options import Options, check_timeout
@@ -190,7 +190,7 @@ class _Wanted:
             value = yield self._get(MISSING)
             if value is MISSING:
                 value = yield from self._compute()
-            yield from self._give_back(section)
+            yield from release_quietly(section)  # the value is there
             return value
         except BaseException as error:
             if isinstance(error, LockUnavailable) and error.name == name:  # not of a lock that the default uses
@@ -235,13 +235,6 @@ class _Wanted:
         blocks = asyncio._get_running_loop() is not None and not iscoroutinefunction(self.default)
         value = yield CallOut(self.default) if blocks else Call(self.default)
         return (yield from self._keep(value))
-
-    def _give_back(self, section: Acquisition) -> Steps[None]:
-        """Release the lock. What goes wrong is only logged, since the value is there."""
-        try:
-            yield from release_surely(section)
-        except LockNotOwned:
-            pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
     @property
     def _not_in_time(self) -> str:

@@ -87,6 +87,7 @@ class Fence(models.Model):
     key: models.CharField[str, str] = models.CharField(_("key"), primary_key=True, max_length=64, editable=False)
     name: models.TextField[str, str] = models.TextField(_("name"), editable=False)
     fence: models.BigIntegerField[int, int] = models.BigIntegerField(_("fence"), editable=False)
+    holder: models.CharField[str, str] = models.CharField(max_length=64, default="", editable=False)
     claimed: models.DateTimeField[Any, Any] = models.DateTimeField(_("last claimed"), editable=False)
 
     class Meta:

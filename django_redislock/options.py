@@ -124,6 +124,15 @@ def mark_locked(function: Callable[..., object], options: Options) -> None:
     function._redislock_options = options  # type: ignore[attr-defined]
 
 
+def refuse_fenced(function: object, options: Options, decorator: str) -> None:
+    """Raise TypeError where a coroutine function is to claim its lock."""
+    if options.fenced:
+        raise TypeError(
+            f"{decorator}(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
+            f"where one is open."
+        )
+
+
 def options_of(function: object) -> Options | None:
     """The options with which this function locks, as far as it says so."""
     found = getattr(function, "_redislock_options", None)

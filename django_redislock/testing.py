@@ -231,7 +231,7 @@ class _Successor(NamedTuple):
 
 def _write_as_successor(lock: _Successor, database: str, rows: FencedQuerySet[Any] | None) -> None:
     with transaction.atomic(using=database):
-        raise_fence(connections[database], lock.name, lock.fence, None)
+        raise_fence(connections[database], lock.name, lock.fence, "somebody", None)
         if rows is not None:
             rows.using(database).fenced(lock).update()
 

@@ -7,7 +7,7 @@ from .description import describe_owner
 from .extension import detach, raise_fence, renew, renew_by_token, start_listening
 from .lease import Lease, Section
 from .owner import Owner, current_owner, shown_owner
-from .release import release, release_by_token, release_surely
+from .release import release, release_by_token, release_quietly, release_surely
 from .twin import Caller, twin
 from .with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
 
@@ -29,6 +29,7 @@ __all__ = [
     "raise_fence",
     "release",
     "release_by_token",
+    "release_quietly",
     "release_surely",
     "renew",
     "renew_by_token",

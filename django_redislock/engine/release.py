@@ -6,7 +6,7 @@ from collections.abc import Callable
 from logging import ERROR
 from typing import Any
 
-from ..exceptions import LockUnavailable
+from ..exceptions import LockNotOwned, LockUnavailable
 from ..log import log_event
 from ..steps import Steps
 from ..store import calls
@@ -58,6 +58,14 @@ def release_surely(section: Section, **facts: Any) -> Steps[bool]:
         log_event(ERROR, "not-released", name=section.held.name, **facts, error=error, lease_left=error.lease_left)
         section.undo()
         return True
+
+
+def release_quietly(section: Section, **facts: Any) -> Steps[None]:
+    """See release_surely(); a loss does not matter any more."""
+    try:
+        yield from release_surely(section, **facts)
+    except LockNotOwned:
+        pass  # a loss, which was reported already; or this process was forked from the one that holds it
 
 
 def release_later(lease: Lease) -> None:

@@ -20,7 +20,10 @@ from django.utils import timezone
 TABLE = "redislock_fence"
 MARK = ""  # key of the row with the highest fence of all rows that were ever pruned
 MARK_NAME = "(pruned)"
-RAISE = "UPDATE {table} SET {fence} = %s, {claimed} = %s WHERE {key} = %s AND {fence} <= %s"
+RAISE = (
+    "UPDATE {table} SET {fence} = %s, {holder} = %s, {claimed} = %s"
+    " WHERE {key} = %s AND ({fence} < %s OR {fence} = %s AND {holder} = %s)"
+)
 # PostgreSQL: the same with a bounded wait, in one statement. The usual bound is back before the next one runs.
 RAISE_WITHIN = (
     "WITH usual AS MATERIALIZED"
@@ -37,38 +40,44 @@ def key_of(name: str) -> str:
     return sha256(name.encode()).hexdigest()
 
 
+def holder_of(token: str) -> str:
+    """Who has written a fence. A digest: whoever reads the token may release the lock."""
+    return sha256(token.encode()).hexdigest()
+
+
 def fences() -> Any:
     """The manager of the model, which is in a room above this one."""
     return apps.get_model("django_redislock", "Fence")._default_manager
 
 
 def raise_fence(
-    connection: BaseDatabaseWrapper, name: str, fence: int, within: float | None, *, again: bool = False
+    connection: BaseDatabaseWrapper, name: str, fence: int, holder: str, within: float | None
 ) -> int | None:
-    """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there, or the same.
+    """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there.
 
-    Returns the one that is there; None: it was written. ``again``: its holder may have written it before. If not, Redis
-    has given it twice: it has forgotten the first time, and its clock is behind. ``within``: the seconds to wait for
-    another transaction that has the row; None: for as long as the database lets it.
+    Or the same, by another ``holder``: then Redis has given it twice, since it has forgotten the first time, and its
+    clock is behind. Returns the one that is there; None: it was written. ``within``: the seconds to wait for another
+    transaction that has the row; None: for as long as the database lets it.
     """
-    key, upto = key_of(name), fence if again else fence - 1
-    if _raise(connection, key, fence, upto, within):
+    key = key_of(name)
+    if _raise(connection, key, fence, holder, within):
         return None
     # no row yet, or a refusal. Locking reads: they see what is there now, where a snapshot does not
     with bounded(connection, within):
         while True:
             found = _share(connection, key, MARK)
             if key in found:
-                if found[key] > upto:
-                    return found[key]
-                _raise(connection, key, fence, upto, None)  # nobody comes between: the row is shared
+                known, by = found[key]
+                if known > fence or (known == fence and by != holder):
+                    return known
+                _raise(connection, key, fence, holder, None)  # nobody comes between: the row is shared
                 return None
             if MARK not in found:
                 insert(connection, MARK, MARK_NAME, 0)
-            elif found[MARK] >= fence:  # a row that was pruned may have held a higher one
-                return found[MARK]
+            elif found[MARK][0] >= fence:  # a row that was pruned may have held a higher one
+                return found[MARK][0]
             else:
-                insert(connection, key, name, upto)
+                insert(connection, key, name, fence - 1)
 
 
 def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | None) -> bool:
@@ -85,9 +94,9 @@ def reads_the_past(connection: BaseDatabaseWrapper, name: str, within: float | N
     return today != list(row)
 
 
-def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, upto: int, within: float | None) -> bool:
+def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, holder: str, within: float | None) -> bool:
     now = connection.ops.adapt_datetimefield_value(timezone.now())
-    values: list[Any] = [fence, now, key, upto]
+    values: list[Any] = [fence, holder, now, key, fence, fence, holder]
     sql = RAISE
     if within is not None:
         if connection.vendor == "postgresql":
@@ -96,20 +105,23 @@ def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, upto: int, wit
                 return bool(cursor.fetchone()[0])
         if not getattr(connection, "mysql_is_mariadb", False):
             with bounded(connection, within):
-                return _raise(connection, key, fence, upto, None)
+                return _raise(connection, key, fence, holder, None)
         sql = f"SET STATEMENT innodb_lock_wait_timeout = {math.ceil(within)} FOR {sql}"
     with connection.cursor() as cursor:
         cursor.execute(_quoted(connection, sql), values)
         return bool(cursor.rowcount)
 
 
-def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, int]:
-    """The fences of these rows as they are now, which nobody changes until this transaction ends."""
+def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, tuple[int, str]]:
+    """The fences of these rows as they are now, and whose they are; nobody changes them until this transaction ends."""
     places = ", ".join(["%s"] * len(keys))
-    sql = f"SELECT {{key}}, {{fence}} FROM {{table}} WHERE {{key}} IN ({places}) {SHARE.get(connection.vendor, '')}"
+    sql = (
+        f"SELECT {{key}}, {{fence}}, {{holder}} FROM {{table}} WHERE {{key}} IN ({places}) "
+        f"{SHARE.get(connection.vendor, '')}"
+    )
     with connection.cursor() as cursor:
         cursor.execute(_quoted(connection, sql), keys)
-        return dict(cursor.fetchall())
+        return {key: (fence, holder) for key, fence, holder in cursor.fetchall()}
 
 
 def insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> None:
@@ -120,8 +132,8 @@ def insert(connection: BaseDatabaseWrapper, key: str, name: str, fence: int) -> 
 
 
 def _quoted(connection: BaseDatabaseWrapper, sql: str) -> str:
-    names = {"table": TABLE, "key": "key", "fence": "fence", "claimed": "claimed"}
-    return sql.format(**{name: connection.ops.quote_name(value) for name, value in names.items()})
+    columns = {name: connection.ops.quote_name(name) for name in ("key", "fence", "holder", "claimed")}
+    return sql.format(table=connection.ops.quote_name(TABLE), **columns)
 
 
 @contextmanager

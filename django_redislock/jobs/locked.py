@@ -24,7 +24,7 @@ from ..display import shown
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
-from ..options import LockOptions, Options, mark_locked, read_options
+from ..options import LockOptions, Options, mark_locked, read_options, refuse_fenced
 from ..steps import Call, Steps, arun, run_blocking
 
 if TYPE_CHECKING:
@@ -67,11 +67,8 @@ def locked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = check_function(function, "locked")
-        if iscoroutinefunction(function) and checked.fenced:
-            raise TypeError(
-                f"locked(fenced=...) cannot decorate {function!r}: coroutines have no transactions. Await aclaim() "
-                f"where one is open."
-            )
+        if iscoroutinefunction(function):
+            refuse_fenced(function, checked, "locked")
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
         return _LockedFunction(function, signature, texts, checked).wrap()

@@ -23,6 +23,7 @@ class Migration(migrations.Migration):
                 ),
                 ("name", models.TextField(editable=False, verbose_name="name")),
                 ("fence", models.BigIntegerField(editable=False, verbose_name="fence")),
+                ("holder", models.CharField(default="", editable=False, max_length=64)),
                 ("claimed", models.DateTimeField(editable=False, verbose_name="last claimed")),
             ],
             options={

@@ -11,8 +11,7 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
-from ..engine import Acquisition, Frame, current_owner, release_surely
-from ..exceptions import LockNotOwned
+from ..engine import Acquisition, Frame, current_owner, release_quietly
 from ..steps import Steps, arun, run
 
 CONTENT = ""  # beside the aliases of databases
@@ -77,10 +76,7 @@ class LateRelease:
         return self._once.acquire(blocking=False) and (section in section.held.shares or section.held.closed)
 
     def _release(self) -> Steps[None]:
-        try:
-            yield from release_surely(self._section, request=self._section.purpose)
-        except LockNotOwned:
-            pass  # a loss, which was reported already; or this process was forked from the one that holds it
+        return release_quietly(self._section, request=self._section.purpose)
 
     def _follow(self, response: Any, keeper: object) -> Iterator[Any] | AsyncIterator[Any]:
         # not response.streaming_content, which hides the iterator that has to be closed

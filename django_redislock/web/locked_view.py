@@ -20,7 +20,7 @@ from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin
 from ..log import log_event
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
-from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options
+from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
 from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .atomic_requests import OpenedHere, excluded_by, instance_of, to_open
 from .late_release import LateRelease
@@ -88,7 +88,7 @@ def locked_view(
                 f"@method_decorator(locked_view(...), name='dispatch')."
             )
         if iscoroutinefunction(view):
-            _refuse_fenced(view, checked)
+            refuse_fenced(view, checked, "locked_view")
         if instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
@@ -117,7 +117,7 @@ class _LockedView:
             locked = self._locks(request)
             aliases = to_open(request, wrapper, view)
             if _is_async(view, request):
-                _refuse_fenced(view, self.options)
+                refuse_fenced(view, self.options, "locked_view")
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
@@ -246,11 +246,3 @@ def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
         return True
     match = request.resolver_match
     return match is not None and iscoroutinefunction(match.func)
-
-
-def _refuse_fenced(view: object, options: Options) -> None:
-    if options.fenced:
-        raise TypeError(
-            f"locked_view(fenced=...) cannot lock {view!r}: async views have no transactions. Await aclaim() where one "
-            f"is open."
-        )

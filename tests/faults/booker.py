@@ -216,9 +216,10 @@ def claim_after_the_first_read(booker: Booker) -> None:
 
 def compare_the_wrong_way_round(booker: Booker) -> None:
     for statement in ("RAISE", "RAISE_WITHIN"):
-        setattr(table, statement, getattr(table, statement).replace("{fence} <= %s", "{fence} >= %s"))
-    refusal = "if found[key] {} upto:\n                    return {}"
-    _change(table.raise_fence, refusal.format(">", "found[key]"), refusal.format("<", "None"))
+        setattr(table, statement, getattr(table, statement).replace("{fence} < %s", "{fence} > %s"))
+    refusal = "if known {} fence{}:\n                    return {}"
+    right = refusal.format(">", " or (known == fence and by != holder)", "known")
+    _change(table.raise_fence, right, refusal.format("<", "", "None"))
 
 
 def _change(function: Any, snippet: str, instead: str) -> None:

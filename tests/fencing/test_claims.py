@@ -342,6 +342,24 @@ def test_a_holder_who_was_overtaken_by_one_with_the_same_fence_is_refused(
     assert account.balance == 1
 
 
+def test_nor_does_it_help_to_have_claimed_before_where_that_was_rolled_back(
+    account: Account, forgotten: Callable[[Lock], None], other: Callable[[], Other]
+) -> None:
+    late, quick = Lock(NAME, **UNAWARE), Stage(account)
+    quick.go_on.set()
+    assert late.acquire()
+    claim = transaction.atomic()(late.claim)
+    with transaction.atomic():
+        claim()
+        transaction.set_rollback(True)
+    forgotten(late)
+    other()(quick.book)
+    assert Fence.objects.get(name=NAME).fence == late.fence
+    with pytest.raises(LockLost, match="was refused by the database"):
+        claim()
+    assert account.balance == 1
+
+
 def test_a_successor_with_the_same_fence_takes_a_new_one(
     account: Account, forgotten: Callable[[Lock], None], other: Callable[[], Other]
 ) -> None:

@@ -108,7 +108,7 @@ def test_prune_waits_for_first_claims_and_they_for_prune(account: Account, other
     connection = connections["default"]
     claim_long_ago("old")
     with transaction.atomic():
-        assert raise_fence(connection, "new", 1 << 50, None) is None
+        assert raise_fence(connection, "new", 1 << 50, "somebody", None) is None
         pruning = other().start(prune_apart)
         assert not pruning.done()
     assert pruning.result(GENEROUS).deleted == 1
@@ -192,7 +192,7 @@ def test_prune_does_not_wait_for_a_stalled_claim_without_end(
     monkeypatch.setattr(sys.modules[prune.__module__], "WITHIN", 0.05)
     claim_long_ago("old")
     with transaction.atomic():
-        assert raise_fence(connections["default"], "new", 1 << 50, None) is None
+        assert raise_fence(connections["default"], "new", 1 << 50, "somebody", None) is None
         with pytest.raises(OperationalError, match="lock timeout"):
             other()(prune_apart)
     assert names() == {"old", "new"}

@@ -86,7 +86,7 @@ def test_an_async_view_cannot_claim(account: Account) -> None:
     async def view(request: HttpRequest) -> HttpResponse:
         raise AssertionError("not reached")
 
-    with pytest.raises(TypeError, match="async views have no transactions"):
+    with pytest.raises(TypeError, match="coroutines have no transactions"):
         locked_view(NAME, fenced=True)(view)
 
     @method_decorator(locked_view(NAME, fenced=True), name="dispatch")
@@ -95,7 +95,7 @@ def test_an_async_view_cannot_claim(account: Account) -> None:
             raise AssertionError("not reached")
 
     as_view: Any = Page.as_view()
-    with pytest.raises(TypeError, match="async views have no transactions"):
+    with pytest.raises(TypeError, match="coroutines have no transactions"):
         async_to_sync(as_view)(RequestFactory().get("/"))
 
 
