@@ -11,7 +11,7 @@ from ..store.place import Backend
 from .lease import Lease
 from .sender import Parcel
 
-MANY = 1000  # entries, before those are dropped that count no more
+MANY = 1000  # entries, beyond which stale ones are dropped
 
 
 class PendingRelease(NamedTuple):
@@ -28,7 +28,7 @@ class PendingRelease(NamedTuple):
 
     @property
     def matters(self) -> bool:
-        """Whether a failure concerns what somebody holds. Who did not acquire a lock has been told why."""
+        """Whether a failure concerns a held lock. A waiter that was refused has been told why."""
         return self.how != WITHDRAWAL
 
     def parcel(self) -> Parcel:
@@ -54,19 +54,19 @@ class Agenda:
         return self._entries[0][0] if self._entries else None
 
     def plan(self, due: float, task: Task) -> None:
-        """A lease stands in here once: what was planned for it before does not count any more."""
+        """A lease has one entry that counts: the latest."""
         heapq.heappush(self._entries, (due, next(self._order), task))
         if isinstance(task, Lease):
-            task.due = due  # not before: whoever is interrupted in here must leave something that is planned
+            task.due = due  # not before: an interruption in here must leave something planned
         if len(self._entries) > self._sweep_at:
-            # what was released or planned anew stays where it was until it comes up: hours, with a TTL of a day
+            # stale entries stay until they are due: for hours, with a TTL of a day
             entries = [entry for entry in self._entries if not _is_stale(entry)]
             heapq.heapify(entries)
             self._entries = entries
             self._sweep_at = max(MANY, 2 * len(self._entries))
 
     def take_due(self, now: float) -> list[Task]:
-        """Those that are due, which leave."""
+        """Take off those that are due."""
         tasks: list[Task] = []
         while self._entries:
             entry = self._entries[0]

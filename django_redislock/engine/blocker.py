@@ -15,9 +15,9 @@ from ..store.calls import Wanted
 from ..store.holder import Holder, parse_holder
 from .waiters import Seen, Waiter
 
-NEWS = 0.1  # seconds for which those who wait here take each other's word for who holds the lock
-ANSWERED_WITHIN = 1.0  # seconds that they leave to the one who asks for all
-SEE_EVERY = 0.05  # seconds after which they look again whether it has its answer
+NEWS = 0.1  # seconds for which the waiters of a process share what one of them has learned
+ANSWERED_WITHIN = 1.0  # seconds that they give the one that asks for all
+SEE_EVERY = 0.05  # seconds between looks whether it has its answer
 
 
 class Blocker:
@@ -29,7 +29,7 @@ class Blocker:
         self.tell_at: float = tell_at
         self.holder: Holder | None = None  # when Redis was asked last
         self.busy_for: float = 0.0  # seconds
-        self.full: bool = False  # as many wait as may
+        self.full: bool = False  # its queue
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
         """What Redis has said of the lock. ``left``: seconds of the lease."""
@@ -59,13 +59,13 @@ class Blocker:
         return True
 
     def tell(self, name: str, waited: float) -> None:
-        """Log once for whom this waits, after so long: it may be a lock that somebody forgot."""
+        """Log, once, which holder this has been waiting for: somebody may have forgotten the lock."""
         self.tell_at = math.inf
         held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
     def refusal(self, wanted: Wanted, *, tries: int, waited: float, waits: bool, adopting: bool) -> LockNotAcquired:
-        """The error for a lock that was not acquired. ``waits``: whether it was worth waiting for."""
+        """The error for a lock that was not acquired. ``waits``: whether it could wait at all."""
         noun, name = known_as(wanted.name)
         holder = self.holder
         owner = "" if holder is None else holder.described

@@ -16,7 +16,7 @@ class Canceller:
         # weakly: what the watchdog keeps must not keep a task alive that everybody else has forgotten
         self._task = weakref.ref(task)
         self._loop = task.get_loop()
-        # before Python 3.11 a task does not count who wants its end
+        # before Python 3.11, tasks do not count their cancellations
         self._before: int = task.cancelling() if hasattr(task, "cancelling") else 0
         self._sent = self._over = False
 

@@ -130,7 +130,7 @@ class Lease:
         self.closed = True
 
     def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
-        """Whoever enters again may ask for more claims than were asked for before, not for fewer."""
+        """A reentrant acquisition may add claims, never drop them."""
         if fenced is True or self.fenced is True:
             self.fenced = True
         elif fenced:
@@ -141,7 +141,7 @@ class Lease:
     def follow(self, section: Section, keeper: object | None) -> None:
         """From now on, it is renewed for ``section`` as long as ``keeper`` lives, or (None) no more.
 
-        Whatever has become of its owner, who may have gone on, or ended.
+        Whatever has become of its owner, which may have gone on, or ended.
         """
         self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
         if keeper is None and len(self.shares) == 1:
@@ -196,7 +196,7 @@ class Lease:
 
 
 class Section(Protocol):
-    """Something under a lock, as those see it who do not make it; it is an Acquisition."""
+    """Something under a lock, as seen by those that do not make it; it is an Acquisition."""
 
     lease: Lease | None
 

@@ -21,12 +21,12 @@ from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
 
 LOOK_EVERY = 5.0  # seconds between looks of a process at one name
 RECONNECTING = 1.0  # the same while there is no subscription
-WATCHING = 0.1  # the same at a lock that is free, and left for somebody who polls
+WATCHING = 0.1  # the same at a lock that is free, and left to a waiter that polls
 JITTER = 0.05
 SIT_OUT = 10.0  # seconds without a connection after which waiters try for themselves, and fail
 DOUBT_EVERY = 5.0  # seconds between looks of all for the sake of late messages, which anybody may have sent
 
-# a grant has three numbers, and on a cluster the id of who made it; the probe of R3 is none of these
+# a grant has three numbers, and on a cluster the id of the node that made it; the probe of R3 is none of these
 _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
@@ -37,7 +37,7 @@ Stray = Callable[[Backend, str, str, str], None]
 class Listener:
     """See the module. ``ready``: subscribed, waiters may queue; ``polled``: messages cannot be trusted to arrive.
 
-    ``want`` subscribes it, ``on_stray`` is told what is for nobody who waits, ``on_left`` who waits no more (id, name),
+    ``want`` subscribes it, ``on_stray`` gets messages for no waiter, ``on_left`` waiters that are gone (id, name),
     ``on_subscribed`` that the subscription stands (again).
     """
 
@@ -153,7 +153,7 @@ class Listener:
         self.ready = True
         self.tell_all()
         self._on_subscribed(self.backend)
-        self.receiver = receiver  # not before all were told: nobody can wake one who reads
+        self.receiver = receiver  # not before all were told: nobody can wake one that reads
 
     def unsubscribed(self) -> None:
         """No messages come."""
@@ -166,7 +166,7 @@ class Listener:
         try:
             self._want(self)
         except RuntimeError:
-            pass  # the system gives no more threads: whoever has that answer keeps it, and the next one tries again
+            pass  # the system gives no more threads: the answer stands, and the next one tries again
 
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as the slot is not its own any more."""

@@ -24,7 +24,7 @@ def reason_of(answer: Renewed) -> str:
 def tell_lost(lease: Lease) -> None:
     """Tell the site's code of a lease that is marked as lost."""
     if lease.canceller is not None:
-        lease.canceller.strike()  # once more: whoever has found it out may have been interrupted before
+        lease.canceller.strike()  # once more: the one that found it out may have been interrupted before
     facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
     log_event(WARNING, "lost", **facts)
     try:

@@ -1,6 +1,6 @@
 """The notifier runs the site's own code (receivers, ``on_lost``, logging handlers) in threads of its own.
 
-However slow that code is, it holds up nobody who keeps time, renews leases or reads messages.
+However slow that code is, timekeeping, renewals and messages do not wait for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The subscribed connection, and who reads it: one thread at a time.
 
 While threads wait, one of them reads by itself (leader and followers: Schmidt et al., "Leader/Followers", 2000): a wake
-then needs no change of threads, a sixth of the time of a contended section. Who stops reading promotes one who would
-have read. The listener's thread only sweeps up behind them, and reads when nobody waits or when coroutines do, which
-cannot read by themselves.
+then needs no change of threads, a sixth of the time of a contended section. A reader that stops promotes a follower.
+The listener's thread only sweeps up behind them, and reads when nobody waits, or when coroutines do, which cannot read
+by themselves.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from redis.exceptions import ConnectionError, TimeoutError
 
 SWEEP_EVERY = 0.03  # seconds between looks of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after the last wait in which the next one is expected
-CHECK_EVERY = 1.0  # seconds between looks whether whoever reads is still there
+CHECK_EVERY = 1.0  # seconds between looks whether the reader is still there
 
 
 class Interrupted(ConnectionError):
-    """Whoever read was interrupted, perhaps in the middle of a message: the connection stands, but nobody reads on."""
+    """The reader was interrupted, perhaps in the middle of a message: the connection stands, but nobody reads on."""
 
 
 class Told(Protocol):
@@ -73,7 +73,7 @@ class Reader:
         try:
             if not self._take(turn):
                 self._followers[waiter] = None
-                # once more: whoever gave up the role just before that has not seen us
+                # once more: one that gave up the role just before has not seen us
                 if not self._take(turn):
                     return False
                 self.unfollow(waiter)
@@ -134,7 +134,7 @@ class Reader:
         return isinstance(self._trouble, Interrupted)
 
     def end(self) -> None:
-        """Cut the connection under whoever reads it."""
+        """Cut the connection under its reader."""
         self._trouble = self._trouble or ConnectionError("wakes do not arrive any more")
         # redis-py would connect again, but not subscribe, for one who is just about to wait
         setattr(self._connection, "connect", _refuse)  # noqa: B010

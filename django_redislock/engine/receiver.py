@@ -39,7 +39,7 @@ L = TypeVar("L", bound=Hears)
 class Receiver(Generic[L]):
     """Subscribed once, for as long as its connection lasts, to the channels of ``listeners`` and no others.
 
-    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. Who is called
+    ``ended`` is called in its thread with what has ended it: an error, or None if it was :meth:`retire`. It
     decides when the connection is closed.
     """
 

@@ -74,7 +74,7 @@ class Sender:
             self._failed(node, trip.parcels, error)
             return
         if not started:
-            self._run(node, trip)  # the process is about to end, and there is hardly anybody who would wait for this
+            self._run(node, trip)  # the process is about to end: hardly anything waits for this thread
 
     def _run(self, node: Node, trip: _Trip) -> None:
         try:

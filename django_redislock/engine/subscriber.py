@@ -54,12 +54,12 @@ class Subscriber:
             self._due.setdefault(listener, 0.0)  # one that was refused is not tried sooner for that
             begun = self._wake()
         if not begun:
-            listener.subscribed(None, polled=True)  # who waits at the end of the process asks again and again
+            listener.subscribed(None, polled=True)  # waiters poll at the end of the process
 
     def _wake(self) -> bool:
         """See to it that our thread works; False: there can be none any more."""
         if self._thread is None or not self._thread.is_alive():
-            # known before it starts: whoever is interrupted in there must not make the next one start another
+            # known before it starts: an interruption in there must not make the next caller start another
             self._thread = thread = make_thread(self._run, "redislock-subscriber")
             return start(thread)
         self._wanted.notify_all()  # one that is about to end may wait as well

@@ -1,7 +1,7 @@
 """Twins of blocking calls, for coroutines: what they acquire belongs to the task that has called them.
 
 ``asyncio.wait_for`` (before Python 3.12), ``gather`` and ``create_task`` await a coroutine in a task of its own, which
-ends with it. The lock must not end with that task, and the result goes to whoever made the call.
+ends with it. The lock must not end with that task, and the result goes to the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _twins: set[CodeType] = set()
 
 
 class Caller:
-    """Who has called a twin, remembered until its coroutine runs."""
+    """The caller of a twin, remembered until its coroutine runs."""
 
     __slots__ = ("_owner",)
 

@@ -29,7 +29,7 @@ class Grant(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What Redis has said of a lock that was not to be had."""
+    """What Redis has said of a lock that was not free."""
 
     at: float  # monotonic
     holder: Holder | None
@@ -117,7 +117,7 @@ class TaskWaiter(Waiter):
 
     async def apark(self, seconds: float | None) -> None:
         """See park()."""
-        # who tells us after this look reaches _unpark after we have parked: it runs in this loop
+        # told after this look, _unpark finds us parked: it runs in this loop
         if not self.told:
             self._parked = self.loop.create_future()
             alarm = None if seconds is None else self.loop.call_later(max(seconds, 0.0), self._unpark)
@@ -178,7 +178,7 @@ class Group:
 class Waiters:
     """All that wait in this process for locks of one backend, by id and in groups. Safe to use from any thread.
 
-    What is interrupted in here can be done again: each method leaves things as a second call needs them.
+    Interrupted methods can be called again: each leaves things as a second call needs them.
     """
 
     def __init__(self) -> None:
