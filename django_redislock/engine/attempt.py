@@ -23,10 +23,10 @@ from .blocker import Blocker
 from .listener import SIT_OUT, Listener
 from .waiters import Park, Waiter
 
-GRACE = 0.8  # seconds beyond the deadline that an answer may take
-LISTENING_WITHIN = 0.2  # seconds that a subscription may take, for one who has to be heard of before it asks
+GRACE = 0.8  # seconds past the deadline in which an answer still counts
+LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
 GONE = "it was released, has ended, or somebody else holds it"
-LATE_ANSWERS = 3  # grants that arrive after their own lease, before we say that Redis is too slow
+LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
 
 
 class Granted(NamedTuple):
@@ -95,14 +95,14 @@ class Attempt:
         return granted
 
     def listen_first(self) -> Steps[None]:
-        """Whoever has the same token takes a process that does not listen for dead, and adopts what it holds."""
+        """Subscribe before asking: to others with the same token, a process that does not listen is dead."""
         waiter, end = (yield from self.register()), monotonic() + LISTENING_WITHIN
         while not self.listener.ready and (left := end - monotonic()) > 0:
             yield Park(waiter, left)
             waiter.look = False
 
     def register(self) -> Steps[Waiter]:
-        """Let wakes reach us."""
+        """Make wakes reach us."""
         waiter = self.waiter
         if waiter is None:
             loop = yield DrivingLoop()
@@ -115,7 +115,7 @@ class Attempt:
     def look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
         """Ask Redis; again where a grant came after its own end, which is none.
 
-        One who already waits sits out an outage of SIT_OUT seconds.
+        One that already waits sits out an outage of up to SIT_OUT seconds.
         """
         failing_since, late, wanted = 0.0, 0, self.wanted
         self.tries += 1
@@ -124,7 +124,7 @@ class Attempt:
             by = give_up_at(self.deadline)
             self.asked = self.asking = True
             if wanted.token is not None and not self.polls:
-                # where we do not listen, nobody must think us dead for it
+                # else a process that does not listen passes for dead
                 wanted = wanted._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
                 taken = yield from calls.acquire(

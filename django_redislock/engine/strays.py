@@ -1,4 +1,4 @@
-"""Messages for nobody who waits here: about what this process holds, or for one who has left."""
+"""Strays: messages for no waiter of this process. They concern a lock that it holds, or a waiter that has left."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..store.place import Backend
 from .loss import TOLD
 from .watchdog import Watchdog
 
-MOST_STRAYS = 100  # messages for nobody that are answered in a second: anybody may have sent them
+MOST_STRAYS = 100  # that are answered in a second: anybody may have sent them
 
 
 class Strays:
-    """Sees to it that what such a message tells of is lost, or passed on."""
+    """Acts on strays: a lease is lost, or a grant is passed on."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
@@ -22,7 +22,7 @@ class Strays:
         self._count_until = 0.0
 
     def take(self, backend: Backend, kind: str, id: str, name: str) -> None:
-        """A message for this id, which nobody here waits with."""
+        """A message for an id with which nobody here waits."""
         if self._watchdog.holds(id):
             if kind in TOLD:
                 self._watchdog.lose_by_id(id, TOLD[kind])
@@ -30,7 +30,7 @@ class Strays:
             self.pass_on(backend, id, name)
 
     def pass_on(self, backend: Backend, id: str, name: str) -> None:
-        """Nobody waits with this id any more: what has been given to it, or may yet be, is for the next one."""
+        """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
         left = Wanted(backend, make_keys(backend.prefix, name), name, id)
         self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
 

@@ -159,11 +159,11 @@ class Watchdog:
         if self._thread is not None and self._thread.is_alive():
             return False
         self._sleeps_until = -math.inf
-        # known before it starts: whoever is interrupted in there must not make the next one start another
+        # known before it starts: an interruption in there must not make the next caller start another
         self._thread = thread = make_thread(self._run, "redislock-watchdog")
         return start(thread)  # at the end of the process, locks are held without it, and not renewed
 
-    # -- for whoever hears of it elsewhere ---------------------------------------------------------------------------
+    # -- for what is heard elsewhere ---------------------------------------------------------------------------------
 
     def holds(self, id: str) -> bool:
         """Whether this acquisition holds a lock here, or is being released."""
@@ -215,7 +215,7 @@ class Watchdog:
                 tasks = self._agenda.take_due(now)
                 if tasks:
                     return tasks
-                # who locks in quick succession must not wake us each time: no new lease is due before this
+                # locks in quick succession must not wake us each time: no new lease is due before this
                 idle_until = now + CONFIRM_AFTER if busy else math.inf
                 due = self._agenda.next_due
                 self._sleeps_until = idle_until if due is None else due
