@@ -138,7 +138,8 @@ def _persist(
         # the first try may have met a connection that went stale in the pool
         stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
-            raise _unavailable("cannot be reached for", backend, name, trouble, noun) from trouble
+            what = "refuses to serve" if isinstance(trouble, ResponseError) else "cannot be reached for"
+            raise _unavailable(what, backend, name, _without_where(trouble), noun) from trouble
         yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
         pace = pace or Pace(BACKOFF)
         delay = pace.next()
@@ -161,11 +162,15 @@ _WHERE = re.compile(
 )
 
 
+def _without_where(error: object) -> str:
+    return _WHERE.sub("", wording(error))
+
+
 def refusal(
     backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
 ) -> Steps[LockUnavailable]:
     """The error for ``commands`` that Redis refused with ``error``; it names foreign keys that are in the way."""
-    text = _WHERE.sub("", wording(error)).rstrip(".")
+    text = _without_where(error).rstrip(".")
     hint = "".join((yield from _foreign_keys(backend, commands, text)))
     if "unauthenticated" in text:  # instead of NOAUTH, for a command that is too long for such a client
         hint = " The server wants a password, and the cache alias has none."

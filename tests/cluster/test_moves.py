@@ -76,7 +76,7 @@ def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
         own_cluster.migrate_keys(slot_of(name))
     if half:
         settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 0.1}
-        with pytest.raises(LockUnavailable, match=r"^Redis cannot be reached for the lock .*: TRYAGAIN \w"):
+        with pytest.raises(LockUnavailable, match=r"^Redis refuses to serve the lock .*: TRYAGAIN \w"):
             Lock(name).acquire(blocking_timeout=0)
         settings.REDISLOCK = {**settings.REDISLOCK, "RETRY_FOR": 10}
     lock = Lock(name)
