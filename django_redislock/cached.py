@@ -232,8 +232,7 @@ class _Wanted:
         return (yield self._get(value))
 
     def _compute(self) -> Steps[Any]:
-        blocks = asyncio._get_running_loop() is not None and not iscoroutinefunction(self.default)
-        value = yield CallOut(self.default) if blocks else Call(self.default)
+        value = yield Call(self.default) if iscoroutinefunction(self.default) else CallOut(self.default)
         return (yield from self._keep(value))
 
     @property

@@ -16,6 +16,7 @@ from django.db import transaction
 from django_redislock import (
     LockError,
     LockNotAcquired,
+    alist_locks,
     alocked_get_or_set,
     force_release,
     list_locks,
@@ -68,6 +69,14 @@ async def test_for_a_coroutine_a_plain_function_is_called_in_a_thread_and_what_i
 
     assert await alocked_get_or_set("x", lambda: compute()) == "awaited"
     assert await alocked_get_or_set("y", asyncio._get_running_loop) is None
+
+
+def test_for_sync_code_what_a_plain_function_returns_is_awaited_as_well() -> None:
+    async def compute() -> list[str]:
+        return [lock.name for lock in await alist_locks()]
+
+    default: Any = lambda: compute()  # noqa: E731
+    assert locked_get_or_set("x", default) == ["get_or_set:default::1:x"]
 
 
 def test_our_backend_has_it_as_methods() -> None:
