@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .base.names import lock_digest, lock_name
 from .cached import alocked_get_or_set, locked_get_or_set
 from .counter import Counter
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
@@ -23,7 +24,6 @@ from .inspection import (
 )
 from .jobs import LockedCommand, locked
 from .lock import FairLock, Lock
-from .names import lock_digest, lock_name
 from .pool import LockPool
 from .pool_member import PoolMember
 from .signals import lock_acquired, lock_force_released, lock_lost, lock_not_acquired, lock_released

@@ -6,7 +6,7 @@ import secrets
 from base64 import urlsafe_b64encode
 from hashlib import sha256
 
-from .display import Secret, SecretBytes
+from .base.display import Secret, SecretBytes
 
 DIGEST = 22  # characters, for 128 bits
 

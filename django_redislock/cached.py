@@ -17,18 +17,18 @@ from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT
 
+from .base.log import log_event
+from .base.names import fit_name, quote
+from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
+from .base.times import Deadline, Seconds
 from .computations import Computation, computations
 from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_quietly
-from .engine.bridges import launching_task
-from .engine.waiters import Park, lone_waiter
+from .engine.messages.waiters import Park, lone_waiter
+from .engine.owners.bridges import launching_task
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
-from .log import log_event
-from .names import fit_name, quote
 from .options import Options, check_timeout
-from .steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .store.places import get_backend
-from .times import Deadline, Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

@@ -11,8 +11,11 @@ from typing import Any, Literal, TypeVar
 
 import redis.exceptions
 
+from .base.display import SecretBytes, shown
+from .base.names import check_name
+from .base.steps import Steps, run
+from .base.times import LONGEST, seconds
 from .bearer_tokens import bears, encode_token, make_token
-from .display import SecretBytes, shown
 from .engine import (
     Acquisition,
     ExitMethod,
@@ -25,14 +28,11 @@ from .engine import (
     renew_by_token,
 )
 from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
-from .names import check_name
 from .open_transactions import warn_of_release
 from .options import Options
-from .steps import Steps, run
 from .store.calls import find_held, read_holder
 from .store.place import Backend
 from .store.places import get_backend, get_place
-from .times import LONGEST, seconds
 
 T = TypeVar("T")
 

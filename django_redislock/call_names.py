@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
-from .display import shown
-from .name_templates import NameTemplate, Template
-from .names import check_name, check_token
+from .base.display import shown
+from .base.name_templates import NameTemplate, Template
+from .base.names import check_name, check_token
 
 Name = str | Callable[..., str]
 

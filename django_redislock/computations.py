@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 
+from .base.per_process import PerProcess
 from .engine import Acquisition, Frame, Owner
-from .engine.waiters import Waiter
+from .engine.messages.waiters import Waiter
 from .exceptions import LockUnavailable
-from .per_process import PerProcess
 
 
 class Computation:

@@ -13,10 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .display import shown
-from .names import check_prefix
-from .suggestions import did_you_mean
-from .times import seconds
+from .base.display import shown
+from .base.names import check_prefix
+from .base.suggestions import did_you_mean
+from .base.times import seconds
 
 T = TypeVar("T")
 

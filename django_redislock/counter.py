@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from .display import shown
-from .steps import Steps, arun, run_blocking
+from .base.display import shown
+from .base.steps import Steps, arun, run_blocking
+from .base.times import Seconds
 from .store.scripts import Script
 from .stored import Stored, milliseconds_of
-from .times import Seconds
 
 LARGEST = 2**63 - 1  # that a counter of Redis can hold
 

@@ -9,6 +9,11 @@ from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
 
 from . import engine, signals
+from .base.name_templates import warn_of_fields
+from .base.names import check_name, check_token
+from .base.steps import Steps, arun, run_blocking
+from .base.times import Seconds, seconds
+from .base.warn import is_ours
 from .conf import conf
 from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
 from .exceptions import LockNotOwned, LockUnavailable
@@ -16,16 +21,11 @@ from .fencing import claim
 from .inspection import LockInfo, LockStatus
 from .inspection.info import inspect, read_status
 from .inspection.suspension import resume, suspend
-from .name_templates import warn_of_fields
-from .names import check_name, check_token
 from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options
-from .steps import Steps, arun, run_blocking
 from .store.calls import read_holder
 from .store.place import Backend
 from .store.places import get_backend
-from .times import Seconds, seconds
-from .warn import is_ours
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing

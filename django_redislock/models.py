@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from .base.display import printable
 from .conf import conf
-from .display import printable
 from .fencing import TABLE
 from .inspection import LockInfo
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .base.warn import warn
 from .conf import conf
-from .warn import warn
 
 
 def in_atomic_block(connection: BaseDatabaseWrapper) -> bool:

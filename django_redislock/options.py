@@ -12,11 +12,11 @@ from asgiref.sync import iscoroutinefunction
 from django.db import connections
 from redis.backoff import AbstractBackoff
 
+from .base.display import shown
+from .base.suggestions import did_you_mean
+from .base.times import Seconds, seconds
 from .conf import check_count, check_flag, conf
-from .display import shown
 from .exceptions import LockLost
-from .suggestions import did_you_mean
-from .times import Seconds, seconds
 
 MAX_NOTE_BYTES = 1000
 

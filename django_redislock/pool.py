@@ -7,21 +7,21 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from .display import shown
+from .base.display import shown
+from .base.names import check_name, member_name, pool_name, quote
+from .base.steps import Steps, arun, run_blocking
+from .base.times import Seconds
 from .engine import Acquisition, Caller, Owner, current_owner, twin
 from .exceptions import LockNotAcquired, LockUnavailable
 from .inspection import LockStatus
 from .inspection.pools import PoolInfo, count_states, inspect_pool, read_items, read_keys
 from .inspection.suspension import resume, suspend
-from .names import check_name, member_name, pool_name, quote
 from .options import AcquireOptions, read_options
 from .pool_member import PoolMember
-from .steps import Steps, arun, run_blocking
 from .store.keys import Keys, make_keys
 from .store.place import Backend
 from .store.places import get_backend
 from .store.pool_calls import change_members, count_members, has_member, replace_members
-from .times import Seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import engine
+from .base.names import unquoted
 from .engine import Lease, current_owner
 from .exceptions import LockError
 from .lock import Lock
-from .names import unquoted
 from .options import LockOptions
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from .log import log_event
-from .steps import Call
+from .base.log import log_event
+from .base.steps import Call
 
 # template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
 # that makes names, where that is. There are few of them, so that metrics can be labelled with it

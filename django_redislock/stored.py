@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from .base.names import check_name
+from .base.steps import Steps
+from .base.times import Seconds, seconds
 from .exceptions import LockError, LockUnavailable
-from .names import check_name
-from .steps import Steps
 from .store.idempotency import call_once
 from .store.place import Backend
 from .store.places import get_backend
 from .store.retry import call
 from .store.scripts import Script
-from .times import Seconds, seconds
 
 T = TypeVar("T")
 

@@ -21,9 +21,12 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from redis.connection import Connection
 from redis.exceptions import ConnectionError
 
+from .base.names import check_name
+from .base.steps import Steps, run
+from .base.times import Seconds, seconds
 from .cachelock import CacheLock
 from .conf import conf, pinned
-from .engine.lease import FORCED
+from .engine.leases.lease import FORCED
 from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
@@ -31,9 +34,7 @@ from .fencing.table import raise_fence
 from .inspection.info import inspect
 from .inspection.listing import read_matching
 from .lock import Lock
-from .names import check_name
 from .signals import lock_acquired
-from .steps import Steps, run
 from .store import calls
 from .store.calls import Wanted
 from .store.keys import make_keys
@@ -41,7 +42,6 @@ from .store.place import Backend
 from .store.places import get_backend, get_place, made_places
 from .store.retry import call
 from .store.wire import CONNECTION_ERRORS
-from .times import Seconds, seconds
 
 __all__ = [
     "OwnLocksMixin",

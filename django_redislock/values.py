@@ -9,11 +9,11 @@ from collections.abc import Coroutine
 from functools import partialmethod
 from typing import Any
 
-from .display import shown
-from .steps import Steps, arun, run_blocking
+from .base.display import shown
+from .base.steps import Steps, arun, run_blocking
+from .base.times import Seconds
 from .store.scripts import Script
 from .stored import Stored, milliseconds_of
-from .times import Seconds
 
 Value = int | float | str
 

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..display import printable
+from ..base.display import printable
 from ..fencing import MARK
 from ..models import Fence
 

@@ -15,10 +15,10 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..display import duration, printable
+from ..base.display import duration, printable
+from ..base.names import split_member
 from ..inspection import LockInfo, LockStatus, SuspensionInfo, WaiterInfo
 from ..models import HeldLock
-from ..names import split_member
 
 
 class LockFields:

@@ -10,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.db import router, transaction
 from django.utils.translation import gettext
 
-from ..display import duration, printable
+from ..base.display import duration, printable
 from ..inspection import LockInfo
 from ..models import HeldLock
 

@@ -17,13 +17,13 @@ from django.urls import reverse
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from ..base.display import printable
+from ..base.names import is_name
 from ..conf import conf
-from ..display import printable
 from ..exceptions import LockUnavailable
 from ..inspection import LockInfo, force_release, get_lock
 from ..inspection.listing import read_page
 from ..models import HeldLock
-from ..names import is_name
 from ..store.aliases import lock_aliases
 from ..store.places import get_backend, get_places
 from ..store.reading import batches

@@ -10,9 +10,9 @@ from django.core.cache import caches
 from django.core.checks import CheckMessage, Error, Info, Warning
 from django.core.exceptions import ImproperlyConfigured
 
+from ..base.names import check_prefix
 from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
-from ..names import check_prefix
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.counterpart import Maker
 from ..store.place import Place

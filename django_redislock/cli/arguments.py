@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ..names import check_name
+from ..base.names import check_name
+from ..base.times import seconds
 from ..pool import LockPool
-from ..times import seconds
 
 LONGEST = timedelta(days=36500)  # calendars begin somewhere
 

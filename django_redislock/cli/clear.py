@@ -11,9 +11,9 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
 
-from ..display import duration, printable
+from ..base.display import duration, printable
+from ..base.log import unprinted
 from ..inspection import LockInfo, force_release, get_lock
-from ..log import unprinted
 from .arguments import add_using, name_of_lock
 from .formats import table
 from .lookup import find_held, find_places, label, matching, none_matches, not_held

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from ..display import duration, printable
+from ..base.display import duration, printable
 from ..inspection import LockInfo, LockStatus, PoolInfo, PoolSummary, SuspensionInfo, WaiterInfo
 
 GAP = "  "

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from django.core.management.base import CommandError
 
-from ..display import printable
+from ..base.display import printable
 from ..inspection import LockInfo, get_lock, list_locks
 from ..store.place import Place
 from ..store.places import get_places

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ..display import printable
+from ..base.display import printable
 from ..inspection import list_pools
 from ..pool import LockPool
 from ..store.place import Place

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
-from ..display import printable
+from ..base.display import printable
 from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
 from ..lock import Lock
 from ..store.places import get_place

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .acquisition import Acquisition, Frame
-from .description import describe_owner
-from .extension import detach, raise_fence, renew, renew_by_token, start_listening
-from .lease import Lease, Section
-from .owner import Owner, current_owner, shown_owner
-from .release import release, release_by_token, release_quietly, release_surely
-from .twin import Caller, twin
-from .with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
+from .acquiring.acquisition import Acquisition, Frame
+from .acquiring.extension import detach, raise_fence, renew, renew_by_token, start_listening
+from .acquiring.release import release, release_by_token, release_quietly, release_surely
+from .leases.lease import Lease, Section
+from .owners.description import describe_owner
+from .owners.owner import Owner, current_owner, shown_owner
+from .owners.twin import Caller, twin
+from .owners.with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
 
 __all__ = [
     "Acquisition",

@@ -6,13 +6,13 @@ import atexit
 import sys
 import threading
 
-from ..per_process import PerProcess
+from ..base.per_process import PerProcess
 from ..store.place import Backend, Place
-from .listener import Listener
-from .notifier import Notifier
-from .strays import Strays
-from .subscriber import Subscriber
-from .watchdog import Watchdog
+from .background.notifier import Notifier
+from .messages.listener import Listener
+from .messages.strays import Strays
+from .messages.subscriber import Subscriber
+from .renewal.watchdog import Watchdog
 
 
 class Runtime:

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 from django.db import DatabaseError, transaction
 
+from ..base.steps import run
 from ..engine import Lease, raise_fence
 from ..exceptions import LockLost
-from ..steps import run
 from .claim import Overtaken, claim, claims_on, is_conflict
 
 TRIES = 10  # a stale transaction makes one try more necessary; more come from first claims of neighbouring rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from django.db import connections, models, transaction
 from django.utils.translation import gettext_lazy as _
 
-from ..display import shown
+from ..base.display import shown
 from ..exceptions import LockLost
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from logging import WARNING
 
+from ..base.log import log_event
+from ..base.names import check_name
+from ..base.steps import Steps, arun, run_blocking
 from ..conf import check_count
-from ..log import log_event
-from ..names import check_name
 from ..signals import lock_force_released, sending
-from ..steps import Steps, arun, run_blocking
 from ..store import calls
 from ..store.keys import make_keys
 from ..store.places import get_backend

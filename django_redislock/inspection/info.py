@@ -9,15 +9,15 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ..names import check_name
-from ..steps import Steps, arun, run_blocking
+from ..base.names import check_name
+from ..base.steps import Steps, arun, run_blocking
+from ..base.times import LONGEST
 from ..store import calls
 from ..store.holder import parse_holder, parse_waiter, shown_holder
 from ..store.keys import make_keys
 from ..store.place import Backend
 from ..store.places import get_backend
 from ..store.reading import Found, read_values
-from ..times import LONGEST
 
 LISTED_WAITERS = 100
 

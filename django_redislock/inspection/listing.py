@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..names import is_name, matcher
-from ..steps import Steps, arun, run_blocking
+from ..base.names import is_name, matcher
+from ..base.steps import Steps, arun, run_blocking
 from ..store.holder import shown_holder
 from ..store.keys import Keys, make_keys
 from ..store.place import Backend

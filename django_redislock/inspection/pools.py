@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..names import known_as, matcher, member_name, pool_name, unquoted
-from ..steps import Steps, arun, run_blocking
+from ..base.names import known_as, matcher, member_name, pool_name, unquoted
+from ..base.steps import Steps, arun, run_blocking
 from ..store.holder import check_member
 from ..store.keys import make_keys, pools_key
 from ..store.place import Backend

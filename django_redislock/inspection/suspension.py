@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from logging import INFO
 
+from ..base.log import log_event
+from ..base.steps import Steps
+from ..base.times import Seconds, seconds
 from ..engine import describe_owner
-from ..log import log_event
 from ..options import check_note
-from ..steps import Steps
 from ..store import calls
 from ..store.keys import make_keys
 from ..store.place import Backend
-from ..times import Seconds, seconds
 
 
 def suspend(backend: Backend, name: str, period: Seconds, note: str) -> Steps[None]:

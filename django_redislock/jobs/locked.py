@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 
+from ..base.display import shown
+from ..base.steps import Call, Steps, arun, run_blocking
 from ..call_names import (
     CallTexts,
     Name,
@@ -20,12 +22,10 @@ from ..call_names import (
     refuse_tasks,
     template_of,
 )
-from ..display import shown
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
 from ..options import LockOptions, Options, mark_locked, read_options, refuse_fenced
-from ..steps import Call, Steps, arun, run_blocking
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing

@@ -12,17 +12,17 @@ from typing import Any
 from django.apps import apps
 from django.core.management.base import BaseCommand, CommandError
 
-from ..display import duration, printable, shown
+from ..base.display import duration, printable, shown
+from ..base.name_templates import NameTemplate
+from ..base.names import lock_name
+from ..base.steps import refuse_event_loop, run
+from ..base.suggestions import did_you_mean
+from ..base.times import Seconds, seconds
 from ..engine import current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..lock import Lock
-from ..name_templates import NameTemplate
-from ..names import lock_name
 from ..open_transactions import warn_of_release, warn_unclaimed
 from ..options import LockOptions, choose_waiting
-from ..steps import refuse_event_loop, run
-from ..suggestions import did_you_mean
-from ..times import Seconds, seconds
 
 # Exit statuses, from sysexits.h where one fits: programs rarely end with these by chance, unlike the 1 of flock(1), and
 # 75 is known as "try again later".

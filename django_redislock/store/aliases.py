@@ -22,10 +22,10 @@ from redis.connection import Connection, UnixDomainSocketConnection, parse_url
 from redis.exceptions import RedisClusterException, RedisError
 from redis.sentinel import SentinelManagedConnection
 
+from ..base.display import shown
+from ..base.names import check_prefix
 from ..conf import conf
-from ..display import shown
 from ..exceptions import LockUnavailable
-from ..names import check_prefix
 from .memory import memory_client
 from .sentinels import Asking, Sentinels
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..display import Secret, SecretBytes
-from ..steps import Steps
+from ..base.display import Secret, SecretBytes
+from ..base.steps import Steps
 from .holder import Holder, check_member, parse_holder
 from .keys import Keys, make_keys
 from .loop_connections import ENTERING, LEAVING

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ..display import Secret, shown
+from ..base.display import Secret, shown
+from ..base.names import known_as, read_member
 from ..exceptions import LockError
-from ..names import known_as, read_member
 from .place import Backend
 
 UNKNOWN = "?"  # the owner, where a foreign value holds the lock

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from redis.exceptions import ResponseError
 
+from ..base.steps import Steps
 from ..exceptions import LockUnavailable
-from ..steps import Steps
 from .place import Backend
 from .retry import call
 from .scripts import Script

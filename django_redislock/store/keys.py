@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..names import split_member
+from ..base.names import split_member
 
 # the Redis type of a key, by the word after the prefix; all others are strings
 _TYPES = dict.fromkeys(("waiters", "held", "took"), "hash") | dict.fromkeys(

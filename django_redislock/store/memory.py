@@ -8,9 +8,9 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from ..base.log import log_event
+from ..base.per_process import PerProcess
 from ..conf import conf
-from ..log import log_event
-from ..per_process import PerProcess
 
 _servers: PerProcess[dict[str, Any]] = PerProcess(dict)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.signals import setting_changed
 
+from ..base.names import slot_text
+from ..base.per_process import PerProcess
 from ..conf import conf
-from ..names import slot_text
-from ..per_process import PerProcess
 from .aliases import find_origin, lock_aliases
 from .cluster import Cluster, tag_of
 from .memory import check_allowed, forget_servers

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from ..steps import Steps
+from ..base.steps import Steps
 from .idempotency import call_once
 from .keys import Keys, pools_key
 from .place import Backend

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..steps import Steps
+from ..base.steps import Steps
 from .node import Node
 from .place import Backend
 from .retry import call

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..steps import Steps
+from ..base.steps import Steps
 from .keys import Keys
 from .place import Backend
 from .retry import call_many, refusal

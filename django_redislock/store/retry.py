@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from redis.backoff import EqualJitterBackoff
 from redis.exceptions import NoScriptError, ResponseError, TimeoutError
 
+from ..base.names import known_as
+from ..base.pace import Pace
+from ..base.steps import Pause, Steps
 from ..conf import conf
 from ..exceptions import LockUnavailable
-from ..names import known_as
-from ..pace import Pace
-from ..steps import Pause, Steps
 from .keys import redis_type
 from .loop_connections import ENTERING
 from .node import Node

@@ -14,7 +14,7 @@ from redis._parsers.helpers import parse_sentinel_masters
 from redis.exceptions import ConnectionError, ResponseError
 from redis.sentinel import MasterNotFoundError
 
-from ..steps import Call, Steps, arun, run
+from ..base.steps import Call, Steps, arun, run
 from .wire import CONNECTION_ERRORS, exchange
 
 

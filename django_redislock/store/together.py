@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..steps import Call, Pause, Request, Steps
+from ..base.steps import Call, Pause, Request, Steps
 from .node import Node
 from .place import Place
 from .retry import Execute

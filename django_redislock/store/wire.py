@@ -18,7 +18,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from ..display import SecretBytes
+from ..base.display import SecretBytes
 
 # All words are text: hiredis crashes the interpreter if a signal handler raises while it packs a number.
 Command = tuple[str, ...]

@@ -11,8 +11,8 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
+from ..base.steps import Steps, arun, run
 from ..engine import Acquisition, Frame, current_owner, release_quietly
-from ..steps import Steps, arun, run
 
 CONTENT = ""  # beside the aliases of databases
 

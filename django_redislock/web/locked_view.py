@@ -13,15 +13,15 @@ from asgiref.sync import iscoroutinefunction
 from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
 
+from ..base.log import log_event
+from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
 from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin
-from ..log import log_event
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
-from ..steps import Call, Evaluate, Steps, arun, run_blocking
 from .atomic_requests import OpenedHere, excluded_by, instance_of, to_open
 from .late_release import LateRelease
 from .login_order import warn_above_login

@@ -8,9 +8,9 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpRequest
 from django.utils.functional import LazyObject, empty
 
+from ..base.display import shown
+from ..base.names import quote
 from ..conf import conf, import_function
-from ..display import shown
-from ..names import quote
 
 
 def describe_request(request: HttpRequest) -> str:

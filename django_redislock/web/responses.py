@@ -12,12 +12,12 @@ from django.template.loader import get_template
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, ngettext
 
+from ..base.display import shown
+from ..base.steps import CallOut, Evaluate, Steps
 from ..conf import conf, import_function
-from ..display import shown
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
-from ..steps import CallOut, Evaluate, Steps
 from ..store.place import Backend
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]

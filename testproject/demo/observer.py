@@ -20,7 +20,7 @@ from django_redislock.store import calls
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from django_redislock.steps import Steps
+    from django_redislock.base.steps import Steps
 
 HEADER = "X-Demo-Lock"
 TRY = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock.display import Secret, SecretBytes, duration, printable, shown
+from django_redislock.base.display import Secret, SecretBytes, duration, printable, shown
 
 
 def test_a_printable_name_stands_as_it_is() -> None:

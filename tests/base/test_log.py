@@ -14,7 +14,7 @@ import pytest
 
 import django_redislock
 from django_redislock import Lock, LockLost, force_release
-from django_redislock.log import in_form, log_event, logger
+from django_redislock.base.log import in_form, log_event, logger
 from tests.helpers.actors import Crowd
 from tests.helpers.docs import page
 

@@ -11,7 +11,7 @@ import pytest
 from django.utils.functional import SimpleLazyObject
 
 from django_redislock import lock_digest, lock_name
-from django_redislock.name_templates import NameTemplate, Template, has_fields
+from django_redislock.base.name_templates import NameTemplate, Template, has_fields
 
 
 @pytest.mark.parametrize(

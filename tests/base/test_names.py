@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, lock_name
-from django_redislock.names import (
+from django_redislock.base.names import (
     MAX_NAME_BYTES,
     can_be_asked_for,
     check_name,

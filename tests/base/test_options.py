@@ -12,7 +12,7 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockPool, locked, locked_atomic, locked_view
-from django_redislock.display import shown
+from django_redislock.base.display import shown
 from django_redislock.options import MAX_NOTE_BYTES, AcquireOptions, LockOptions, Options, check_timeout, read_options
 
 SOON = ConstantBackoff(0.01)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from redis.backoff import AbstractBackoff, ConstantBackoff, DecorrelatedJitterBackoff, ExponentialBackoff, NoBackoff
 
-from django_redislock.display import shown
-from django_redislock.pace import LONGEST, POLLING, SHORTEST, Pace, alive_for
+from django_redislock.base.display import shown
+from django_redislock.base.pace import LONGEST, POLLING, SHORTEST, Pace, alive_for
 
 
 class Odd(AbstractBackoff):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from django_redislock.per_process import PerProcess, leave_parent
+from django_redislock.base.per_process import PerProcess, leave_parent
 from tests.helpers.actors import GENEROUS, Other
 
 InChild = Callable[..., bool]

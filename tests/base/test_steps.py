@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, LockPool
-from django_redislock.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run, run_blocking
+from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run, run_blocking
 from tests.helpers.actors import Crowd
 
 Drive = Callable[[Callable[[], Steps[Any]]], Any]

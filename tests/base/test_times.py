@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.times import LONGEST, NEVER, Deadline, seconds
+from django_redislock.base.times import LONGEST, NEVER, Deadline, seconds
 
 NO_TIME = [
     0,

@@ -12,10 +12,10 @@ import pytest
 from django.core.cache import caches
 
 from django_redislock import alocked_get_or_set, locked_get_or_set
+from django_redislock.base.steps import Steps
+from django_redislock.base.times import Deadline
 from django_redislock.cached import _Wanted
 from django_redislock.computations import Computation, computations
-from django_redislock.steps import Steps
-from django_redislock.times import Deadline
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 

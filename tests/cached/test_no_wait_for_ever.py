@@ -17,12 +17,12 @@ from django.core.cache import caches
 
 import django_redislock
 from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
+from django_redislock.base.steps import Steps, arun, run
+from django_redislock.base.times import NEVER
 from django_redislock.cached import _Wanted
 from django_redislock.computations import Computation
 from django_redislock.engine import Acquisition, Frame, current_owner
-from django_redislock.engine.waiters import Park
-from django_redislock.steps import Steps, arun, run
-from django_redislock.times import NEVER
+from django_redislock.engine.messages.waiters import Park
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.bridges import in_any_thread, in_thread, to_thread
 from tests.helpers.interrupts import Interrupt, Interrupter
@@ -155,7 +155,9 @@ def test_sync_code_that_begins_before_its_task_waits_for_it_does_not_wait_for_ev
     waits: list[float], joined: Joined, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread may start at once, and the thread of the event loop continue later."""
-    monkeypatch.setattr("django_redislock.engine.bridges.LAUNCHING_WITHIN", 0.05)  # it does so when this one waits
+    monkeypatch.setattr(
+        "django_redislock.engine.owners.bridges.LAUNCHING_WITHIN", 0.05
+    )  # it does so when this one waits
     sync = Value("of sync code", using="locmem", blocking_timeout=PATIENCE)
 
     async def compute() -> Any:

@@ -9,8 +9,8 @@ import pytest
 from django.test import override_settings
 from redis.crc import key_slot
 
-from django_redislock.engine.listener import Listener
-from django_redislock.names import slot_text
+from django_redislock.base.names import slot_text
+from django_redislock.engine.messages.listener import Listener
 from django_redislock.store.cluster import tag_of
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node, find_cluster_server

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine import watchdog
+from django_redislock.engine.renewal import watchdog
 from django_redislock.store import loop_connections, thread_connections
 from redisserver import RedisServer
 from tests.helpers.cluster import Cluster

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
+from django_redislock.base.names import slot_text
 from django_redislock.engine.runtime import runtime
-from django_redislock.names import slot_text
 from django_redislock.store.cluster import tag_of
 from django_redislock.store.places import get_backend, make_place
 from tests.helpers.cluster import Cluster, redis_cluster

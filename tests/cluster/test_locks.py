@@ -24,9 +24,9 @@ from django_redislock import (
     list_pools,
     locked_get_or_set,
 )
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.reader import Interrupted
-from django_redislock.engine.receiver import Receiver
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.reader import Interrupted
+from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls

@@ -120,7 +120,7 @@ def test_nothing_is_kept_of_nodes_that_have_no_slots_any_more(
     own_cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that only follows the redirections forgets them as well."""
-    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.1)
+    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.1)
     source, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, source)
     with Lock(name):

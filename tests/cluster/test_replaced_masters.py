@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio.connection import AbstractConnection
 
 from django_redislock import Lock
-from django_redislock.engine.attempt import GRACE
+from django_redislock.engine.acquiring.attempt import GRACE
 from django_redislock.store.place import Place
 from django_redislock.store.places import get_backend, get_place
 from tests.helpers.actors import GENEROUS

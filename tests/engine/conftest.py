@@ -42,7 +42,7 @@ def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not look by themselves: they must be woken."""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)
 
 
 @pytest.fixture

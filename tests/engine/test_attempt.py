@@ -13,8 +13,8 @@ import redis
 from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable, force_release
+from django_redislock.base.steps import run
 from django_redislock.engine.runtime import runtime
-from django_redislock.steps import run
 from django_redislock.store import calls
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
@@ -184,10 +184,10 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # cutting a working connection costs all waiters of the process their places until it has reconnected
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", late)
-    monkeypatch.setattr("django_redislock.engine.listener.JITTER", 0.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", late)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.JITTER", 0.0)
     if suspected:
-        monkeypatch.setattr("django_redislock.engine.waiting.LOOK_LATE", float(GENEROUS))
+        monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.LOOK_LATE", float(GENEROUS))
     before, me, lock = far_ears.generation, crowd(), Lock(NAME, ttl=600)
     lock.acquire()
     waiting = me.start(Lock(NAME, ttl=600, using="far"), "acquire")
@@ -211,7 +211,7 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
 def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
     waiting = []

@@ -14,7 +14,7 @@ import pytest
 from django.apps import apps
 from django.dispatch import Signal
 
-from django_redislock.engine.background_job import running_job
+from django_redislock.engine.owners.background_job import running_job
 from tests.helpers.processes import Worker
 from tests.helpers.requirements import MissingError, require, wheel_folder
 

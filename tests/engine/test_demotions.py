@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable
-from django_redislock.steps import Steps
+from django_redislock.base.steps import Steps
 from django_redislock.store.place import Backend
 from django_redislock.store.probe import counts_us
 from redisserver import redis_server
@@ -73,8 +73,8 @@ def test_a_waiter_that_the_new_master_does_not_count_queues_again(
             raise failures.pop()
         return counts_us(backend)
 
-    monkeypatch.setattr("django_redislock.engine.waiting.counts_us", ask)
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)
+    monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.counts_us", ask)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.5)
     ears = listener("far")
     ears.start()
     eventually(lambda: ears.ready)

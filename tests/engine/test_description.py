@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.description import MAX_BYTES, describe_owner
+from django_redislock.engine.owners.description import MAX_BYTES, describe_owner
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, queued

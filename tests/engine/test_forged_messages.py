@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.strays import MOST_STRAYS
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.strays import MOST_STRAYS
 from django_redislock.store.places import get_backend
 from tests.helpers.state import NAME, count, listener
 
@@ -58,7 +58,7 @@ def late_grants(number: int, name: str = NAME, id: str = "") -> list[str]:
 async def test_late_grants_make_each_waiter_look_once(
     number: int, known: bool, client: redis.Redis, aeventually: AEventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.DOUBT_EVERY", 1000.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.DOUBT_EVERY", 1000.0)
 
     def messages(ears: Listener) -> list[str]:
         return late_grants(number, id=ears.waiters.of()[-1].id if known else "")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.notifier import Notifier
-from django_redislock.engine.receiver import Receiver
+from django_redislock.engine.background.notifier import Notifier
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.receiver import Receiver
+from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.subscriber import Subscriber
 from django_redislock.store import places
 from django_redislock.store.aliases import Origin
 from django_redislock.store.node import Node

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockLost, force_release, lock_lost
-from django_redislock.engine import notifier as notifier_module
-from django_redislock.engine.notifier import THREADS, Notifier
+from django_redislock.engine.background import notifier as notifier_module
+from django_redislock.engine.background.notifier import THREADS, Notifier
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter
 

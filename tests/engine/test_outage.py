@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.engine import outage
-from django_redislock.engine.outage import Outage
+from django_redislock.engine.background import outage
+from django_redislock.engine.background.outage import Outage
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
@@ -100,7 +100,7 @@ def test_subscriptions_that_do_not_last_are_one_outage(
 def test_a_refused_subscription_is_logged_once(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.RECONNECTING", 0.01)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.RECONNECTING", 0.01)
     with own.client() as client:
         client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
         listener = runtime().listener(get_backend())

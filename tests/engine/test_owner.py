@@ -14,7 +14,7 @@ import redis
 from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync
 
 from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus, force_release
-from django_redislock.engine.owner import MANY, current_owner
+from django_redislock.engine.owners.owner import MANY, current_owner
 from tests.helpers.actors import Crowd
 from tests.helpers.bridges import aowns, arefuses, owns
 from tests.helpers.state import NAME, fence_of, holder, lease_of, queued

@@ -17,7 +17,7 @@ import redis
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 
 from django_redislock import Lock, LockError, LockNotOwned, locked
-from django_redislock.engine.bridges import _woken_task, runs_below
+from django_redislock.engine.owners.bridges import _woken_task, runs_below
 from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import InThread, aowns, arefuses, owns, refuses, settled, to_thread
 from tests.helpers.cancelling import until
@@ -258,8 +258,8 @@ def long_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongBefore]:
         looks.append(args)
         return _woken_task(*args)
 
-    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", noted)
-    monkeypatch.setattr("django_redislock.engine.bridges.STARTING_WITHIN", 0.0)
+    monkeypatch.setattr("django_redislock.engine.owners.bridges._woken_task", noted)
+    monkeypatch.setattr("django_redislock.engine.owners.bridges.STARTING_WITHIN", 0.0)
     with LongBefore(looks) as executor:
         yield executor
 
@@ -405,7 +405,7 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
         with Lock(NAME) as lock:
             assert owns(lock)
 
-    monkeypatch.setattr("django_redislock.engine.bridges.runs_below", noted)
+    monkeypatch.setattr("django_redislock.engine.owners.bridges.runs_below", noted)
     idle = [asyncio.create_task(asyncio.sleep(GENEROUS)) for _ in range(300)]
     await asyncio.create_task(sync_to_async(work)(asyncio.get_running_loop()))
     for task in idle:
@@ -416,7 +416,7 @@ async def test_the_task_of_sync_code_is_found_without_a_look_at_all_others(monke
 async def test_the_task_of_sync_code_is_found_even_if_the_futures_do_not_show_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.bridges._woken_task", lambda work: None)
+    monkeypatch.setattr("django_redislock.engine.owners.bridges._woken_task", lambda work: None)
     lock = Lock(NAME)
     assert await sync_to_async(lock.acquire)()
     assert await lock.aowned()

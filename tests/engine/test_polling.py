@@ -16,7 +16,7 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked, locked_atomic
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer

@@ -17,11 +17,11 @@ from redis.connection import Connection
 from redis.exceptions import ConnectionError, TimeoutError
 
 from django_redislock import Lock, force_release
-from django_redislock.engine import reader as module
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.reader import Reader
-from django_redislock.engine.receiver import MESSAGE_WITHIN
-from django_redislock.engine.waiters import ThreadWaiter
+from django_redislock.engine.messages import reader as module
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.reader import Reader
+from django_redislock.engine.messages.receiver import MESSAGE_WITHIN
+from django_redislock.engine.messages.waiters import ThreadWaiter
 from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, listener, queued, reader_of

@@ -9,9 +9,9 @@ from typing import Any
 import redis
 
 from django_redislock import Lock
+from django_redislock.base.steps import run
+from django_redislock.engine.renewal.watchdog import Watchdog
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.watchdog import Watchdog
-from django_redislock.steps import run
 from django_redislock.store import calls
 from tests.helpers.actors import Crowd
 from tests.helpers.state import LOCK, NAME, lease_of

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from django_redislock import Lock
+from django_redislock.base.per_process import PerProcess
 from django_redislock.engine import current_owner
 from django_redislock.engine import runtime as module
 from django_redislock.engine.runtime import Runtime, runtime
-from django_redislock.per_process import PerProcess
 from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
@@ -81,7 +81,7 @@ def test_what_is_pending_is_sent_at_the_end_of_a_process(used: bool, monkeypatch
     own = PerProcess(Runtime)
     monkeypatch.setattr(module, "_runtime", own)
     monkeypatch.setattr(
-        "django_redislock.engine.watchdog.Watchdog.send_pending", lambda watchdog: sent.append(watchdog)
+        "django_redislock.engine.renewal.watchdog.Watchdog.send_pending", lambda watchdog: sent.append(watchdog)
     )
     if used:
         own.get()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock.engine.sender import Parcel, Sender
+from django_redislock.engine.renewal.sender import Parcel, Sender
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
 from django_redislock.store.node import Node

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.waiters import Grant, TaskWaiter, ThreadWaiter, Waiter
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.waiters import Grant, TaskWaiter, ThreadWaiter, Waiter
 from django_redislock.store.place import Backend
 from django_redislock.store.places import make_place
 from tests.helpers.actors import GENEROUS, Other

@@ -19,18 +19,18 @@ import redis
 from redis.exceptions import MovedError
 
 from django_redislock import Lock, LockLost, force_release
+from django_redislock.base.log import logger
+from django_redislock.base.steps import run
 from django_redislock.engine import Frame, raise_fence
-from django_redislock.engine import agenda as agenda_module
-from django_redislock.engine.agenda import Agenda
-from django_redislock.engine.dispatch import LAST_WORDS
-from django_redislock.engine.interruptions import Interruptions
-from django_redislock.engine.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
-from django_redislock.engine.notifier import Notifier
+from django_redislock.engine.background.notifier import Notifier
+from django_redislock.engine.leases.interruptions import Interruptions
+from django_redislock.engine.leases.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
+from django_redislock.engine.renewal import agenda as agenda_module
+from django_redislock.engine.renewal.agenda import Agenda
+from django_redislock.engine.renewal.dispatch import LAST_WORDS
+from django_redislock.engine.renewal.sender import Parcel
+from django_redislock.engine.renewal.watchdog import Watchdog
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.sender import Parcel
-from django_redislock.engine.watchdog import Watchdog
-from django_redislock.log import logger
-from django_redislock.steps import run
 from django_redislock.store import calls
 from django_redislock.store.calls import Renewed, Wanted, read_holder
 from django_redislock.store.keys import make_keys
@@ -203,7 +203,7 @@ def test_a_loss_is_told_once_wherever_whoever_finds_it_out_is_interrupted(
     watchdog: Watchdog, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That may be a thread of the site, which reads messages for all others or renews the lease itself."""
-    monkeypatch.setattr("django_redislock.engine.watchdog.LOOK_AROUND", 0.05)
+    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.LOOK_AROUND", 0.05)
     with Lock("keeps it awake"):
         ours = str(Path(agenda_module.__file__).parent)
 
@@ -290,7 +290,7 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
 def test_replanned_entries_do_not_pile_up(
     watchdog: Watchdog, seen: Callable[[Lock], Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.agenda.MANY", 10)
+    monkeypatch.setattr("django_redislock.engine.renewal.agenda.MANY", 10)
     monkeypatch.setattr(watchdog._agenda, "_sweep_at", 10)
     with Lock(NAME, ttl=600) as lock:
         seen(lock)
@@ -670,7 +670,7 @@ def test_at_interpreter_exit_nobody_waits_for_a_stopped_thread(
 ) -> None:
     last = Watchdog(Notifier(), lambda backend: None)
     other()(last._mutex.acquire)  # by one who will never go on
-    for module in ("watchdog", "threads"):
+    for module in ("renewal.watchdog", "background.threads"):
         monkeypatch.setattr(f"django_redislock.engine.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
     backend = get_backend(None, NAME)
     last.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
@@ -794,7 +794,7 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it waits in a ``with`` statement, and again when that is about to undo it."""
-    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.05)
+    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.05)
     undone: list[bool] = []
     section: Any = SimpleNamespace(undo=lambda: undone.append(True))
     idle, block = Watchdog(Notifier(), lambda backend: None), Frame()
@@ -807,7 +807,7 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
 def test_a_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_being_undone(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.watchdog.IDLE_LOOK", 0.05)
+    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.05)
     undone: list[bool] = []
 
     def fail() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from django_redislock.engine import acquisition
+from django_redislock.engine.acquiring import acquisition
 from django_redislock.store import scripts
 from django_redislock.store.calls import Wanted
 

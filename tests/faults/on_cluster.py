@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from django_redislock.names import slot_text
+from django_redislock.base.names import slot_text
 from django_redislock.store.cluster import tag_of
 from redisserver import RedisServer
 from tests.cluster.conftest import names_on, slot_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, queued
 

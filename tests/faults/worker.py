@@ -27,9 +27,9 @@ from typing import Any
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
-from django_redislock.engine import acquisition
-from django_redislock.engine.attempt import Attempt
-from django_redislock.steps import Call, Pause, Steps, arun, run
+from django_redislock.base.steps import Call, Pause, Steps, arun, run
+from django_redislock.engine.acquiring import acquisition
+from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.store import calls
 from tests.protocol.released import run_released
 

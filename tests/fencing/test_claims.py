@@ -15,11 +15,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
+from django_redislock.base.steps import Request
 from django_redislock.engine import Lease
 from django_redislock.fencing import claim
 from django_redislock.fencing.table import bounded
 from django_redislock.models import Fence
-from django_redislock.steps import Request
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.databases import Account, configure

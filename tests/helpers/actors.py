@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import redis
 
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
 from django_redislock.store.places import make_place

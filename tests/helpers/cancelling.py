@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from django_redislock import Lock, locked
+from django_redislock.base.steps import Call, CallOut, Evaluate, Pause
+from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.waiters import Park, TaskWaiter
-from django_redislock.steps import Call, CallOut, Evaluate, Pause
 from django_redislock.store.places import get_backend
 from django_redislock.store.retry import Execute
 

@@ -10,7 +10,7 @@ from django.core.management import call_command
 
 import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
 from django_redislock.store.places import get_backend

@@ -11,8 +11,8 @@ from typing import Any
 import redis
 
 from django_redislock import PoolMember, lock_name
-from django_redislock.names import pool_name
-from django_redislock.steps import run
+from django_redislock.base.names import pool_name
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import pool_keys
 from django_redislock.store.places import get_backend
@@ -29,7 +29,7 @@ MEMBERS, FRESH, FREE, HELD, BUSY, TOOK, WANTED, LINE, LINE_WAITERS = pool_keys(P
 
 # A process with threads that wait for a member each, keep it until they are told, or give it back at once.
 WAITS = """
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 listener.LOOK_EVERY = look_every
 pool = LockPool(name)
 

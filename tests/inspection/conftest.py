@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from tests.helpers.actors import Ghost
 from tests.helpers.listed import endless as endless

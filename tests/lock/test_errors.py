@@ -12,7 +12,7 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from django_redislock.engine.lease import FORCED
+from django_redislock.engine.leases.lease import FORCED
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME
 

@@ -14,10 +14,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock, locked, locked_view
-from django_redislock.engine import attempt
-from django_redislock.engine.lease import ADOPTED, RELEASED
+from django_redislock.base.steps import Pause
+from django_redislock.engine.acquiring import attempt
+from django_redislock.engine.leases.lease import ADOPTED, RELEASED
 from django_redislock.engine.runtime import runtime
-from django_redislock.steps import Pause
 from django_redislock.store import calls
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
@@ -328,7 +328,7 @@ def test_of_two_callers_with_one_token_in_one_process_one_waits_for_the_other(cr
 def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_the_same_token(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.1)
     losses: list[LockLost] = []
     before = Lock(NAME, ttl=300)
     before.acquire()

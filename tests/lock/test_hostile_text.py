@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, LockLost, LockPool, force_release, list_locks, lock_name, locked, locked_view
-from django_redislock.names import quote
+from django_redislock.base.names import quote
 from tests.helpers.actors import Other
 
 from .texts import ENCODABLE, MEGA, NASTY

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockUnavailable, get_lock
-from django_redislock.engine.lease import FORCED
+from django_redislock.base.steps import Steps
+from django_redislock.engine.leases.lease import FORCED
 from django_redislock.engine.runtime import runtime
-from django_redislock.steps import Steps
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy

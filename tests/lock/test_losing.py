@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, force_release, get_lock
-from django_redislock.engine.lease import ENDED, FORCED, OVER, TAKEN, VANISHED
+from django_redislock.engine.leases.lease import ENDED, FORCED, OVER, TAKEN, VANISHED
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.state import NAME, holder, lease_of, put

@@ -170,7 +170,7 @@ def test_nobody_overtakes_a_waiter(
 def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     me(lock, "detach")  # so nothing renews it

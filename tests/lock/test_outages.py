@@ -79,8 +79,8 @@ def test_a_waiter_gives_up_after_a_long_outage(
     crowd: Crowd, own: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, retry_for: RetryFor
 ) -> None:
     retry_for(0.1)
-    monkeypatch.setattr("django_redislock.engine.attempt.SIT_OUT", 0.3)
-    monkeypatch.setattr("django_redislock.engine.subscriber.SIT_OUT", 0.3)
+    monkeypatch.setattr("django_redislock.engine.acquiring.attempt.SIT_OUT", 0.3)
+    monkeypatch.setattr("django_redislock.engine.messages.subscriber.SIT_OUT", 0.3)
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")
@@ -130,7 +130,7 @@ def test_the_release_after_a_restart_says_that_the_lock_was_lost(
 def test_a_waiter_survives_a_flush_and_gets_its_lock(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.5)  # there is no message
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.5)  # there is no message
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockError, LockLost, LockNotOwned
-from django_redislock.engine.lease import VANISHED
+from django_redislock.engine.leases.lease import VANISHED
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import LOCK, NAME, fence_of, holder, queued
 

@@ -14,11 +14,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
+from django_redislock.base.log import in_form
 from django_redislock.cachelock import CacheLock
-from django_redislock.engine.blocker import NEWS
-from django_redislock.engine.listener import LOOK_EVERY
+from django_redislock.engine.acquiring.current_holder import NEWS
+from django_redislock.engine.messages.listener import LOOK_EVERY
 from django_redislock.engine.runtime import runtime
-from django_redislock.log import in_form
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
@@ -84,7 +84,7 @@ def test_a_waiter_keeps_waiting_when_the_queue_is_full(
     crowd: Crowd, eventually: Eventually, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even though it sends its request again and again."""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.01)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.01)
     holder, held = crowd(), Lock(NAME)
     holder(held, "acquire")
     waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockError, LockLost, LockUnavailable
-from django_redislock.engine.lease import FORCED
+from django_redislock.engine.leases.lease import FORCED
 from django_redislock.store import calls
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from django_redislock.engine.acquisition import Acquisition
+from django_redislock.engine.acquiring.acquisition import Acquisition
+from django_redislock.engine.owners.with_block import _leave
+from django_redislock.engine.renewal.watchdog import REMEMBER_FOR
 from django_redislock.engine.runtime import runtime
-from django_redislock.engine.watchdog import REMEMBER_FOR
-from django_redislock.engine.with_block import _leave
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
@@ -167,7 +167,7 @@ def test_an_exit_stack_that_has_released_its_lock_has_nothing_to_give_back(
         with contextlib.ExitStack() as stack:
             stack.enter_context(Lock(NAME)).release()
 
-    monkeypatch.setattr("django_redislock.engine.with_block.run_blocking", interrupted)
+    monkeypatch.setattr("django_redislock.engine.owners.with_block.run_blocking", interrupted)
     with pytest.raises(Interrupt):
         section()
     assert holder(client) == ""
@@ -179,7 +179,7 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
-    monkeypatch.setattr("django_redislock.engine.watchdog.REMEMBER_FOR", remembered)
+    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.REMEMBER_FOR", remembered)
 
     def section() -> None:
         network.cut()

@@ -49,7 +49,7 @@ def me(crowd: Crowd) -> Any:
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters look at the end of a lease, and otherwise only when they are told."""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)
 
 
 @pytest.fixture

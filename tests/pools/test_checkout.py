@@ -11,9 +11,9 @@ import redis
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
+from django_redislock.base.steps import run
 from django_redislock.options import AcquireOptions, LockOptions
 from django_redislock.pool import NONE_HELD
-from django_redislock.steps import run
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of

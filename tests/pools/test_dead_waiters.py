@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.2)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
 
 
 def under_way(client: redis.Redis) -> list[bytes]:

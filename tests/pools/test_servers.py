@@ -60,7 +60,7 @@ def test_after_a_flush_a_pool_can_be_filled_anew(me: Any, accounts: LockPool, cl
 def test_after_a_flush_waiters_get_members_of_the_new_set(
     wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.1)
     waiter = wait()
     client.flushall()
     LockPool(POOL).extend(["zoe"])

@@ -10,7 +10,7 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from django_redislock import Lock
-from django_redislock.engine.listener import Listener
+from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.places import get_backend
 from redisserver import RedisServer
@@ -81,7 +81,7 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
     end.)"""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", LONG)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", LONG)
 
 
 @pytest.fixture

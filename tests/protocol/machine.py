@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls, scripts
 from django_redislock.store.place import Backend
 from django_redislock.store.places import make_place

@@ -28,7 +28,7 @@ Start = Callable[..., Worker]
 
 # A process that waits for one lock.
 WAITS = """
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 listener.LOOK_EVERY = look_every
 lock = Lock(name, ttl=ttl, blocking_timeout=60)
 say("ready")
@@ -42,7 +42,7 @@ hear()
 
 # A process with many threads that wait for one lock. On request, each acquires the lock and releases it.
 MANY_WAIT = """
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 listener.LOOK_EVERY = look_every
 
 def wait(number):

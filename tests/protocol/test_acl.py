@@ -158,7 +158,7 @@ def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -
 
 
 WAITS = """
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 listener.LOOK_EVERY = 1000.0  # nobody looks by the clock
 hear()
 with Lock("stock", blocking_timeout=60) as lock:

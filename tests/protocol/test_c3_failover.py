@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.calls import Wanted
 from django_redislock.store.keys import make_keys

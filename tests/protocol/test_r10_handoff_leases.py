@@ -99,7 +99,9 @@ def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It confirms first."""
-    monkeypatch.setattr("django_redislock.engine.renewal.CONFIRM_AFTER", 10.0 * GENEROUS)  # not by the watchdog
+    monkeypatch.setattr(
+        "django_redislock.engine.renewal.schedule.CONFIRM_AFTER", 10.0 * GENEROUS
+    )  # not by the watchdog
     lock = Lock(NAME)
     lock.acquire()
     waiting = line.join(Lock(NAME, ttl=60, auto_renew=False))

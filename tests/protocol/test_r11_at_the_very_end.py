@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockPool
-from django_redislock.engine.listener import Listener
-from django_redislock.steps import run
+from django_redislock.base.steps import run
+from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
 from django_redislock.store.calls import Wanted
 from django_redislock.store.places import get_backend

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Ghost

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned, force_release
-from django_redislock.engine.lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED
-from django_redislock.steps import run
+from django_redislock.base.steps import run
+from django_redislock.engine.leases.lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED
 from django_redislock.store import calls
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.proxy import Proxy

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import redis
 
 from django_redislock import Lock
+from django_redislock.base.steps import run
 from django_redislock.inspection.info import inspect
-from django_redislock.steps import run
 from django_redislock.store import calls
 from django_redislock.store.places import get_backend
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time

@@ -24,7 +24,7 @@ from django.test import RequestFactory
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from django_redislock.cachelock import CacheLock
-from django_redislock.engine.with_block import _leave
+from django_redislock.engine.owners.with_block import _leave
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
 from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
@@ -197,7 +197,7 @@ def test_a_time_limit_anywhere_leaves_nothing_behind(
 
 # The main thread is the first to wait, so that it reads the messages for all of its process.
 READS = """
-from django_redislock.engine import listener
+from django_redislock.engine.messages import listener
 listener.LOOK_EVERY = 600.0
 
 def wait():

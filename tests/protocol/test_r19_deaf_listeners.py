@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.listener import Listener
+from django_redislock.engine.messages.listener import Listener
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
@@ -27,7 +27,7 @@ def test_a_scheduled_look_that_finds_an_unannounced_grant_makes_the_listener_rec
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 2.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 2.0)
     ears = listening("other")
     generation = ears.generation
     lock = Lock(NAME, ttl=LONG)

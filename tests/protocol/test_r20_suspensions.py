@@ -10,8 +10,8 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockLost, LockStatus
-from django_redislock.engine.listener import Listener
-from django_redislock.steps import run
+from django_redislock.base.steps import run
+from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.state import INDEX, KEYS, NAME, PREFIX, TOKEN, leftovers

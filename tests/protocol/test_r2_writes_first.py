@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from redisserver import RedisServer
 from tests.helpers.actors import Ghost
@@ -183,7 +183,7 @@ def test_a_holder_without_the_right_to_publish_can_still_hand_over(
 ) -> None:
     """The waiter keeps its place, and finds the free lock by itself."""
     allow_only("resetchannels")
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1.0)
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1.0)
     lock = Lock(NAME, using="other")
     lock.acquire()
     waiting = threads.join(Lock(NAME))

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.subscriber import RESUBSCRIBE_EVERY
-from django_redislock.steps import run
+from django_redislock.base.steps import run
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY
 from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Ghost

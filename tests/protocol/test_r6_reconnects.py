@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, force_release
-from django_redislock.engine.listener import Listener
-from django_redislock.engine.receiver import Receiver
+from django_redislock.engine.messages.listener import Listener
+from django_redislock.engine.messages.receiver import Receiver
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy

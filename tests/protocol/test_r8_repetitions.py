@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable
-from django_redislock.engine.listener import Listener
+from django_redislock.engine.messages.listener import Listener
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy, proxy

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.engine.listener import Listener
+from django_redislock.engine.messages.listener import Listener
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.state import NAME, TOKEN, count, flag, holder, queued
 from tests.protocol.scene import Ear, Line, vanish

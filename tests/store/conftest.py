@@ -26,7 +26,7 @@ def me(crowd: Crowd) -> Any:
 @pytest.fixture
 def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend, force-release."""
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)  # waiters must be told
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)  # waiters must be told
 
     def exercise() -> None:
         me, you = crowd(), crowd()

@@ -84,7 +84,9 @@ def test_the_database_of_the_alias_is_used(backend: str, me: Any, server: RedisS
 def test_a_short_socket_timeout_does_not_end_a_long_wait(
     backend: str, crowd: Crowd, server: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.listener.LOOK_EVERY", 1000.0)  # nor is it over by a look of its own
+    monkeypatch.setattr(
+        "django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0
+    )  # nor is it over by a look of its own
     me, you, third, lock = crowd(), crowd(), crowd(), Lock("a", ttl=600)
     with caches(alias(backend, server.url, socket_timeout=0.2)):
         me(lock, "acquire")

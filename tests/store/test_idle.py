@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.engine import watchdog
+from django_redislock.engine.renewal import watchdog
 from django_redislock.store import loop_connections, thread_connections
 from django_redislock.store.places import get_place
 from tests.helpers import state

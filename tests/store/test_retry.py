@@ -10,7 +10,7 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockUnavailable
-from django_redislock.steps import run
+from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
 from django_redislock.store.places import get_backend
@@ -130,7 +130,7 @@ def test_the_error_about_missing_replicas_is_the_same_if_the_script_was_unknown(
 ) -> None:
     for name, value in {"ACKNOWLEDGED_WITHIN": 3.0, "_ACKNOWLEDGED_WITHIN": "3000"}.items():
         monkeypatch.setattr(f"django_redislock.store.retry.{name}", value)
-    monkeypatch.setattr("django_redislock.engine.attempt.GRACE", 5.0)  # for one WAIT, not for two
+    monkeypatch.setattr("django_redislock.engine.acquiring.attempt.GRACE", 5.0)  # for one WAIT, not for two
     client.script_flush()
     with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
         me(Lock(NAME, replicas=1), "acquire", blocking=False)

@@ -15,7 +15,8 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_redislock import Lock, LockError, LockLost, alist_locks, force_release, list_locks, locked_view, steps
+from django_redislock import Lock, LockError, LockLost, alist_locks, force_release, list_locks, locked_view
+from django_redislock.base import steps
 from django_redislock.engine.runtime import runtime
 from django_redislock.web import late_release
 from tests.helpers import site

@@ -14,7 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_redislock import LockUnavailable
-from django_redislock.cli import clear, fences, listing, pool, run, show
+from django_redislock.cli import clear, fences, pool, run, show
+from django_redislock.cli import list_locks as listing
 from django_redislock.cli.arguments import SubcommandParser
 from django_redislock.cli.lookup import other_aliases
 from django_redislock.cli.output import Output

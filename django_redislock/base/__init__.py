@@ -1,0 +1,1 @@
+"""What everything else is built on: names, times, display, logging, and steps that serve sync and async."""

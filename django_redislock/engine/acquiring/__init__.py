@@ -1,0 +1,1 @@
+"""Acquiring locks, extending and releasing them."""

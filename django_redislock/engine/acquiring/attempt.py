@@ -1,0 +1,224 @@
+"""One attempt to get a lock: what it asks of Redis, and what it may leave behind there. How it waits: waiting.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
+
+from redis.backoff import AbstractBackoff
+
+from ...base.names import known_as
+from ...base.pace import POLLING
+from ...base.steps import DrivingLoop, Pause, Steps
+from ...base.times import Deadline
+from ...exceptions import LockLost, LockNotAcquired, LockUnavailable
+from ...store import calls
+from ...store.calls import Taken, Wanted
+from ...store.keys import make_keys
+from ...store.loop_connections import ENTERING, RETURNING
+from ...store.retry import ACKNOWLEDGED_WITHIN
+from ..messages.listener import SIT_OUT, Listener
+from ..messages.waiters import Park, Waiter
+from .current_holder import CurrentHolder
+
+GRACE = 0.8  # seconds past the deadline in which an answer still counts
+LISTENING_WITHIN = 0.2  # seconds that a subscription may take, where it must stand before the first request
+GONE = "it was released, has ended, or somebody else holds it"
+LATE_ANSWERS = 3  # grants that arrive after their own lease, before Redis is said to be too slow
+
+
+class Granted(NamedTuple):
+    """How a lock was obtained."""
+
+    fence: int
+    ends: float  # monotonic
+    handed: bool  # and not confirmed yet
+
+
+def give_up_at(deadline: Deadline) -> float | None:
+    """When an answer does not count any more (monotonic); None: it always does."""
+    return None if deadline.endless else max(deadline.at, monotonic()) + GRACE
+
+
+class Attempt:
+    """One try to get a lock. Its id was drawn for it alone and is never used again."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        listener: Listener,
+        *,
+        deadline: Deadline,
+        at_work: Callable[[str], bool],
+        polls: bool = False,
+        backoff: AbstractBackoff | None = None,
+        attempts: int | None = None,
+        slow_wait: float | None = None,
+    ) -> None:
+        self.wanted: Wanted = wanted
+        self.listener: Listener = listener
+        self.deadline: Deadline = deadline
+        # whether an acquisition of this process, by its id, is in use or may come to be
+        self.at_work: Callable[[str], bool] = at_work
+        self.polls: bool = polls  # by choice: nothing is subscribed to
+        self.backoff: AbstractBackoff = backoff or POLLING
+        self.attempts: int | None = attempts  # at most so many tries; None: only time counts
+        self.waiter: Waiter | None = None
+        self.ticket: int | None = None
+        self.begun: float = monotonic()
+        self.current_holder: CurrentHolder = CurrentHolder(math.inf if slow_wait is None else self.begun + slow_wait)
+        self.tries: int = 0
+        self.seized: bytes | None = None  # value of the lock when somebody else held it; empty: unknown
+        self.asked: bool = False  # anything at all
+        self.asking: bool = False  # a request is on its way
+        self.unknown: bool = False  # a request may still arrive whose answer we never saw
+        self.over: bool = False  # nothing of it is left in Redis, but for what it was granted
+
+    def seize(self) -> Steps[Granted | None]:
+        """Get the lock whoever holds it."""
+        taken, granted = yield from self.look(calls.SEIZING)
+        # one whose answer was lost may have taken the lock from somebody
+        self.seized = b"" if taken.repeated and taken.state == calls.ALREADY else taken.holder
+        return granted
+
+    def adopt(self) -> Steps[Granted | None]:
+        """Go on with the lock that was left to the bearer of its token; None: it is still in use. LockLost: it is gone.
+
+        It never waits, and never takes a free lock.
+        """
+        yield from self.listen_first()
+        taken, granted = yield from self.look(calls.ADOPTING)
+        if taken.state == calls.GIVEN_UP:
+            raise LockLost(f"Could not adopt the lock {self.wanted.name!r}: {GONE}.", self.wanted.name, reason=GONE)
+        return granted
+
+    def listen_first(self) -> Steps[None]:
+        """Subscribe before asking: to others with the same token, a process that does not listen is dead."""
+        waiter, end = (yield from self.register()), monotonic() + LISTENING_WITHIN
+        while not self.listener.ready and (left := end - monotonic()) > 0:
+            yield Park(waiter, left)
+            waiter.look = False
+
+    def register(self) -> Steps[Waiter]:
+        """Make wakes reach us."""
+        waiter = self.waiter
+        if waiter is None:
+            loop = yield DrivingLoop()
+            self.waiter = waiter = self.listener.make_waiter(self.wanted.id, self.wanted.name, loop)
+        if not waiter.registered:
+            self.listener.register(waiter)
+            self.listener.start()
+        return waiter
+
+    def look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
+        """Ask Redis; again where a grant came after its own end, which is none.
+
+        One that already waits sits out an outage of up to SIT_OUT seconds.
+        """
+        failing_since, late, wanted = 0.0, 0, self.wanted
+        self.tries += 1
+        while True:
+            urgency = RETURNING if self.asked else ENTERING
+            by = give_up_at(self.deadline)
+            self.asked = self.asking = True
+            if wanted.token is not None and not self.polls:
+                # else a process that does not listen passes for dead
+                wanted = wanted._replace(listens=wait == calls.QUEUED or self.listener.hears)
+            try:
+                taken = yield from calls.acquire(
+                    wanted, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
+                )
+            except LockUnavailable:
+                self.asking, self.unknown = False, True
+                now = monotonic()
+                failing_since = failing_since or now
+                patience = min(failing_since + SIT_OUT, self.deadline.at)
+                if self.ticket is None or now >= patience:
+                    raise
+                yield Pause(min(0.5, patience - now))
+                continue
+            self.asking, self.unknown = False, self.unknown or taken.repeated
+            if taken.namesake and taken.namesake != wanted.adopts and not self.at_work(taken.namesake):
+                wanted = self.wanted = self.wanted._replace(adopts=taken.namesake)
+                self.ticket = taken.number or self.ticket
+                continue
+            if taken.state not in (calls.GRANTED, calls.ALREADY):
+                if not (wanted.listens or self.polls) and self.listener.hears:
+                    continue  # subscribed since: the script may have taken our own process for another one
+                self.current_holder.note(taken.holder, taken.left, self.waiter)
+                self.current_holder.full = taken.state == calls.FULL
+                return taken, None
+            ends = calls.lease_end(taken.sent, taken.left)
+            if monotonic() < ends:
+                self.got(f"{self.wanted.name}{taken.member}")
+                granted: Granted | None = Granted(taken.number, ends, taken.state == calls.ALREADY)
+                if taken.state == calls.GRANTED:
+                    self._check_acknowledged(taken.acknowledged)
+                elif wanted.replicas:
+                    granted = yield from self.confirm(taken.number)
+                if granted is None:
+                    continue
+                return taken, granted
+            late += 1
+            if late >= LATE_ANSWERS:
+                noun, name = known_as(self.wanted.name)
+                raise LockUnavailable(
+                    f"Could not acquire the {noun} {name!r}: Redis responds more slowly than its TTL "
+                    f"({self.wanted.ttl:g} s).",
+                    name,
+                )
+
+    def confirm(self, fence: int) -> Steps[Granted | None]:
+        """C6: a handoff was written by another connection, so replicas can acknowledge only what this one writes.
+
+        None: it is lost already.
+        """
+        wanted = self.wanted
+        until, by = self.deadline.at, give_up_at(self.deadline)
+        answer = yield from calls.renew(
+            wanted, "confirm", wanted.ttl, fence, until=until, by=by, replicas=wanted.replicas
+        )
+        if answer.state != calls.HELD or monotonic() >= answer.ends:
+            return None
+        self._check_acknowledged(answer.acknowledged)
+        return Granted(fence, answer.ends, False)
+
+    def _check_acknowledged(self, count: int) -> None:
+        wanted = self.wanted
+        if count >= wanted.replicas:
+            return
+        noun, name = known_as(wanted.name)
+        raise LockUnavailable(
+            f"Could not acquire the {noun} {name!r}: {count} of {wanted.replicas} replicas acknowledged it within "
+            f"{ACKNOWLEDGED_WITHIN:g} s.",
+            name,
+        )
+
+    def got(self, name: str) -> None:
+        """A pool's member was granted: use its own name from now on."""
+        if name != self.wanted.name:
+            keys = make_keys(self.wanted.backend.prefix, name)
+            self.wanted = self.wanted._replace(name=name, keys=keys)
+
+    def withdraw(self) -> Steps[None]:
+        """Leave the queue. A grant that came in this very moment is passed on."""
+        if self.ticket is not None or self.unknown:
+            by = monotonic() + GRACE
+            answer = yield from calls.release(
+                self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
+            )
+            if answer.holder is not None:
+                self.current_holder.note(answer.holder, answer.left, self.waiter)
+        self.over = True
+
+    def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
+        """The error for a lock that was not acquired."""
+        waited, waits = monotonic() - self.begun, self.deadline.waits
+        return self.current_holder.refusal(self.wanted, tries=self.tries, waited=waited, waits=waits, adopting=adopting)
+
+    def leave(self) -> None:
+        """Stop listening."""
+        if self.waiter is not None:
+            self.listener.waiters.discard(self.waiter)

@@ -1,0 +1,83 @@
+"""Moving the end of a lease, and detaching a lock for whoever has its token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from ...base.steps import Steps
+from ...store import calls
+from ...store.place import Backend
+from ..leases.lease import Lease, Section
+from ..leases.loss import reason_of
+from ..runtime import runtime
+
+
+def renew(lease: Lease, how: str, left: float) -> Steps[None]:
+    """Move the end of this very acquisition, from any thread, task or context; ``how``, ``left``: see renew_command().
+
+    Raises LockLost, LockUnavailable.
+    """
+    if lease.lost_reason:
+        raise lease.lost_error()
+    if how in ("set", "detach"):
+        # before Redis is asked: it may do so, and the answer get lost
+        runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
+    answer = yield from calls.renew(lease.wanted, how, left, lease.fence)
+    if answer.state != calls.HELD:
+        runtime().watchdog.lose(lease, reason_of(answer))
+        raise lease.lost_error()
+    if how == "detach":
+        runtime().watchdog.end(lease)
+    else:
+        runtime().watchdog.extended(lease, answer.ends)
+    if lease.lost_reason:  # the answer came after the end: the loss was reported
+        raise lease.lost_error()
+
+
+def raise_fence(lease: Lease) -> Steps[None]:
+    """Draw a new fence for this very acquisition, higher than any that this process knows of.
+
+    The old one must not have been used. Raises LockLost, LockUnavailable.
+    """
+    watchdog = runtime().watchdog
+    lease.raising = True
+    try:
+        # without the old fence, so that a repetition still finds the lock
+        answer = yield from calls.renew(lease.wanted, "raise", lease.ttl)
+        if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
+            watchdog.lose(lease, reason_of(answer))
+            raise lease.lost_error()
+        lease.fence = answer.fence
+        lease.backend.known = max(lease.backend.known, answer.fence)
+        watchdog.extended(lease, answer.ends)
+    finally:
+        lease.raising = False
+
+
+def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
+    """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
+    held = yield from calls.find_held(backend, name, bears)
+    return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
+
+
+def detach(section: Section, left: float) -> Steps[str]:
+    """End renewal and ownership here, for all sections that use the lease; the lock stays for ``left`` seconds.
+
+    Returns the token by which another process can adopt it.
+    """
+    lease = section.held
+    lease.detaching = lease.leaving = True
+    try:
+        yield from renew(lease, "detach", left)
+    finally:
+        lease.leaving = False
+    for each in (*lease.shares, section):
+        each.leave()
+    return str(lease.token)  # as plain text
+
+
+def start_listening(lease: Lease) -> None:
+    """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
+    if lease.wanted.listens:
+        runtime().listener(lease.wanted.backend).start()

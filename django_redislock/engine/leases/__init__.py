@@ -1,0 +1,1 @@
+"""What a holder knows of its lease, and how a lease is lost."""

@@ -1,0 +1,218 @@
+"""One acquisition of a lock, as its holder knows it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import Protocol
+
+from ...base.steps import Steps
+from ...exceptions import LockLost, LockUnavailable
+from ...options import OnLost
+from ...store.calls import Wanted
+from ...store.place import Backend
+from .canceller import Canceller
+
+# why a lease was lost
+VANISHED = "it is gone from Redis (expired, evicted, flushed or force-released)"
+TAKEN = "somebody else holds it now"
+FORCED = "it was force-released"
+RELEASED = "the bearer of its token has released it elsewhere"
+ADOPTED = "the bearer of its token has adopted it elsewhere"
+ENDED = "its lease ended before it could be renewed"
+OVER = "its lease ended, and it was not to be renewed"
+
+
+class Lives(Protocol):
+    """Whoever has acquired a lock."""
+
+    def alive(self) -> bool: ...
+
+
+class Lease:
+    """What one acquisition holds: token, fence, and until when by the local monotonic clock.
+
+    ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
+    the server's clock jumps.
+    """
+
+    def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
+        self.wanted: Wanted = wanted
+        self.fence: int = fence
+        self.ends: float = ends
+        self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
+        self.unknown: bool = unknown  # an acquire of this attempt may still arrive
+        self.since: float = monotonic()
+        self.pid: int = os.getpid()
+        self.renewing: bool = True
+        self.max_hold: float | None = None  # seconds
+        self.template: str = wanted.name  # the name as it was written
+        self.on_lost: OnLost | None = None
+        self.canceller: Canceller | None = None
+        self.owner: weakref.ref[Lives] | None = None  # who acquired it
+        # the sections that use it (several, if it is reentrant), and what keeps each of them alive; None: the owner
+        self.shares: dict[Section, Callable[[], object] | None] = {}
+        self.lost_reason: str = ""
+        self.closed: bool = False  # released or detached
+        self.tried_release: bool = False
+        self.detaching: bool = False  # detach() was called; if it was interrupted, nobody knows the token
+        self.leaving: bool = False  # Redis is being asked to detach it; its answer counts for more than the clock
+        self.watched: bool = False
+        self.due: float = 0.0  # when the watchdog looks next
+        self.urgent: bool = False  # ask Redis now, whatever the clock says
+        self.seen: bool = False  # the watchdog has looked at it: it is no short section
+        self.fenced: bool | tuple[str, ...] = False  # to be claimed on these databases; True: on all that are in use
+        self.fence_timeout: float | None = None  # seconds
+        self.claimed: frozenset[str] = frozenset()  # on these databases
+        self.raising: bool = False  # a new fence was asked for
+        self.asked_fence: int = fence  # in the latest renewal
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """A lease cannot be pickled or copied: a copy of an object that refers to it has None instead."""
+        return type(None), ()
+
+    matters = True  # whether a failure to renew it is worth a warning
+
+    # -- what was asked for -----------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        return self.wanted.backend
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
+
+    @property
+    def id(self) -> str:
+        return self.wanted.id
+
+    @property
+    def token(self) -> str:
+        return self.wanted.token or self.wanted.id
+
+    @property
+    def ttl(self) -> float:
+        return self.wanted.ttl
+
+    # -- what has become of it --------------------------------------------------------------------------------------
+
+    @property
+    def here(self) -> bool:
+        """Whether it was made in this process, not in the one that it was forked from."""
+        return self.pid == os.getpid()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to be lost, or presumed lost by the local clock."""
+        return bool(self.lost_reason) or (not self.closed and monotonic() >= self.ends)
+
+    def remaining(self) -> float:
+        """Seconds of lease left by the local clock."""
+        return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+
+    @property
+    def detached(self) -> bool:
+        """Whether it was left, on purpose, to whoever has its token."""
+        return self.closed and self.detaching
+
+    def unwatch(self) -> None:
+        """Ignore what the watchdog still learns of it."""
+        self.watched = False
+        if self.canceller is not None:
+            self.canceller.end()
+
+    def close(self) -> None:
+        """It was released or detached: nobody here may use it any more."""
+        self.unwatch()
+        self.closed = True
+
+    def fence_as_well(self, fenced: bool | tuple[str, ...] | None) -> None:
+        """It was entered again with this ``fenced``, which can add to the claims asked for, not take any away."""
+        if fenced is True or self.fenced is True:
+            self.fenced = True
+        elif fenced:
+            self.fenced = tuple(dict.fromkeys([*(self.fenced or ()), *fenced]))
+
+    # -- who may release it -----------------------------------------------------------------------------------------
+
+    def follow(self, section: Section, keeper: object | None) -> None:
+        """From now on, renew it for ``section`` as long as ``keeper`` lives (None: no longer).
+
+        This holds whatever happens to its owner, which may have gone on, or ended.
+        """
+        self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
+
+    def may_be_released(self) -> bool:
+        """Whether anybody is left who could release it."""
+        owner = None if self.owner is None else self.owner()
+        owned = owner is not None and owner.alive()
+        keepers = list(self.shares.values()) or [None]
+        return any(owned if keeper is None else keeper() is not None for keeper in keepers)
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def cancelled_by(self, error: BaseException | None) -> bool:
+        """Whether ``error``, with which the section has ended, is the cancellation sent because of its loss."""
+        return self.canceller is not None and self.canceller.caused(error)
+
+    def unreleased_error(self, error: LockUnavailable) -> LockUnavailable:
+        """The error for a release that did not reach Redis."""
+        left = self.remaining()
+        return LockUnavailable(
+            f"{str(error).rstrip('.')}. The lock was not released: unless you try again, it stays locked for "
+            f"{left:.1f} s.",
+            self.name,
+            lease_left=left,
+        )
+
+    @property
+    def unclaimed(self) -> bool:
+        """Whether it should have been claimed in a database, and was not."""
+        return bool(self.fenced) and not self.claimed
+
+    def binds(self, aliases: Collection[str]) -> bool:
+        """Whether it was claimed on all of these databases (and there is one): then what they have committed is valid
+        even if the lock was lost since, as nobody's work was overwritten."""
+        return bool(aliases) and self.claimed.issuperset(aliases)
+
+    @property
+    def end_reason(self) -> str:
+        """Why it is lost if only its time is over."""
+        return ENDED if self.renewing else OVER
+
+    def lost_error(self) -> LockLost:
+        reason = self.lost_reason or self.end_reason
+        return LockLost(
+            f"The lock {self.name!r} was lost while it was held here: {reason}.",
+            self.name,
+            reason=reason,
+            fence=self.fence,
+        )
+
+
+class Section(Protocol):
+    """An Acquisition, as seen by code that does not make it: a section under a lock."""
+
+    lease: Lease | None
+
+    @property
+    def through(self) -> object:
+        """The object by which its owner finds it."""
+
+    @property
+    def held(self) -> Lease: ...
+
+    def give_back(self) -> Steps[bool]: ...
+
+    def end(self) -> Steps[bool]: ...
+
+    def exit(self, error: BaseException | None) -> Steps[bool]: ...
+
+    def leave(self) -> None: ...
+
+    def undo_after(self, block: object) -> None: ...
+
+    def undo(self) -> None: ...

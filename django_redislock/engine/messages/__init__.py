@@ -1,0 +1,1 @@
+"""Receiving messages from Redis, and the waiters that they are for."""

@@ -1,0 +1,1 @@
+"""The threads and tasks that locks belong to."""

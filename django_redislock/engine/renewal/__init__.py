@@ -1,0 +1,1 @@
+"""Renewing leases and sending pending releases, in the background."""

@@ -1,0 +1,151 @@
+"""The sender sends renewals and pending releases to Redis, so that the watchdog never has to wait for an answer.
+
+It does so in short-lived threads, with a connection each. Usually there is none. While one waits for a slow Redis,
+commands with the same patience or more wait for that thread, and those with less get a thread of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from redis.connection import Connection
+from redis.exceptions import NoScriptError
+
+from ...store.node import Node
+from ...store.scripts import with_source
+from ...store.wire import Command, exchange, is_demoted
+from ..background.threads import start
+
+
+class Parcel(NamedTuple):
+    """One command to send. ``task`` and ``due`` are for the watchdog: what it is for, and when it was due."""
+
+    task: Any
+    command: Command
+    due: float
+
+
+Answered = Callable[[Node, list[Parcel], list[Any], float], None]
+Failed = Callable[[Node, list[Parcel], Exception], None]
+
+
+class _Trip:
+    """A thread at work, and what it sends next."""
+
+    __slots__ = ("parcels", "timeout")
+
+    def __init__(self, timeout: float, parcels: list[Parcel]) -> None:
+        self.timeout = timeout
+        self.parcels = parcels
+
+
+class Sender:
+    """Calls ``answered(node, parcels, answers, sent)`` or ``failed(node, parcels, error)`` in its threads."""
+
+    def __init__(self, answered: Answered, failed: Failed) -> None:
+        self._answered = answered
+        self._failed = failed
+        self._mutex = threading.Lock()
+        self._trips: WeakKeyDictionary[Node, list[_Trip]] = WeakKeyDictionary()
+        self._spare: dict[Node, tuple[float, Connection]] = {}
+
+    def send(self, node: Node, parcels: list[Parcel], timeout: float) -> None:
+        """Send ``parcels`` in one write. Neither connecting nor any answer takes longer than ``timeout`` seconds."""
+        with self._mutex:
+            if node not in self._trips:
+                self._trips[node] = []
+                node.on_close.append(lambda: self._forget(node))
+            for trip in self._trips[node]:
+                if trip.timeout <= timeout:
+                    trip.parcels += parcels
+                    return
+            trip = _Trip(timeout, parcels)
+            self._trips[node].append(trip)
+        thread = threading.Thread(target=self._run, args=(node, trip), name="redislock-sender", daemon=True)
+        try:
+            started = start(thread)
+        except RuntimeError as error:  # no thread can be started: nothing must wait for this one
+            with self._mutex:
+                self._trips[node].remove(trip)
+            self._failed(node, trip.parcels, error)
+            return
+        if not started:
+            self._run(node, trip)  # the process is about to end, so this may block
+
+    def _run(self, node: Node, trip: _Trip) -> None:
+        try:
+            self._carry(node, trip)
+        except BaseException:  # of any kind: a thread that ends must get nothing more to send
+            with self._mutex:
+                self._trips[node] = [other for other in self._trips[node] if other is not trip]
+            raise
+
+    def _carry(self, node: Node, trip: _Trip) -> None:
+        connection: Connection | None = None
+        while True:
+            with self._mutex:
+                parcels, trip.parcels = trip.parcels, []
+                if not parcels:
+                    self._trips[node].remove(trip)
+                    if connection is not None and node not in self._spare and not node.closed:
+                        self._spare[node] = trip.timeout, connection
+                        connection = None
+                    break
+                if connection is None:
+                    timeout, spare = self._spare.pop(node, (0.0, None))
+                    if timeout == trip.timeout:
+                        connection = spare
+                    elif spare is not None:
+                        spare.disconnect()
+            try:
+                connection = connection or node.origin.connection(trip.timeout)
+                answers, sent = send_now(connection, parcels)
+                if any(map(is_demoted, answers)):
+                    connection.disconnect()
+            except Exception as error:  # of any kind: the watchdog must hear of it
+                if connection is not None:
+                    connection.disconnect()
+                self._failed(node, parcels, error)
+            else:
+                self._answered(node, parcels, answers, sent)
+        if connection is not None:
+            connection.disconnect()
+
+    def _forget(self, node: Node) -> None:
+        with self._mutex:
+            _, spare = self._spare.pop(node, (0.0, None))
+        if spare is not None:
+            spare.disconnect()
+
+
+def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None = None) -> tuple[list[Any], float]:
+    """Send ``parcels``; return the answers, and the monotonic time at which they were sent. ``by``: see exchange()."""
+    connection.connect()
+    sent = monotonic()
+    answers = exchange(connection, [parcel.command for parcel in parcels], by)
+    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+    if unknown:
+        again = exchange(connection, [with_source(parcels[i].command) for i in unknown], by)
+        for i, answer in zip(unknown, again, strict=True):
+            answers[i] = answer
+    return answers, sent
+
+
+def send_last(parcels: Mapping[Node, Sequence[Parcel]], within: float) -> Iterator[tuple[Node, Exception]]:
+    """Send these in this thread, within that many seconds in all. Yields the nodes that have not answered, and why."""
+    end = monotonic() + within
+    for nodes, (node, batch) in zip(range(len(parcels), 0, -1), parcels.items(), strict=True):
+        # each node gets its share of the time left, for connecting and for the answers
+        patience = max(0.02, (end - monotonic()) / nodes)
+        by = monotonic() + patience
+        connection = node.origin.connection(min(node.origin.timeout, patience / 2))
+        try:
+            send_now(connection, batch, by)
+        except Exception as error:
+            yield node, error
+        finally:
+            connection.disconnect()

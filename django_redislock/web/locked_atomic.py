@@ -1,0 +1,177 @@
+"""``locked_atomic``: a lock and a transaction in the safe order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from asgiref.sync import iscoroutinefunction
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from ..base.display import Secret
+from ..base.name_templates import has_fields
+from ..base.names import check_name
+from ..base.steps import refuse_event_loop
+from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of
+from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
+from ..exceptions import LockLost
+from ..fencing import begin
+from ..lock import Lock
+from ..open_transactions import in_atomic_block
+from ..options import LockOptions, check_databases, cut_note, mark_locked, read_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.11 has it in typing
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _leave(
+    block: WithBlock, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    atomic: Any = block.lock
+    # an ExitStack enters without a block: then it is the latest one of this thread
+    context = block.context or atomic._entered.contexts.pop()
+    context.__exit__(kind, error, traceback)
+
+
+class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
+    """Lock, BEGIN, the block or function, COMMIT, release: the next holder sees what this one has written.
+
+    .. code-block:: python
+
+        with locked_atomic("account:7") as lock: ...
+
+        @locked_atomic("account:{pk}", db=["default", "ledger"])
+        def book(pk): ...
+
+    The first argument, or ``name``, is the lock's name. For a decorator, it may be a template over the arguments of the
+    call, and so may ``note`` and ``token``; or a callable that takes them (other than a lambda, it is given as
+    ``name``), as in :func:`locked`. A block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
+    several: the first begins first and commits last. (Two databases do not commit as one: if the second refuses, the
+    first has not committed yet.) The options are those of :class:`Lock`.
+
+    Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
+    too: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
+    of the block, the transaction is rolled back.
+
+    Raises RuntimeError, before anything is locked, where a transaction is open already (that of a test case does not
+    count) or autocommit is off: its COMMIT would come after the release. LockNotAcquired, LockLost and LockUnavailable
+    as ``with Lock(...)`` does. For sync code; transactions know no coroutines.
+    """
+
+    def __init__(
+        self,
+        first: Name | None = None,
+        /,
+        *,
+        name: Name | None = None,
+        db: str | Sequence[str] = DEFAULT_DB_ALIAS,
+        token: str | None = None,
+        **options: Unpack[LockOptions],
+    ) -> None:
+        self._name = given_name(first, name, "locked_atomic")
+        self._token = None if token is None else Secret(token)
+        self._aliases = check_databases(db, "db")
+        if len({*self._aliases}) < len(self._aliases):
+            raise ValueError(f"db names an alias twice: {db!r}.")
+        options.setdefault("template", template_of(self._name))
+        self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"])
+        fenced = self._checked.fenced
+        if isinstance(fenced, tuple) and not {*fenced} <= {*self._aliases}:
+            choices = ", ".join(self._aliases)
+            raise ValueError(f"fenced must name some of the aliases in db ({choices}), not {fenced!r}.")
+        self._options = options
+        self._entered = threading.local()  # a block of a transaction belongs to its thread
+
+    def __enter__(self) -> Lock:
+        block = block_of(self)
+        if not isinstance(self._name, str):
+            raise TypeError(f"A with block has no arguments to make a name of: give a str, not {self._name!r}.")
+        if has_fields(self._name):
+            raise ValueError(
+                f"A with block has no arguments to fill {self._name!r} with: make the name yourself, with lock_name()."
+            )
+        context = self._block(check_name(self._name), self._token, self._options)
+        if block is not None:
+            block.context = context
+            return context.__enter__()
+        lock = context.__enter__()
+        vars(self._entered).setdefault("contexts", []).append(context)
+        return lock
+
+    __exit__: ExitMethod = ExitMethod(_leave)
+
+    if not TYPE_CHECKING:  # pragma: no branch (type checkers say so themselves)
+
+        def __aenter__(self):
+            raise TypeError(
+                "locked_atomic has no async with: Django's transactions are for sync code. Put the block into a "
+                "function and call it through sync_to_async."
+            )
+
+        __aexit__ = __aenter__  # async with looks for both
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        signature = check_function(function, "locked_atomic")
+        if iscoroutinefunction(function):
+            raise TypeError(
+                f"locked_atomic cannot decorate {function!r}: Django's transactions are for sync code. Decorate a "
+                f"function and call it through sync_to_async."
+            )
+        texts = CallTexts(self._name, self._options.get("note", ""), self._token)
+        texts.check(function, signature)
+
+        @wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            name, note, token = texts.fill(function, signature, args, kwargs)
+            with self._block(name, token, {**self._options, "note": cut_note(note)}):
+                result = function(*args, **kwargs)
+                refuse_body(function, result, "locked_atomic")
+                return result
+
+        mark_locked(wrapper, self._checked)
+        return wrapper
+
+    @contextmanager
+    def _block(self, name: str, token: str | None, options: LockOptions) -> Iterator[Lock]:
+        refuse_event_loop()
+        for alias in self._aliases:
+            _refuse_open(name, alias)
+        valid = False
+        try:
+            with Lock(name, token=token, **options) as lock:
+                lease = _lease_of(lock)
+                with begin(self._aliases, lease, durable=True):
+                    yield lock
+                    lock.check()
+                valid = lease.binds(self._aliases)
+        except LockLost:
+            if not valid:
+                raise
+
+
+def _lease_of(lock: Lock) -> Lease:
+    section = current_owner().section(lock)
+    assert section is not None
+    return section.held
+
+
+def _refuse_open(name: str, alias: str) -> None:
+    connection = connections[alias]
+    if in_atomic_block(connection):
+        trouble = "is inside an open atomic block"
+    elif not connection.in_atomic_block and not connection.get_autocommit():
+        trouble = "has autocommit off"
+    else:
+        return
+    raise RuntimeError(
+        f"locked_atomic({name!r}) must begin the transaction itself, but the database {alias!r} {trouble}: that would "
+        f"commit after the lock is released. For a view under ATOMIC_REQUESTS use locked_view, which holds the lock "
+        f"until COMMIT, or mark it with non_atomic_requests; else move locked_atomic outside of the transaction."
+    )
