@@ -20,9 +20,9 @@ def encode_token(token: object) -> SecretBytes:
 
 
 def make_token(given: bytes) -> Secret:
-    """A token of ours for one that the caller chose: it tells whose it is, and differs each time.
+    """A token of ours for one that the caller chose: it shows whose it is, and differs each time.
 
-    For with ours, whoever has the token is the holder; with redis-py's, the token only says who may release.
+    Ours identifies the holder; redis-py's only permits a release, and several acquisitions may share it.
     """
     return Secret(_digest(given) + secrets.token_urlsafe(16))
 

@@ -30,7 +30,7 @@ from .engine.leases.lease import FORCED
 from .engine.runtime import runtime
 from .exceptions import LockNotAcquired, LockNotOwned, LockUnavailable
 from .fencing import FencedQuerySet
-from .fencing.table import raise_fence
+from .fencing.table import write_fence
 from .inspection.info import inspect
 from .inspection.listing import read_matching
 from .lock import Lock
@@ -231,7 +231,7 @@ class _Successor(NamedTuple):
 
 def _write_as_successor(lock: _Successor, database: str, rows: FencedQuerySet[Any] | None) -> None:
     with transaction.atomic(using=database):
-        raise_fence(connections[database], lock.name, lock.fence, "somebody", None)
+        write_fence(connections[database], lock.name, lock.fence, "somebody", None)
         if rows is not None:
             rows.using(database).fenced(lock).update()
 

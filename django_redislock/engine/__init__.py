@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .acquiring.acquisition import Acquisition, Frame
-from .acquiring.extension import detach, raise_fence, renew, renew_by_token, start_listening
+from .acquiring.extension import detach, draw_new_fence, renew, renew_by_token, start_listening
 from .acquiring.release import release, release_by_token, release_quietly, release_surely
 from .leases.lease import Lease, Section
 from .owners.description import describe_owner
@@ -25,8 +25,8 @@ __all__ = [
     "current_owner",
     "describe_owner",
     "detach",
+    "draw_new_fence",
     "exit_of",
-    "raise_fence",
     "release",
     "release_by_token",
     "release_quietly",

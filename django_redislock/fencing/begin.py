@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from django.db import DatabaseError, transaction
 
 from ..base.steps import run
-from ..engine import Lease, raise_fence
+from ..engine import Lease, draw_new_fence
 from ..exceptions import LockLost
 from .claim import Overtaken, claim, claims_on, is_conflict
 
@@ -27,9 +27,9 @@ def begin(
 
     ``beside``: where somebody else has begun already. ``required``: it must be fenced somewhere; see claims_on().
 
-    Nothing of the block has run: where the database refuses a claim that has waited, all is begun again.
-    Where it is ahead of Redis (after a restore, say), the lock takes a new fence, once. Raises LockLost otherwise;
-    LockUnavailable where a stale transaction stands still. Closing the result commits, or rolls back.
+    Nothing of the block has run yet, so when the database refuses a claim that has waited, this starts over. If the
+    database is ahead of Redis (after a restore, for instance), the lock draws a new fence, once. Otherwise raises
+    LockLost, or LockUnavailable if a stale transaction does not end. Closing the result commits, or rolls back.
     """
     claiming = claims_on(lease, [*beside, *aliases], required=required)
     for alias in beside:
@@ -50,7 +50,7 @@ def begin(
                 raise
             raised = True
             try:
-                run(raise_fence(lease))
+                run(draw_new_fence(lease))
             except LockLost:
                 raise refusal from None
         except DatabaseError as error:

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from ..engine import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
-from .table import TABLE, holder_of, raise_fence, reads_the_past
+from .table import TABLE, holder_of, reads_the_past, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -65,7 +65,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
                 f"set the isolation level to READ COMMITTED."
             )
         # whoever adopts a lock that was detached goes on with its token, and with its fence
-        met = raise_fence(connection, lease.name, lease.fence, holder_of(lease.token), within)
+        met = write_fence(connection, lease.name, lease.fence, holder_of(lease.token), within)
     except DatabaseError as error:
         if explained := _explained(error, lease, alias):
             raise explained from error

@@ -29,7 +29,7 @@ def prune(older_than: timedelta, *, using: str = "default", dry_run: bool = Fals
 
     What must not happen: A stalls before its claim, B claims and commits, B's row is deleted, A wakes, finds no row,
     and writes. So the highest fence of all deleted rows stays behind in a row of its own, and a name without a row is
-    open only to higher fences (see raise_fence()). Whoever looks at that row for a new name keeps it shared until
+    open only to higher fences (see write_fence()). Whoever looks at that row for a new name keeps it shared until
     COMMIT, and this waits for them; those who come later see it raised. So A is refused, however long it stalled.
     """
     rows = fences().using(using).exclude(key=MARK)

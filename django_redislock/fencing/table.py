@@ -46,11 +46,11 @@ def holder_of(token: str) -> str:
 
 
 def fences() -> Any:
-    """The manager of the model, which is in a room above this one."""
+    """The manager of the model, which is in a layer above this one."""
     return apps.get_model("django_redislock", "Fence")._default_manager
 
 
-def raise_fence(
+def write_fence(
     connection: BaseDatabaseWrapper, name: str, fence: int, holder: str, within: float | None
 ) -> int | None:
     """Write ``fence`` into the row of ``name``, in the open transaction, unless a higher one is there.

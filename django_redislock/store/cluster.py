@@ -56,7 +56,7 @@ class Cluster(Place):
     def __init__(self, origin: Origin, key_prefix: str) -> None:
         super().__init__(origin, key_prefix)
         self._manager: NodesManager | None = None
-        self._owners: dict[int, Node] = {}  # by tag
+        self._node_by_tag: dict[int, Node] = {}  # by tag
         self._slots = [key_slot(str(tag).encode()) for tag in range(TAGS)]
         self._since = 0.0  # when slots may have moved last (monotonic)
         self._read_at = -math.inf  # what we know is at least as recent as this (monotonic)
@@ -70,15 +70,15 @@ class Cluster(Place):
     def node_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         if self._read_at <= max(since, self._since):
             self._ask(since).answer(by)
-        return self._owners[tag]
+        return self._node_by_tag[tag]
 
     async def anode_of(self, tag: int, by: float | None = None, since: float = 0.0) -> Node:
         if self._read_at <= max(since, self._since):
             await self._ask(since).aanswer(by)
-        return self._owners[tag]
+        return self._node_by_tag[tag]
 
     def known_node(self, tag: int) -> Node | None:
-        return self._owners.get(tag)
+        return self._node_by_tag.get(tag)
 
     def _ask(self, since: float = 0.0) -> Question:
         """All who need the answer share one question, unless something has happened since it was asked."""
@@ -112,12 +112,12 @@ class Cluster(Place):
         for client in _clients(self._manager):
             client.connection_pool.disconnect()  # not needed until the next question
         with self._known:
-            self._owners |= self._read_owners(self._manager)
-            for owner in self._owners.values():
+            self._node_by_tag |= self._read_nodes_by_tag(self._manager)
+            for owner in self._node_by_tag.values():
                 if owner.doubted_at < owner.answered_at < now:
                     owner.doubted_at = 0.0  # C7: it had not been replaced when it answered
 
-    def _read_owners(self, manager: NodesManager) -> dict[int, Node]:
+    def _read_nodes_by_tag(self, manager: NodesManager) -> dict[int, Node]:
         """The node of each tag. For a slot that nobody serves it is any node, whose answer will be CLUSTERDOWN.
 
         Locks in other slots are not affected.
@@ -160,7 +160,7 @@ class Cluster(Place):
     def _forget_the_gone(self) -> None:
         """Forget the nodes that serve no tag: as nodes come and go, each would keep a connection or two."""
         with self._known:
-            owners = {node.origin.address for node in self._owners.values()}
+            owners = {node.origin.address for node in self._node_by_tag.values()}
             gone = [self._nodes.pop(address) for address in self._nodes.keys() - owners]
         for node in gone:
             super().doubt(node)  # closes the connections of event loops
@@ -237,7 +237,7 @@ class Cluster(Place):
             return False
         address = self._remap(error, node)
         with self._known:
-            self._owners[backend.tag] = self._node_at(*address)
+            self._node_by_tag[backend.tag] = self._node_at(*address)
         self._forget_the_gone()
         return True
 

@@ -187,7 +187,7 @@ def test_a_cluster_that_serves_no_slot_of_ours_is_away(settings: Any) -> None:
     assert isinstance(place, Place)
     manager: Any = SimpleNamespace(get_node_from_slot=find)
     with pytest.raises(SlotNotCoveredError):
-        place._read_owners(manager)
+        place._read_nodes_by_tag(manager)
 
 
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:

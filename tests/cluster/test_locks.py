@@ -255,7 +255,7 @@ def test_what_a_node_says_that_has_the_lock_no_longer_is_asked_again(
         asked.append(node)
         answers = exchange(node, *rest)
         if len(asked) == 1:
-            place._owners[backend.tag] = other  # type: ignore[attr-defined]
+            place._node_by_tag[backend.tag] = other  # type: ignore[attr-defined]
         return answers
 
     monkeypatch.setattr(place, "exchange", moved_meanwhile)
@@ -269,7 +269,7 @@ def test_readings_of_a_slot_that_has_moved_are_read_again(cluster: Cluster) -> N
         backend = get_backend(None, "order:1")
         place = backend.place
         other = next(node for node in map(place.node_of, range(64)) if node is not backend.node)
-        place._owners[backend.tag] = other  # type: ignore[attr-defined]
+        place._node_by_tag[backend.tag] = other  # type: ignore[attr-defined]
         assert [lock.name for lock in list_locks()] == ["order:1"]
 
 
@@ -348,7 +348,7 @@ def test_a_subscription_at_a_replica_does_not_count(cluster: Cluster, eventually
     backend = get_backend(None, name)
     place, own = backend.place, backend.node
     (replica,) = cluster.replicas_of(cluster.masters()[0])
-    place._owners[backend.tag] = place._node_at("127.0.0.1", replica.port)  # type: ignore[attr-defined]
+    place._node_by_tag[backend.tag] = place._node_at("127.0.0.1", replica.port)  # type: ignore[attr-defined]
     listener = runtime().listener(backend)
     listener.start()
     eventually(lambda: listener.hears and listener.receiver is not None)

@@ -21,7 +21,7 @@ from redis.exceptions import MovedError
 from django_redislock import Lock, LockLost, force_release
 from django_redislock.base.log import logger
 from django_redislock.base.steps import run
-from django_redislock.engine import Frame, raise_fence
+from django_redislock.engine import Frame, draw_new_fence
 from django_redislock.engine.background.notifier import Notifier
 from django_redislock.engine.leases.interruptions import Interruptions
 from django_redislock.engine.leases.lease import ENDED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
@@ -768,7 +768,7 @@ def test_a_lock_that_was_detached_meanwhile_takes_no_new_fence() -> None:
     fence = lease.fence
     run(calls.renew(lease.wanted, "detach", 60))
     with pytest.raises(LockLost):
-        run(raise_fence(lease))
+        run(draw_new_fence(lease))
     assert lease.fence == fence
 
 

@@ -219,7 +219,7 @@ def compare_the_wrong_way_round(booker: Booker) -> None:
         setattr(table, statement, getattr(table, statement).replace("{fence} < %s", "{fence} > %s"))
     refusal = "if known {} fence{}:\n                    return {}"
     right = refusal.format(">", " or (known == fence and by != holder)", "known")
-    _change(table.raise_fence, right, refusal.format("<", "", "None"))
+    _change(table.write_fence, right, refusal.format("<", "", "None"))
 
 
 def _change(function: Any, snippet: str, instead: str) -> None:

@@ -284,7 +284,7 @@ def test_a_new_fence_is_asked_for_once(account: Account, monkeypatch: pytest.Mon
         asked.append(lease)
         yield from ()
 
-    monkeypatch.setattr(beginning, "raise_fence", ask)
+    monkeypatch.setattr(beginning, "draw_new_fence", ask)
     with pytest.raises(LockLost, match="was refused by the database"):
         locked_atomic(NAME, fenced=True)(account.book)()
     assert len(asked) == 1

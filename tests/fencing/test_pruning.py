@@ -16,7 +16,7 @@ from django.utils import timezone
 from django_redislock import Lock, LockLost, LockUnavailable, locked_atomic
 from django_redislock.fencing import Pruned, prune
 from django_redislock.fencing.prune import BATCH
-from django_redislock.fencing.table import _BOUNDS, MARK, bounded, fences, raise_fence
+from django_redislock.fencing.table import _BOUNDS, MARK, bounded, fences, write_fence
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other
@@ -108,7 +108,7 @@ def test_prune_waits_for_first_claims_and_they_for_prune(account: Account, other
     connection = connections["default"]
     claim_long_ago("old")
     with transaction.atomic():
-        assert raise_fence(connection, "new", 1 << 50, "somebody", None) is None
+        assert write_fence(connection, "new", 1 << 50, "somebody", None) is None
         pruning = other().start(prune_apart)
         assert not pruning.done()
     assert pruning.result(GENEROUS).deleted == 1
@@ -192,7 +192,7 @@ def test_prune_does_not_wait_for_a_stalled_claim_without_end(
     monkeypatch.setattr(sys.modules[prune.__module__], "WITHIN", 0.05)
     claim_long_ago("old")
     with transaction.atomic():
-        assert raise_fence(connections["default"], "new", 1 << 50, "somebody", None) is None
+        assert write_fence(connections["default"], "new", 1 << 50, "somebody", None) is None
         with pytest.raises(OperationalError, match="lock timeout"):
             other()(prune_apart)
     assert names() == {"old", "new"}

@@ -42,13 +42,14 @@ class Frame:
 
 
 class Acquisition:
-    """One attempt to get a lock for ``owner``, and then the lock, until it is given back.
+    """One attempt to acquire a lock for ``owner``, and then the lock, until it is released.
 
-    It exists before anything is sent, and knows at each moment what is to be given back: :meth:`undo` does so, whatever
-    was raised where.
+    It exists before anything is sent, and always knows what there is to give back: :meth:`undo` does so, wherever an
+    exception was raised.
 
-    ``name`` is that of a lock, or of a pool of which any member will do. ``through``, told the lease that was got,
-    returns the object by which the owner finds this. ``purpose`` is shown behind the owner: a request path, say.
+    ``name`` is that of a lock, or of a pool, any member of which will do. ``through`` is called with the lease, and
+    returns the object (a Lock, for instance) by which the owner finds this section. ``purpose`` is shown after the
+    owner: a request path, for instance.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Acquisition:
             yield from tell_refused(self.name, self._template, refusal)
             return refusal
         self._take(attempt, granted, canceller)
-        attempt.leave()  # not before the lease is watched: a late wake must find somebody it belongs to
+        attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
         yield from tell_acquired(self.held, monotonic() - begun, attempt.seized)
         return None
 

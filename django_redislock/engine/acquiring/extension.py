@@ -35,7 +35,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
         raise lease.lost_error()
 
 
-def raise_fence(lease: Lease) -> Steps[None]:
+def draw_new_fence(lease: Lease) -> Steps[None]:
     """Draw a new fence for this very acquisition, higher than any that this process knows of.
 
     The old one must not have been used. Raises LockLost, LockUnavailable.

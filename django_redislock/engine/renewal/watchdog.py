@@ -117,7 +117,7 @@ class Watchdog:
 
     def knows(self, id: str) -> bool:
         """Whether this acquisition is in use here, may come to be, or is being released: nobody may adopt it."""
-        return id in self.attempts or id in self._leases  # in the order in which it comes by
+        return id in self.attempts or id in self._leases  # in this order: an id moves from the first to the second
 
     def leases(self) -> list[Lease]:
         """All that this process holds."""
@@ -281,7 +281,7 @@ class Watchdog:
             return None
         lease.asked_fence = lease.fence
         command = renew_command(lease.wanted, how, lease.ttl, lease.fence)
-        with self._mutex:  # until the answer comes, only the end of the lease is due
+        with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
         return Parcel(lease, command, due)
@@ -332,7 +332,7 @@ class Watchdog:
             if lease.lost_reason or not (lease.watched or released):
                 return  # told, or released in the meantime
             self.forget(lease)
-            # at one stroke, without a call in which a signal handler could raise: what is marked as lost is told
+            # without a call in between, in which a signal handler could raise: a loss that is marked is told
             lease.watched, lease.lost_reason = False, reason
             jobs.append(job)
         if lease.canceller is not None:

@@ -47,7 +47,7 @@ local function may_adopt()
   if flag == 'd' then return true end
   if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
   if channel ~= ARGV.channel then return nobody_listens(channel) end
-  namesake = id -- only the process itself knows whether that is at work
+  namesake = id -- the holder is the caller's own process, which alone knows whether that acquisition is in use
   return id == ARGV.adopts
 end
 

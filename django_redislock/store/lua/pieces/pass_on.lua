@@ -1,5 +1,5 @@
--- (piece) passes on what is free to the first of a queue. Nobody is overtaken: one that polls (whom nobody can tell
--- anything) has its share left for it, and all others are handed theirs.
+-- (piece) serves the waiters of a queue in order. All are handed their share, but one that polls: it cannot be told, so
+-- its share is left free until it asks.
 --   queue, waiters, called   keys of the queue, and the name by which it was asked for
 --   free                     how many there are to be had: 1 for a lock, or so many members of a pool
 --   me                       id of the waiter or newcomer that asks for itself; nil: nobody does
