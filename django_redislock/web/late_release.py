@@ -21,9 +21,11 @@ class LateRelease:
     """The release of a lock whose view has returned or raised too early for it: once, from any thread or loop.
 
     The lock is released when the last of these has ended: the transactions ``begun``, and the content of a streaming
-    response. Those that were rolled back, and content that will never be sent, say so by letting go of what they hold.
+    response. All of them hold on to one object, the keeper. A rollback lets go of it, and so does content that is
+    dropped unsent; when nobody holds it any more, the lock is released in the background.
+
     Where no end is seen (with autocommit off, or inside the transaction of a test case), the lock is released when the
-    response that was sent, whichever it is, is closed, and no longer renewed once the request has gone.
+    response that was sent, whichever it is, is closed. With autocommit off, it is not renewed once the request is gone.
     """
 
     def __init__(self, section: Acquisition, request: HttpRequest, response: Any, begun: list[str]) -> None:
@@ -32,7 +34,7 @@ class LateRelease:
         # DRF gives views a wrapper around the request that the handler closes
         request = getattr(request, "_request", request)
         streams = isinstance(response, StreamingHttpResponse)
-        self._open = {*begun, CONTENT} if streams else {*begun}
+        self._open = {*begun, CONTENT} if streams else {*begun}  # what has not ended yet
         keeper = Frame()
         atomic = [alias for alias in begun if connections[alias].in_atomic_block]
         for alias in atomic:
@@ -70,10 +72,8 @@ class LateRelease:
                 run(self._release())
 
     def _is_due(self) -> bool:
-        """Whether nobody has come here before. The caller releases."""
-        section = self._section
-        # closed: in the background, perhaps not yet; once more does no harm. Else it may have left an outer section
-        return self._once.acquire(blocking=False) and (section in section.held.shares or section.held.closed)
+        """Whether nobody has come here before. The caller releases, even what is being released in the background."""
+        return self._once.acquire(blocking=False)
 
     def _release(self) -> Steps[None]:
         return release_quietly(self._section, request=self._section.purpose)

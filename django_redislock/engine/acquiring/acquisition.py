@@ -286,7 +286,7 @@ class Acquisition:
             self.leave()
             self._witness = None  # there is nothing to undo
             raise LockNotOwned.to("release", lease.name)
-        last = len(lease.shares) <= 1
+        last = lease.shares.keys() <= {self}  # this one may have been undone in the background meanwhile
         if last:
             yield from release(lease, self)
         else:
