@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 from django.conf import settings
+from django.core.signals import setting_changed
 from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
@@ -82,6 +83,8 @@ def server() -> Iterator[RedisServer]:
     with redis_server() as running:
         os.environ["REDISLOCK_TEST_URL"] = running.url
         settings.CACHES["default"]["LOCATION"] = running.url
+        # a module may have made the cache while tests were collected
+        setting_changed.send(sender=None, setting="CACHES", value=settings.CACHES, enter=True)
         yield running
 
 
