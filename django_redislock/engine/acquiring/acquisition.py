@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import secrets
 import weakref
 from collections.abc import Callable
 from logging import WARNING
 from time import monotonic
 from typing import Any
 
-from ...base.display import Secret
 from ...base.log import log_event
-from ...base.names import known_as
 from ...base.steps import Request, Steps
 from ...base.times import Deadline
-from ...conf import check_flag, conf
+from ...conf import conf
 from ...exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ...options import Options
 from ...store import calls
-from ...store.calls import Wanted
-from ...store.keys import make_keys
 from ...store.place import Backend
 from ...store.places import get_backend
 from ..leases.canceller import Canceller
 from ..leases.interruptions import Witness
 from ..leases.lease import Lease
 from ..leases.loss import reason_of
-from ..owners.description import describe_owner
 from ..owners.owner import Owner, running_task
 from ..runtime import runtime
 from . import wait_loop
 from .announcements import tell_acquired, tell_refused
 from .attempt import Attempt, Granted, give_up_at
+from .effective_options import apply_to, deadline_of, make_canceller, make_wanted
 from .release import release, release_later
 
 
@@ -85,8 +80,8 @@ class Acquisition:
         The arguments override the options. Raises LockUnavailable, and LockError for an owner that would wait for
         itself.
         """
-        begun, deadline = monotonic(), self._deadline(blocking, blocking_timeout)
-        canceller = self._canceller()
+        begun, deadline = monotonic(), deadline_of(self.options, blocking, blocking_timeout)
+        canceller = make_canceller(self.options, self.owner, self.name)
         held = self.owner.lease_on(self.backend, self.name)
         if held is not None and self._runtime.watchdog.interruptions.undo_under(held):
             held = self.owner.lease_on(self.backend, self.name)  # another section may use it as well
@@ -104,35 +99,12 @@ class Acquisition:
             attempt.leave()
             self._witness = None  # there is nothing to undo
             refusal = attempt.refusal(adopting=adopts)
-            yield from tell_refused(self.name, self._template, refusal)
+            yield from tell_refused(self.name, self.options.template or self.name, refusal)
             return refusal
         self._take(attempt, granted, canceller)
         attempt.leave()  # only now that the lease is watched, so that a late wake still finds its addressee
         yield from tell_acquired(self.held, monotonic() - begun, attempt.seized)
         return None
-
-    def _deadline(self, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
-        if blocking is None:
-            blocking = self.options.blocking or blocking_timeout is not None
-        if not check_flag(blocking, "blocking", None):
-            return Deadline.after(0.0)
-        if blocking_timeout is None:
-            blocking_timeout = self.options.blocking_timeout
-        if blocking_timeout is None:
-            blocking_timeout = conf().BLOCKING_TIMEOUT
-        return Deadline.after(blocking_timeout)
-
-    def _canceller(self) -> Canceller | None:
-        if self.options.on_lost != "cancel":
-            return None
-        task = self.owner.task
-        if task is None or running_task() is None:
-            noun, name = known_as(self.name)
-            raise TypeError(
-                f"on_lost='cancel' cancels the task that holds the {noun} {name!r}, and sync code is no task: give a "
-                f"function, or use aacquire() or async with."
-            )
-        return Canceller(task)
 
     def _enter_again(self, held: Lease, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
         """What ``held``, the owner's own lease on this name, means; True: it was entered another time.
@@ -163,62 +135,32 @@ class Acquisition:
         )
 
     def _make_attempt(self, deadline: Deadline) -> Attempt:
-        settings, options = conf(), self.options
-        if options.adopt and self.token is None:
-            raise ValueError(
-                f"Cannot adopt the lock {self.name!r} without its token: pass the one that detach() returned."
-            )
-        text = describe_owner(self.purpose or options.purpose)
-        token = self.token
-        polls = settings.POLL if options.poll is None else options.poll
-        wanted = Wanted(
-            self.backend,
-            make_keys(self.backend.prefix, self.name),
-            self.name,
-            Secret(secrets.token_urlsafe(16)),
-            settings.ttl_of(self.name) if options.ttl is None else options.ttl,
-            token,
-            most=settings.max_waiters_of(self.name) if options.max_waiters is None else options.max_waiters,
-            replicas=settings.REPLICAS if options.replicas is None else options.replicas,
-            owner=f"{text}\n{options.note}" if options.note else text,
-            listens=not polls,
-        )
-        watchdog = self._runtime.watchdog
+        options, watchdog = self.options, self._runtime.watchdog
+        wanted = make_wanted(self.backend, self.name, options, self.token, self.purpose)
         attempt = Attempt(
             wanted,
             self._runtime.listener(self.backend),
             deadline=deadline,
             at_work=watchdog.knows,
-            polls=polls,
+            polls=not wanted.listens,
             backoff=options.backoff,
             attempts=options.attempts,
-            slow_wait=settings.SLOW_WAIT,
+            slow_wait=conf().SLOW_WAIT,
         )
-        if token is not None:
+        if self.token is not None:
             watchdog.attempts[wanted.id] = attempt
         return attempt
 
     def _take(self, attempt: Attempt, granted: Granted, canceller: Canceller | None) -> None:
         """The lock is ours."""
-        settings, options = conf(), self.options
         lease = Lease(
             attempt.wanted, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
         )
-        lease.renewing = settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew
-        lease.max_hold = settings.MAX_HOLD if options.max_hold is None else options.max_hold
-        lease.template = self._template
-        lease.fenced = settings.is_fenced(self.name) if options.fenced is None else options.fenced
-        lease.fence_timeout = settings.FENCE_TIMEOUT if options.fence_timeout is None else options.fence_timeout
-        lease.on_lost = None if options.on_lost == "cancel" else options.on_lost
+        apply_to(lease, self.options, self.name)
         lease.canceller = canceller
         lease.owner = weakref.ref(self.owner)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
-
-    @property
-    def _template(self) -> str:
-        """The name as it was written."""
-        return self.options.template or self.name
 
     def _enter(self, lease: Lease) -> None:
         self.lease = lease
