@@ -1,4 +1,7 @@
-"""``Lock``: what users call, and nothing else."""
+"""``Lock``: what users call, and nothing else.
+
+Most of this module is docstrings: they are the reference, for sync and async calls alike.
+"""
 
 from __future__ import annotations
 
