@@ -38,9 +38,9 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
 
 
 def port_of(listener: Listener) -> int:
-    """The port of the node that it is subscribed at."""
-    assert listener.receiver is not None
-    return int(listener.receiver.node.origin.keywords["port"])
+    """The port of the node that it is subscribed at; 0 while it is at none."""
+    receiver = listener.receiver
+    return 0 if receiver is None else int(receiver.node.origin.keywords["port"])
 
 
 @pytest.fixture(scope="session")

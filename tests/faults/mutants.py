@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from django_redislock.engine.acquiring import acquisition
+from django_redislock.engine.acquiring import effective_options
 from django_redislock.store import scripts
 from django_redislock.store.calls import Wanted
 
@@ -77,7 +77,7 @@ def mutate(name: str | None) -> None:
     for snippet, instead in mutant.changes.items():
         change_scripts(snippet, instead)
     if mutant.tokens_as_ids:
-        setattr(acquisition, "Wanted", _with_token_as_id)  # noqa: B010
+        setattr(effective_options, "Wanted", _with_token_as_id)  # noqa: B010
 
 
 def change_scripts(snippet: str, instead: str) -> None:
