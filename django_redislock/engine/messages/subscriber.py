@@ -113,7 +113,10 @@ class Subscriber:
 
     def _subscribe(self, batch: Sequence[Listener]) -> None:
         groups: dict[Node, list[Listener]] = defaultdict(list)
-        for listener in batch:
+        # tags that nobody uses do not notice a failover, and would keep a receiver at every former master
+        served = [(each, receiver.node) for receiver in list(self._receivers.values()) for each in _served_by(receiver)]
+        left_behind = [each for each, node in served if each.backend.node_if_known not in (None, node)]
+        for listener in dict.fromkeys([*batch, *left_behind]):
             node, receiver = self.place.node_of(listener.backend.tag), listener.receiver
             if listener.hears and receiver is not None and receiver.node is node and not receiver.reader.interrupted:
                 continue  # it is subscribed at the right node
