@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import sys
 import threading
@@ -363,6 +364,39 @@ def test_the_listener_that_is_about_to_read_when_the_connection_is_cut_does_not_
     desk.sweeper.start()
     eventually(lambda: desk.trouble)
     assert desk.connection._sock is None
+
+
+@pytest.mark.parametrize("who", ["the listener", "a waiting thread"])
+def test_no_other_socket_gets_the_number_of_one_that_is_about_to_be_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Otherwise the reader of a connection that was just cut would wait for the messages of another one."""
+    number, cut = Future[int](), threading.Event()
+
+    def wait_late(timeout: float | None = 0) -> bool:
+        sock: Any = desk.connection._sock
+        number.set_result(sock.fileno())
+        assert cut.wait(GENEROUS)
+        poller = select.poll()
+        poller.register(number.result(), select.POLLIN)
+        assert poller.poll(GENEROUS * 1000), "waits for another socket"
+        raise ConnectionError("closed")
+
+    monkeypatch.setattr(desk.connection, "can_read", wait_late)
+    reading: Future[Any] = desk.other().start(
+        desk._serve if who == "the listener" else lambda: desk.reader.lead(desk.waiter("one"), None)
+    )
+    number.result(GENEROUS)
+    desk.reader.end()
+    others = [one for _ in range(5) for one in socket.socketpair()]
+    try:
+        cut.set()
+        reading.result(GENEROUS)
+        assert number.result() not in [other.fileno() for other in others]
+        assert desk.connection._sock is None  # closed when nobody read any more
+    finally:
+        for other in others:
+            other.close()
 
 
 def test_a_reader_that_has_ended_reads_nothing_more(desk: Desk) -> None:

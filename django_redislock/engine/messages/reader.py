@@ -8,9 +8,11 @@ cannot read by themselves.
 
 from __future__ import annotations
 
+import socket
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -58,6 +60,7 @@ class Reader:
         self._followers: dict[Told, None] = {}  # waiters that wanted to read while another did
         self._hot_until = 0.0
         self._trouble: Exception | None = None
+        self._cut = False
 
     def lead(self, waiter: Told, seconds: float | None) -> bool:
         """Read in the waiting thread until it was told something, for at most ``seconds`` (None: without end).
@@ -87,7 +90,7 @@ class Reader:
             self._trouble = error
         except BaseException as error:
             # From a signal handler, for instance: it must propagate, and half a message may be left unread. But
-            # redis-py itself raises some of these types when end() cuts its connection
+            # redis-py or ssl may raise some of these types when end() cuts the connection
             if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
                 self._trouble = self._trouble or Interrupted("reading was interrupted")
                 raise
@@ -122,7 +125,7 @@ class Reader:
                 raise
             finally:
                 self._give_up(turn)
-        self._trouble = self._trouble or ConnectionError("the listener has ended")  # its owner closes the connection
+        self._trouble = self._trouble or ConnectionError("the listener has ended")  # its owner calls end()
 
     def unfollow(self, waiter: Told) -> None:
         """The waiter no longer waits."""
@@ -135,10 +138,25 @@ class Reader:
 
     def end(self) -> None:
         """Cut the connection, whoever is reading it."""
+        with self._mutex:
+            self._refuse_more()
+            self._cut = True
+            if self._turn() is None:
+                self._connection.disconnect()
+            else:
+                # Whoever reads closes it: a new socket could get the number of a closed one before its reader has
+                # begun to wait, and would then be waited for instead
+                _shut_down(self._connection)
+
+    def leave_parent(self) -> None:
+        """In a forked child: close the inherited socket, without a shutdown (redis-py compares the process id)."""
+        self._refuse_more()  # without the mutex, which another thread of the parent may have had
+        self._connection.disconnect()
+
+    def _refuse_more(self) -> None:
         self._trouble = self._trouble or ConnectionError("wakes do not arrive any more")
         # a thread about to read would make redis-py reconnect, without subscribing
         setattr(self._connection, "connect", _refuse)  # noqa: B010
-        self._connection.disconnect()
 
     def _take(self, turn: _Turn, *, wait: bool = False) -> bool:
         with self._mutex:
@@ -155,6 +173,8 @@ class Reader:
             if self._turn() is not turn:
                 return
             self._turn = _nobody
+            if self._cut:
+                self._connection.disconnect()
             self._freed.notify()
         for follower in list(self._followers):
             if not follower.told:
@@ -163,6 +183,14 @@ class Reader:
 
     def _read(self) -> None:
         self._handle(*self._connection.read_response())
+
+
+def _shut_down(connection: Any) -> None:
+    """End the connection for whoever reads it, but leave its socket open."""
+    sock = connection._sock
+    if sock is not None:
+        with suppress(OSError):  # the peer was faster
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def _refuse() -> None:

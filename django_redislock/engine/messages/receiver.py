@@ -39,7 +39,7 @@ class Receiver(Generic[L]):
     """Subscribed to the channels of ``listeners`` once, for as long as its connection lasts.
 
     At its end, its thread calls ``ended`` with the error that ended it, or None after :meth:`retire`. Closing the
-    connection is up to ``ended``.
+    connection (``reader.end()``) is up to ``ended``.
     """
 
     def __init__(
@@ -112,11 +112,9 @@ class Receiver(Generic[L]):
             self.reader.end()
 
     def leave_parent(self) -> None:
-        """In a forked child: close the inherited socket, without a shutdown (redis-py compares the process id).
-
-        While it is open here, Redis would count the parent as alive even after its death.
-        """
-        self.reader.end()
+        """In a forked child: while the inherited socket is open here, Redis counts the parent as alive even after its
+        death."""
+        self.reader.leave_parent()
 
     def _run(self) -> None:
         trouble: Exception | None = None

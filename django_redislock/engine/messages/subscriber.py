@@ -144,12 +144,12 @@ class Subscriber:
                 if listener in listeners or listener in counted:
                     self._stand(listener, receiver, found[listener])
             if not counted:
-                receiver.connection.disconnect()  # nobody is subscribed by it
+                receiver.reader.end()  # nobody is subscribed by it
                 self._joining = None
                 return
             receiver.start()
         except BaseException:
-            receiver.connection.disconnect()
+            receiver.reader.end()
             raise
         with self._mutex:
             closed = self.place.closed
@@ -204,7 +204,7 @@ class Subscriber:
             # while this connection is open, others do not take our waiters for dead: subscribe the next one first
             self._go_on_with(lambda: self._retry(concerned, 0.0))
             return
-        receiver.connection.disconnect()
+        receiver.reader.end()
         self._forget(receiver)
         if error is not None and not self.place.closed:
             self.place.doubt(receiver.node)
