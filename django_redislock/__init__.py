@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base.names import lock_digest, lock_name
-from .cached import alocked_get_or_set, locked_get_or_set
+from .cached_values import alocked_get_or_set, locked_get_or_set
 from .counter import Counter
 from .exceptions import LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
 from .inspection import (

@@ -17,8 +17,8 @@ from django.utils.module_loading import import_string
 
 from .base.names import fit_name
 from .base.times import Seconds
-from .cached import aget_or_set, get_or_set
-from .cachelock import CacheLock
+from .cache_lock import CacheLock
+from .cached_values import aget_or_set, get_or_set
 
 # the last locks that cache.lock() was asked for in this process: the server, the prefix of the cache, and the name
 _locked: deque[tuple[object, str, str]] = deque(maxlen=200)

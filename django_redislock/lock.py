@@ -27,8 +27,8 @@ from .inspection.suspension import resume, suspend
 from .open_transactions import warn_of_release
 from .options import LockOptions, check_timeout, read_options
 from .store.calls import read_holder
-from .store.place import Backend
-from .store.places import get_backend
+from .store.lock_store import Partition
+from .store.stores import get_partition
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
@@ -367,11 +367,11 @@ class Lock:
 
     def info(self) -> LockInfo | None:
         """What Redis says now: holder, since, lease, fence, waiters in order. None when it is free."""
-        return run_blocking(inspect(self._backend(), self.name), "Await ainfo() instead")
+        return run_blocking(inspect(self._partition(), self.name), "Await ainfo() instead")
 
     async def ainfo(self) -> LockInfo | None:
         """See info()."""
-        return await arun(inspect(self._backend(), self.name))
+        return await arun(inspect(self._partition(), self.name))
 
     # -- out of use -------------------------------------------------------------------------------------------------
 
@@ -384,19 +384,19 @@ class Lock:
         suspended the lock, and the ``note`` (at most 1000 bytes). Another ``suspend()`` replaces this one;
         :func:`force_release` and :meth:`seize` end it. Raises LockUnavailable.
         """
-        run_blocking(suspend(self._backend(), self.name, seconds, note), "Await asuspend() instead")
+        run_blocking(suspend(self._partition(), self.name, seconds, note), "Await asuspend() instead")
 
     async def asuspend(self, seconds: Seconds, note: str = "") -> None:
         """See suspend()."""
-        await arun(suspend(self._backend(), self.name, seconds, note))
+        await arun(suspend(self._partition(), self.name, seconds, note))
 
     def resume(self) -> bool:
         """End a suspension; return whether there was one. Raises LockUnavailable."""
-        return run_blocking(resume(self._backend(), self.name), "Await aresume() instead")
+        return run_blocking(resume(self._partition(), self.name), "Await aresume() instead")
 
     async def aresume(self) -> bool:
         """See resume()."""
-        return await arun(resume(self._backend(), self.name))
+        return await arun(resume(self._partition(), self.name))
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 
@@ -426,7 +426,7 @@ class Lock:
                 section.undo()
                 raise
         elif self._token is not None:
-            free = yield from engine.release_by_token(self._backend(), self.name, self._token.__eq__)
+            free = yield from engine.release_by_token(self._partition(), self.name, self._token.__eq__)
         else:
             free = False
         if section is None and not free:
@@ -462,22 +462,22 @@ class Lock:
         return True
 
     def _locked(self) -> Steps[bool]:
-        held, _ = yield from read_holder(self._backend(), self.name)
+        held, _ = yield from read_holder(self._partition(), self.name)
         return held
 
     def _owned(self, owner: Owner) -> Steps[bool]:
         id, token = self._known_here(owner)
         if id is None and token is None:
             return False
-        _, holder = yield from read_holder(self._backend(), self.name)
+        _, holder = yield from read_holder(self._partition(), self.name)
         return holder is not None and holder.is_of(id, token)
 
     def _status(self, owner: Owner) -> Steps[LockStatus]:
-        return (yield from read_status(self._backend(), self.name, *self._known_here(owner)))
+        return (yield from read_status(self._partition(), self.name, *self._known_here(owner)))
 
     def _known_here(self, owner: Owner) -> tuple[str | None, str | None]:
         """The id by which this thread or task holds the lock, through any object; else the constructor's token."""
-        id = owner.id_on(self._backend(), self.name)
+        id = owner.id_on(self._partition(), self.name)
         return id, self._token if id is None else None  # another acquisition may have the same token
 
     def _held(self, owner: Owner, verb: str) -> Section:
@@ -493,8 +493,8 @@ class Lock:
         lease = self._latest if section is None else section.held
         return lease if lease is not None and lease.here else None
 
-    def _backend(self) -> Backend:
-        return get_backend(self._options.using, self.name)
+    def _partition(self) -> Partition:
+        return get_partition(self._options.using, self.name)
 
 
 FairLock = Lock

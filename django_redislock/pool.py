@@ -19,9 +19,9 @@ from .inspection.suspension import resume, suspend
 from .options import AcquireOptions, read_options
 from .pool_member import PoolMember
 from .store.keys import Keys, make_keys
-from .store.place import Backend
-from .store.places import get_backend
+from .store.lock_store import Partition
 from .store.pool_calls import change_members, count_members, has_member, replace_members
+from .store.stores import get_partition
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -155,11 +155,11 @@ class LockPool:
 
     def info(self) -> PoolInfo:
         """Who holds which members, and who waits. For people: five round trips, so it is no snapshot of one moment."""
-        return run_blocking(inspect_pool(self._backend(), self.name), "Await ainfo() instead")
+        return run_blocking(inspect_pool(self._partition(), self.name), "Await ainfo() instead")
 
     async def ainfo(self) -> PoolInfo:
         """See info()."""
-        return await arun(inspect_pool(self._backend(), self.name))
+        return await arun(inspect_pool(self._partition(), self.name))
 
     # -- out of use -------------------------------------------------------------------------------------------------
 
@@ -236,16 +236,16 @@ class LockPool:
             return refusal
         now = monotonic()
         try:
-            members = yield from count_members(*self._place(), until=now, by=now + 1)
+            members = yield from count_members(*self._location(), until=now, by=now + 1)
         except LockUnavailable:
             return refusal
         return refusal if members else refusal.in_words(f"{text}it has no members.")
 
     def _change(self, how: str, keys: Iterable[str]) -> Steps[int]:
-        return (yield from change_members(*self._place(), how, self._quoted(keys)))
+        return (yield from change_members(*self._location(), how, self._quoted(keys)))
 
     def _replace(self, keys: Iterable[str]) -> Steps[int]:
-        return (yield from replace_members(*self._place(), self._quoted(keys)))
+        return (yield from replace_members(*self._location(), self._quoted(keys)))
 
     def _quoted(self, keys: Iterable[str]) -> list[str]:
         """Quoted, each once."""
@@ -259,39 +259,39 @@ class LockPool:
         member_name(self.name, key)  # raises if it is too long
         return quote(key)
 
-    def _backend(self) -> Backend:
-        return get_backend(self.using, pool_name(self.name))
+    def _partition(self) -> Partition:
+        return get_partition(self.using, pool_name(self.name))
 
-    def _place(self) -> tuple[Backend, Keys, str]:
-        backend, pool = self._backend(), pool_name(self.name)
-        return backend, make_keys(backend.prefix, pool), pool
+    def _location(self) -> tuple[Partition, Keys, str]:
+        partition, pool = self._partition(), pool_name(self.name)
+        return partition, make_keys(partition.prefix, pool), pool
 
     def _keys(self) -> Steps[list[str]]:
-        return (yield from read_keys(self._backend(), self.name))
+        return (yield from read_keys(self._partition(), self.name))
 
     def _contains(self, key: object) -> Steps[bool]:
         if not isinstance(key, str):
             return False
-        return (yield from has_member(*self._place(), quote(key)))
+        return (yield from has_member(*self._location(), quote(key)))
 
     def _len(self) -> Steps[int]:
-        return (yield from count_members(*self._place()))
+        return (yield from count_members(*self._location()))
 
     def _suspend(self, key: str, seconds: Seconds, note: str) -> Steps[None]:
         self._quote(key)
         if not (yield from self._contains(key)):
             raise ValueError(f"Could not suspend {shown(key)}: it is no member of the pool {self.name!r}.")
         name = member_name(self.name, key)
-        yield from suspend(get_backend(self.using, name), name, seconds, note)
+        yield from suspend(get_partition(self.using, name), name, seconds, note)
 
     def _resume(self, key: str) -> Steps[bool]:
         self._quote(key)
         name = member_name(self.name, key)
-        return (yield from resume(get_backend(self.using, name), name))
+        return (yield from resume(get_partition(self.using, name), name))
 
     def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
-        backend = self._backend()
-        return (yield from read_items(backend, self.name, partial(owner.id_on, backend)))
+        partition = self._partition()
+        return (yield from read_items(partition, self.name, partial(owner.id_on, partition)))
 
 
 def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:

@@ -9,10 +9,10 @@ from .base.steps import Steps
 from .base.times import Seconds, seconds
 from .exceptions import LockError, LockUnavailable
 from .store.idempotency import call_once
-from .store.place import Backend
-from .store.places import get_backend
+from .store.lock_store import Partition
 from .store.retry import call
 from .store.scripts import Script
+from .store.stores import get_partition
 
 T = TypeVar("T")
 
@@ -34,18 +34,18 @@ class Stored:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    def _key(self, backend: Backend) -> str:
-        return f"{backend.prefix}{self._kind}:{self.name}"
+    def _key(self, partition: Partition) -> str:
+        return f"{partition.prefix}{self._kind}:{self.name}"
 
     def _get_raw(self) -> Steps[bytes | None]:
-        backend = get_backend(self.using, self.name)
-        asking = call(backend, ("GET", self._key(backend)), self.name, noun=self._kind)
+        partition = get_partition(self.using, self.name)
+        asking = call(partition, ("GET", self._key(partition)), self.name, noun=self._kind)
         reply = yield from self._explain(asking)
         return reply.answer  # type: ignore[no-any-return]
 
     def _once(self, script: Script, *args: str) -> Steps[str]:
-        backend = get_backend(self.using, self.name)
-        calling = call_once(backend, script, [self._key(backend)], args, name=self.name, noun=self._kind)
+        partition = get_partition(self.using, self.name)
+        calling = call_once(partition, script, [self._key(partition)], args, name=self.name, noun=self._kind)
         answer = yield from self._explain(calling)
         return answer.decode(errors="replace")
 
@@ -56,14 +56,14 @@ class Stored:
         except LockUnavailable as error:
             cause = str(error.__cause__)
             for words, found in _FOREIGN.items():
-                if words in cause and f"{get_backend(self.using, self.name).prefix}slot:" not in str(error):
+                if words in cause and f"{get_partition(self.using, self.name).prefix}slot:" not in str(error):
                     raise self._foreign(found) from None
             if "would overflow" in cause:
                 raise OverflowError(f"Cannot change the counter {self.name!r}: it would exceed 64 bits.") from None
             raise
 
     def _foreign(self, found: str) -> LockError:
-        key = self._key(get_backend(self.using, self.name))
+        key = self._key(get_partition(self.using, self.name))
         return LockError(
             f"Cannot use the {self._kind} {self.name!r}: somebody else has written its key {key!r}, which holds "
             f"{found}. Nothing was changed. Delete the key or choose another name.",

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError
 from .base.names import check_name
 from .base.steps import Steps, run
 from .base.times import Seconds, seconds
-from .cachelock import CacheLock
+from .cache_lock import CacheLock
 from .conf import conf, pinned
 from .engine.leases.lease import FORCED
 from .engine.runtime import runtime
@@ -36,11 +36,11 @@ from .inspection.listing import read_matching
 from .lock import Lock
 from .signals import lock_acquired
 from .store import calls
-from .store.calls import Wanted
+from .store.calls import LockRequest
 from .store.keys import make_keys
-from .store.place import Backend
-from .store.places import get_backend, get_place, made_places
+from .store.lock_store import Partition
 from .store.retry import call
+from .store.stores import get_partition, get_store, made_stores
 from .store.wire import CONNECTION_ERRORS
 
 __all__ = [
@@ -86,8 +86,8 @@ def own_locks() -> Iterator[None]:
                 # the test has stopped it; nobody uses the prefix again
             finally:
                 _prefixes.pop()
-                for place in made_places():
-                    place.close()
+                for store in made_stores():
+                    store.close()
 
 
 def reset() -> None:
@@ -104,23 +104,23 @@ def reset() -> None:
         )
     watchdog = runtime().watchdog
     for lease in watchdog.leases():
-        if lease.backend.place.prefix.endswith(_prefixes[-1]):
+        if lease.partition.store.prefix.endswith(_prefixes[-1]):
             watchdog.end(lease)
-    for backend in [backend for place in made_places() for backend in place.backends.values()]:
-        run(_delete_keys(backend))
-        listener = runtime().listener(backend)
+    for partition in [partition for store in made_stores() for partition in store.partitions.values()]:
+        run(_delete_keys(partition))
+        listener = runtime().listener(partition)
         listener.tell_all()
         listener.reconnect()  # a waiting thread that reads messages is told by nothing else
 
 
-def _delete_keys(backend: Backend) -> Steps[None]:
-    pattern = re.sub(r"([*?\[\]^\\])", r"\\\1", backend.prefix) + "*"
+def _delete_keys(partition: Partition) -> Steps[None]:
+    pattern = re.sub(r"([*?\[\]^\\])", r"\\\1", partition.prefix) + "*"
     cursor = "0"
     while True:
-        reply = yield from call(backend, ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000"))
+        reply = yield from call(partition, ("SCAN", cursor, "MATCH", pattern, "COUNT", "1000"))
         following, keys = reply.answer
         if keys:
-            yield from call(backend, ("UNLINK", *(key.decode() for key in keys)))
+            yield from call(partition, ("UNLINK", *(key.decode() for key in keys)))
         cursor = following.decode()
         if cursor == "0":
             return
@@ -155,16 +155,16 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     end of the block. A lock that is force-released meanwhile stays so. Raises LockNotAcquired when somebody holds the
     lock or waits for it, and LockUnavailable.
     """
-    backend = get_backend(using, check_name(name))
-    keys, id = make_keys(backend.prefix, name), secrets.token_urlsafe(16)
-    wanted = Wanted(backend, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
-    taken = run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    partition = get_partition(using, check_name(name))
+    keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
+    request = LockRequest(partition, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
+    taken = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
     if taken.state != calls.GRANTED:
         raise LockNotAcquired(f"Could not hold the lock {name!r} as somebody else: it is not free.", name)
     try:
         yield
     finally:
-        run(calls.release(wanted, unknown=False))
+        run(calls.release(request, unknown=False))
 
 
 def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
@@ -175,10 +175,10 @@ def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
     process holds it, and LockUnavailable.
     """
     name, using = (lock, using) if isinstance(lock, str) else (lock.name, lock.using)
-    backend, watchdog = get_backend(using, name), runtime().watchdog
+    partition, watchdog = get_partition(using, name), runtime().watchdog
     for lease in watchdog.leases():
-        if lease.watched and lease.backend is backend and lease.name == name:
-            run(calls.force(backend, lease.wanted.keys, name, lease.fence))
+        if lease.watched and lease.partition is partition and lease.name == name:
+            run(calls.force(partition, lease.request.keys, name, lease.fence))
             watchdog.lose(lease, FORCED)
             return
     raise LockNotOwned(f"Cannot lose the lock {name!r}: nobody in this process holds it.", name)
@@ -194,15 +194,15 @@ def overtaken(
     ``database`` and, with ``fenced()``, changed the ``rows``. So a claim, or an update of these rows, must raise
     LockLost. Raises AssertionError when nobody has acquired the lock.
     """
-    backend, watchdog, wanted = get_backend(using, check_name(name)), runtime().watchdog, name
+    partition, watchdog, request = get_partition(using, check_name(name)), runtime().watchdog, name
     overtakes: list[Exception | None] = []
 
     def overtake(*, name: str, **facts: Any) -> None:
         for lease in watchdog.leases():
-            if lease.backend is backend and lease.name == name == wanted:
+            if lease.partition is partition and lease.name == name == request:
                 try:
                     watchdog.unwatch(lease)  # nothing tells its holder
-                    run(calls.force(backend, lease.wanted.keys, name, lease.fence))
+                    run(calls.force(partition, lease.request.keys, name, lease.fence))
                     _write_as_successor(_Successor(name, lease.fence + 1), database, rows)
                     overtakes.append(None)
                 except Exception as error:  # the signal would swallow it
@@ -242,7 +242,7 @@ def redis_away(using: str | None = None) -> Iterator[None]:
 
     (``RETRY_FOR`` is 0.) Leases that are held are not renewed, and end by the local clock. The cache goes on.
     """
-    place = get_place(using)
+    store = get_store(using)
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise _away()
@@ -252,17 +252,17 @@ def redis_away(using: str | None = None) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(pinned(RETRY_FOR=0.0))
-        stack.enter_context(patch.object(place, "exchange", refuse))
-        stack.enter_context(patch.object(place, "aexchange", arefuse))
-        for node in list(place.nodes):
+        stack.enter_context(patch.object(store, "exchange", refuse))
+        stack.enter_context(patch.object(store, "aexchange", arefuse))
+        for node in list(store.nodes):
             # renewals use a connection again only for the same timeout: the next ones need a new one
             keywords = {**node.origin.keywords, "socket_timeout": 0.0}
             nowhere = replace(node.origin, kind=_Nowhere, keywords=keywords)
             # not by patch.object(), which would leave other threads no origin for a moment at the end
             stack.callback(setattr, node, "origin", node.origin)
             node.origin = nowhere
-        for backend in list(place.backends.values()):
-            runtime().listener(backend).reconnect()
+        for partition in list(store.partitions.values()):
+            runtime().listener(partition).reconnect()
         yield
 
 
@@ -283,16 +283,16 @@ class _Nowhere(Connection):
 
 def assert_locked(name: str, *, using: str | None = None) -> None:
     """Assert that somebody holds the lock ``name``, here or elsewhere. To be suspended is not to be held."""
-    info = run(inspect(get_backend(using, check_name(name)), name, waiters=0))
+    info = run(inspect(get_partition(using, check_name(name)), name, waiters=0))
     if info is None or not info.held:
-        everywhere = get_place(using).everywhere()
+        everywhere = get_store(using).everywhere()
         held = ", ".join(repr(lock.name) for lock in run(read_matching(everywhere, lambda name: True)))
         raise AssertionError(f"Nobody holds the lock {name!r}. The locks that are held: {held or 'none'}.")
 
 
 def assert_not_locked(name: str, *, using: str | None = None) -> None:
     """Assert that nobody holds the lock ``name``."""
-    info = run(inspect(get_backend(using, check_name(name)), name, waiters=0))
+    info = run(inspect(get_partition(using, check_name(name)), name, waiters=0))
     if info is not None:
         state = f"held by {info.owner}" if info.held else "suspended"
         raise AssertionError(f"The lock {name!r} is {state} for {info.lease_left:.3g} s more.")

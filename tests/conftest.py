@@ -206,7 +206,7 @@ def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
 
     def listens(lock: Lock) -> None:
         lease = lease_of(lock)
-        ears = listener(lease.backend.alias)
+        ears = listener(lease.partition.alias)
         eventually(lambda: reader_of(ears) and not lease.urgent and time.monotonic() < lease.due < lease.ends)
 
     return listens

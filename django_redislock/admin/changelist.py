@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..exceptions import LockUnavailable
 from ..inspection.listing import Page, read_page
 from ..models import HeldLock
-from ..store.places import get_places
+from ..store.stores import get_stores
 
 
 class AliasFilter(SimpleListFilter):
@@ -24,7 +24,7 @@ class AliasFilter(SimpleListFilter):
     parameter_name: str = "using"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin[Any]) -> list[tuple[str, str]]:
-        return [(place.alias, place.alias) for place in get_places()]
+        return [(store.alias, store.alias) for store in get_stores()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset  # which has no rows: the list asks for using_of()
@@ -33,7 +33,7 @@ class AliasFilter(SimpleListFilter):
 def using_of(request: HttpRequest) -> str | None:
     """The alias that the list is filtered by; None: all of them."""
     alias = request.GET.get(AliasFilter.parameter_name)
-    if alias is not None and alias not in [place.alias for place in get_places()]:
+    if alias is not None and alias not in [store.alias for store in get_stores()]:
         raise IncorrectLookupParameters
     return alias
 

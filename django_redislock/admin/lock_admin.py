@@ -25,8 +25,8 @@ from ..inspection import LockInfo, force_release, get_lock
 from ..inspection.listing import read_page
 from ..models import HeldLock
 from ..store.aliases import lock_aliases
-from ..store.places import get_backend, get_places
 from ..store.reading import batches
+from ..store.stores import get_partition, get_stores
 from .changelist import AliasFilter, LockChangeList, using_of
 from .fields import LockFields, more
 from .history import record
@@ -81,10 +81,10 @@ class LockAdmin(LockFields, ModelAdmin):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         name, *others = self.list_display
-        return (name, "shown_alias", *others) if _has_several_places() else self.list_display
+        return (name, "shown_alias", *others) if _has_several_aliases() else self.list_display
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        return [AliasFilter] if _has_several_places() else []
+        return [AliasFilter] if _has_several_aliases() else []
 
     # -- permissions -------------------------------------------------------------------------------------------------
 
@@ -263,9 +263,9 @@ class LockAdmin(LockFields, ModelAdmin):
             self.message_user(request, text % {"count": gone}, messages.WARNING)
 
 
-def _has_several_places() -> bool:
+def _has_several_aliases() -> bool:
     try:
-        return len(get_places()) > 1
+        return len(get_stores()) > 1
     except LockUnavailable:  # the page says so
         return False
 
@@ -279,8 +279,8 @@ def _fence_field(lock: HeldLock) -> str:
 
     On a cluster, each hash tag has a counter of its own.
     """
-    backend = get_backend(lock.using, lock.name)
-    return f"fence:{backend.alias}:{backend.tag}"
+    partition = get_partition(lock.using, lock.name)
+    return f"fence:{partition.alias}:{partition.tag}"
 
 
 def _fences(request: HttpRequest) -> dict[str, int]:

@@ -13,9 +13,9 @@ from redis.exceptions import ResponseError
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
-from ..store.place import Backend, Place
-from ..store.places import get_places
+from ..store.lock_store import LockStore, Partition
 from ..store.probe import probe_command
+from ..store.stores import get_stores
 from ..store.wire import PASSING, Command, exchange
 
 PATIENCE = 2.0  # seconds to connect, and for each answer
@@ -26,58 +26,58 @@ _FACT = re.compile(r"^([a-z_]+):(.*?)\r?$", re.M)  # of an answer to INFO
 def check_server(**kwargs: Any) -> list[CheckMessage]:
     """The server behind each alias is one that locks can rely on. If there is none, a warning says so."""
     try:
-        places = get_places()
+        stores = get_stores()
     except ImproperlyConfigured:
         return []  # reported by the other checks
     except LockUnavailable as error:
         return [_unseen(conf().CACHE, error)]
-    return [message for place in places for message in _check(place)]
+    return [message for store in stores for message in _check(store)]
 
 
-def _check(place: Place) -> list[CheckMessage]:
-    if place.memory:
+def _check(store: LockStore) -> list[CheckMessage]:
+    if store.memory:
         return []
     try:
-        # any backend of each node of a cluster: what differs from node to node is told once for each
-        backends = list({place.node_of(tag): place.backend(tag) for tag in range(place.tags)}.values())
+        # any partition of each node of a cluster: what differs from node to node is told once for each
+        partitions = list({store.node_of(tag): store.partition(tag) for tag in range(store.tags)}.values())
     except Exception as error:  # whatever the site's own connection class or credential provider raises
-        return [_unseen(place.alias, error)]
-    found = [message for backend in backends for message in _check_node(backend)]
+        return [_unseen(store.alias, error)]
+    found = [message for partition in partitions for message in _check_node(partition)]
     return list({str(message): message for message in found}.values())
 
 
-def _check_node(backend: Backend) -> Iterator[CheckMessage]:
+def _check_node(partition: Partition) -> Iterator[CheckMessage]:
     try:
-        info, cluster, probe, *rights = _ask(backend, listening=not conf().POLL)
+        info, cluster, probe, *rights = _ask(partition, listening=not conf().POLL)
     except Exception as error:  # see _check()
-        yield _unseen(backend.alias, error)
+        yield _unseen(partition.alias, error)
         return
     if isinstance(info, ResponseError):
-        yield _unseen(backend.alias, info)
+        yield _unseen(partition.alias, info)
     else:
         facts = dict(_FACT.findall(info))
         if facts.get("slave_read_only") == "1":
-            yield _useless(backend, "it is a read-only replica")
-        yield from _version(backend, facts)
-        yield from _eviction(backend, facts)
-        yield from _replicas(backend, facts)
-    yield from _cluster(backend, dict(_FACT.findall(str(cluster))))
+            yield _useless(partition, "it is a read-only replica")
+        yield from _version(partition, facts)
+        yield from _eviction(partition, facts)
+        yield from _replicas(partition, facts)
+    yield from _cluster(partition, dict(_FACT.findall(str(cluster))))
     if _is_refusal(probe):
-        yield _useless(backend, probe)
+        yield _useless(partition, probe)
     else:
-        yield from _rights(backend, [str(answer) for answer in rights if _is_refusal(answer)])
+        yield from _rights(partition, [str(answer) for answer in rights if _is_refusal(answer)])
 
 
-def _ask(backend: Backend, *, listening: bool) -> list[Any]:
+def _ask(partition: Partition, *, listening: bool) -> list[Any]:
     """The replies to INFO, to CLUSTER INFO and to a script; where waiters listen, also to its PUBLISH and a SUBSCRIBE.
 
     Errors are among them. CLUSTER INFO takes a right that a user needs nowhere else: a server without cluster mode is
     not asked, and "" stands for its reply.
     """
     # subscribing comes last: after it, the connection is for messages
-    verb = "SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE"
-    commands: list[Command] = [probe_command(backend), *[(verb, backend.channel)] * listening]
-    origin = backend.node.origin
+    verb = "SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE"
+    commands: list[Command] = [probe_command(partition), *[(verb, partition.channel)] * listening]
+    origin = partition.node.origin
     connection = origin.connection(min(PATIENCE, origin.timeout))
     try:
         connection.connect()
@@ -111,36 +111,36 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
     )
 
 
-def _useless(backend: Backend, trouble: object) -> CheckMessage:
+def _useless(partition: Partition, trouble: object) -> CheckMessage:
     return Error(
-        f"{_server(backend.alias)} refuses all locks: {trouble}.",
+        f"{_server(partition.alias)} refuses all locks: {trouble}.",
         hint='Name a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
         id="django_redislock.E008",
     )
 
 
-def _version(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
+def _version(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
     text = facts.get("redis_version", "")
     numbers = tuple(map(int, re.findall(r"\d+", text)))
-    least = OLDEST_CLUSTER if backend.place.clustered else OLDEST
+    least = OLDEST_CLUSTER if partition.store.clustered else OLDEST
     if not numbers or numbers >= least:
         return
     oldest = ".".join(map(str, least))
     yield Error(
-        f"{_server(backend.alias)} is version {text}; locks "
-        f"{'on a cluster ' if backend.place.clustered else ''}need {oldest} or later.",
+        f"{_server(partition.alias)} is version {text}; locks "
+        f"{'on a cluster ' if partition.store.clustered else ''}need {oldest} or later.",
         hint=f"Upgrade to Redis {oldest} or later, or to Valkey.",
         id="django_redislock.E006",
     )
 
 
-def _eviction(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
+def _eviction(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
         return
     when = "as soon as it has a memory limit" if facts.get("maxmemory") == "0" else "when its memory is full"
     yield Warning(
-        f"{_server(backend.alias)} evicts keys {when} (maxmemory-policy "
+        f"{_server(partition.alias)} evicts keys {when} (maxmemory-policy "
         f"{policy}): locks have a TTL and may be among them.",
         hint="Give the locks a server with maxmemory-policy noeviction. Then extend() each pool with its members: "
         "this brings back those that an eviction took.",
@@ -148,31 +148,31 @@ def _eviction(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]
     )
 
 
-def _replicas(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
+def _replicas(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
     wanted, there = conf().REPLICAS, int(facts.get("connected_slaves", 0))
     if there < wanted:
         yield Warning(
             f"REDISLOCK['REPLICAS'] asks for {wanted} replicas to acknowledge each grant, and "
-            f"{_server(backend.alias, 'the')} has {there}: no lock could be acquired.",
+            f"{_server(partition.alias, 'the')} has {there}: no lock could be acquired.",
             hint="Add replicas, or ask for fewer.",
             id="django_redislock.W009",
         )
 
 
-def _cluster(backend: Backend, facts: dict[str, str]) -> Iterator[CheckMessage]:
-    if not backend.place.clustered and int(facts.get("cluster_known_nodes", 1)) != 1:
+def _cluster(partition: Partition, facts: dict[str, str]) -> Iterator[CheckMessage]:
+    if not partition.store.clustered and int(facts.get("cluster_known_nodes", 1)) != 1:
         yield Error(
-            f"{_server(backend.alias)} is a node of a Redis Cluster, which may move the locks to another node.",
+            f"{_server(partition.alias)} is a node of a Redis Cluster, which may move the locks to another node.",
             hint="Set REDISLOCK['CLUSTER'] to True, or to a list with this alias.",
             id="django_redislock.E007",
         )
 
 
-def _rights(backend: Backend, errors: list[str]) -> Iterator[CheckMessage]:
+def _rights(partition: Partition, errors: list[str]) -> Iterator[CheckMessage]:
     if errors:
         yield Warning(
-            f"{_server(backend.alias)} denies the user the channel that wakes "
+            f"{_server(partition.alias)} denies the user the channel that wakes "
             f"waiters, so they have to poll: {'; '.join(errors)}",
-            hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{backend.prefix}*",
+            hint=f"Grant the user the channels: ACL SETUSER ... +@pubsub &{partition.prefix}*",
             id="django_redislock.W006",
         )

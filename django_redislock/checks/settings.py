@@ -15,8 +15,8 @@ from ..conf import Conf, conf, import_function, read
 from ..exceptions import LockUnavailable
 from ..store.aliases import database, has_locks, lock_aliases
 from ..store.counterpart import Maker
-from ..store.place import Place
-from ..store.places import get_place
+from ..store.lock_store import LockStore
+from ..store.stores import get_store
 
 SHORT = 1.0  # seconds
 FUNCTIONS = {
@@ -96,20 +96,20 @@ def _aliases(known: Conf) -> Iterator[CheckMessage]:
         )
     if unknown:
         return
-    places: dict[object, list[str]] = {}
+    stores: dict[object, list[str]] = {}
     for alias in lock_aliases(known.CACHE):
-        place = yield from _place(alias, known)
-        if place is not None:
-            places.setdefault(place.identity, []).append(alias)
-            if place.memory:
+        store = yield from _store(alias, known)
+        if store is not None:
+            stores.setdefault(store.identity, []).append(alias)
+            if store.memory:
                 yield from _memory(alias)
             else:
-                yield from _coroutines(place)
+                yield from _coroutines(store)
                 yield from _shared(alias, known)
-    yield from _apart(list(places.values()))
+    yield from _apart(list(stores.values()))
 
 
-def _place(alias: str, known: Conf) -> Generator[CheckMessage, None, Place | None]:
+def _store(alias: str, known: Conf) -> Generator[CheckMessage, None, LockStore | None]:
     """Return the Redis of an alias that has locks, or tell what is wrong with it."""
     entry = caches.settings[alias]
     try:
@@ -126,7 +126,7 @@ def _place(alias: str, known: Conf) -> Generator[CheckMessage, None, Place | Non
         "redis-py's locks)."
     )
     try:
-        return get_place(alias)
+        return get_store(alias)
     except LockUnavailable:
         pass  # it is there, and away; the check of the server says so
     except ImproperlyConfigured as error:
@@ -134,9 +134,9 @@ def _place(alias: str, known: Conf) -> Generator[CheckMessage, None, Place | Non
     return None
 
 
-def _coroutines(place: Place) -> Iterator[CheckMessage]:
+def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
     try:
-        Maker(place.origin)
+        Maker(store.origin)
     except ImproperlyConfigured as error:
         yield Warning(
             str(error),
@@ -155,12 +155,12 @@ def _memory(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _apart(places: list[list[str]]) -> Iterator[CheckMessage]:
-    """Which locks exclude each other, where they are in several places; first that of REDISLOCK['CACHE']."""
-    if len(places) < 2:
+def _apart(stores: list[list[str]]) -> Iterator[CheckMessage]:
+    """Which locks exclude each other, where they are in several stores; first that of REDISLOCK['CACHE']."""
+    if len(stores) < 2:
         return
-    first = places[0][0]
-    groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in places)
+    first = stores[0][0]
+    groups = "; ".join(" and ".join(map(repr, aliases)) for aliases in stores)
     yield Info(
         f"Locks of the same name exclude each other only within one of these groups of cache aliases: {groups}. "
         f"Lock('x') is on {first!r} (REDISLOCK['CACHE']), cache.lock('x') on the alias of that cache.",

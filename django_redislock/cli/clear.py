@@ -16,7 +16,7 @@ from ..base.log import unprinted
 from ..inspection import LockInfo, force_release, get_lock
 from .arguments import add_using, name_of_lock
 from .formats import table
-from .lookup import find_held, find_places, label, matching, none_matches, not_held
+from .lookup import find_held, find_stores, label, matching, none_matches, not_held
 from .output import Output
 
 HELP = "Force-release locks, whoever holds them. The next waiter gets the lock, the old holder is told at once."
@@ -50,18 +50,18 @@ def handle(
     interactive: bool,
     **options: Any,
 ) -> None:
-    places = find_places(output, using)
+    stores = find_stores(output, using)
     if bool(names) + (match is not None) + options["all"] != 1:
         raise CommandError("Give either names, or --match PATTERN, or --all.", returncode=2)
     if user is not None:
         _check_user(user)
-    several = len(places) > 1
+    several = len(stores) > 1
     pattern = "*" if match is None else match
     if names:
-        locks = find_held(dict.fromkeys(names), places)
+        locks = find_held(dict.fromkeys(names), stores)
         missing = [name for name in dict.fromkeys(names) if name not in {lock.name for lock in locks}]
     else:
-        locks, missing = matching(pattern, places), []
+        locks, missing = matching(pattern, stores), []
     lines: list[str] = []
 
     if locks and dry_run:

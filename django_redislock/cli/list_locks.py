@@ -9,10 +9,10 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from ..exceptions import LockUnavailable
-from ..store.place import Place
+from ..store.lock_store import LockStore
 from .arguments import add_format, add_using, positive
 from .formats import as_json, json_or, table
-from .lookup import find_places, matching, none_matches
+from .lookup import find_stores, matching, none_matches
 from .output import Output
 from .watch import watch as keep_showing
 
@@ -38,16 +38,16 @@ def add_arguments(parser: CommandParser) -> None:
 def handle(
     output: Output, *, pattern: str, format: str, watch: float | None, using: str | None, **options: Any
 ) -> None:
-    places = find_places(output, using)
+    stores = find_stores(output, using)
     if watch is None:
-        output.say(_listing(pattern, format, places, indent=2))
+        output.say(_listing(pattern, format, stores, indent=2))
         return
     people = format == "table"
     terminal = people and output.out.isatty()
 
     def show() -> str:
         try:
-            return _listing(pattern, format, places, room=get_terminal_size().columns if terminal else None)
+            return _listing(pattern, format, stores, room=get_terminal_size().columns if terminal else None)
         except LockUnavailable as error:
             if not people:
                 raise
@@ -57,12 +57,12 @@ def handle(
 
 
 def _listing(
-    pattern: str, format: str, places: Sequence[Place], *, indent: int | None = None, room: int | None = None
+    pattern: str, format: str, stores: Sequence[LockStore], *, indent: int | None = None, room: int | None = None
 ) -> str:
     """``room``: see table()."""
-    locks = matching(pattern, places)
+    locks = matching(pattern, stores)
 
     def text() -> str:
-        return table(locks, aliases=len(places) > 1, room=room) if locks else none_matches(pattern)
+        return table(locks, aliases=len(stores) > 1, room=room) if locks else none_matches(pattern)
 
     return json_or(text, [as_json(lock) for lock in locks], format, indent=indent)

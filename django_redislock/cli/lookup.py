@@ -9,37 +9,37 @@ from django.core.management.base import CommandError
 
 from ..base.display import printable
 from ..inspection import LockInfo, get_lock, list_locks
-from ..store.place import Place
-from ..store.places import get_places
+from ..store.lock_store import LockStore
+from ..store.stores import get_stores
 from .output import Output
 
 T = TypeVar("T")
 
 
-def find_places(output: Output, using: str | None) -> list[Place]:
+def find_stores(output: Output, using: str | None) -> list[LockStore]:
     """That of ``using``; None: those of all aliases that have locks."""
-    places = get_places(using)
-    for place in places:
-        warn_of_memory(output, place)
-    return places
+    stores = get_stores(using)
+    for store in stores:
+        warn_of_memory(output, store)
+    return stores
 
 
 def other_aliases(using: str | None) -> str:
     """What to say behind the error of one alias of several."""
-    return "" if using or len(get_places(None)) == 1 else " (With --using, only one alias is asked.)"
+    return "" if using or len(get_stores(None)) == 1 else " (With --using, only one alias is asked.)"
 
 
-def warn_of_memory(output: Output, place: Place) -> None:
-    if place.memory:
+def warn_of_memory(output: Output, store: LockStore) -> None:
+    if store.memory:
         output.warn(
-            f"The cache alias {place.alias!r} is not Redis: its locks live in the memory of each process, and this one "
+            f"The cache alias {store.alias!r} is not Redis: its locks live in the memory of each process, and this one "
             f"sees and guards only its own."
         )
 
 
-def find_held(names: Iterable[str], places: Sequence[Place]) -> list[LockInfo]:
+def find_held(names: Iterable[str], stores: Sequence[LockStore]) -> list[LockInfo]:
     """The locks of these names that are held, wherever they are."""
-    found = [get_lock(name, using=place.alias) for name in names for place in places]
+    found = [get_lock(name, using=store.alias) for name in names for store in stores]
     return [lock for lock in found if lock is not None]
 
 
@@ -50,9 +50,9 @@ def the_only(found: Mapping[str, T]) -> T:
     return next(iter(found.values()))
 
 
-def matching(pattern: str, places: Sequence[Place]) -> list[LockInfo]:
+def matching(pattern: str, stores: Sequence[LockStore]) -> list[LockInfo]:
     """The held locks whose names match, wherever they are, by name."""
-    found = [lock for place in places for lock in list_locks(pattern, using=place.alias)]
+    found = [lock for store in stores for lock in list_locks(pattern, using=store.alias)]
     return sorted(found, key=lambda lock: lock.name)
 
 

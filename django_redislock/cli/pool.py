@@ -11,10 +11,10 @@ from django.core.management.base import CommandError, CommandParser
 from ..base.display import printable
 from ..inspection import list_pools
 from ..pool import LockPool
-from ..store.place import Place
+from ..store.lock_store import LockStore
 from .arguments import add_format, add_using, name_of_pool
 from .formats import json_or, pool_as_json, pool_portrait, pools_table
-from .lookup import find_places, the_only
+from .lookup import find_stores, the_only
 from .output import Output
 
 HELP = (
@@ -32,11 +32,11 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def handle(output: Output, *, name: str | None, format: str, using: str | None, **options: Any) -> None:
-    places = find_places(output, using)
+    stores = find_stores(output, using)
     if name is None:
-        output.say(_all(format, places))
+        output.say(_all(format, stores))
         return
-    found = {place.alias: LockPool(name, using=place.alias).info() for place in places}
+    found = {store.alias: LockPool(name, using=store.alias).info() for store in stores}
     pools = {alias: (alias, pool) for alias, pool in found.items() if pool.members or pool.waiters or pool.locks}
     if pools:
         alias, pool = the_only(pools)
@@ -45,11 +45,11 @@ def handle(output: Output, *, name: str | None, format: str, using: str | None, 
         raise CommandError(f"The pool {printable(name)} has no members.")
 
 
-def _all(format: str, places: Sequence[Place]) -> str:
-    found = [pool for place in places for pool in list_pools(using=place.alias)]
+def _all(format: str, stores: Sequence[LockStore]) -> str:
+    found = [pool for store in stores for pool in list_pools(using=store.alias)]
     pools = sorted(found, key=lambda pool: pool.name)
 
     def text() -> str:
-        return pools_table(pools, aliases=len(places) > 1) if pools else "There are no pools."
+        return pools_table(pools, aliases=len(stores) > 1) if pools else "There are no pools."
 
     return json_or(text, [asdict(pool) for pool in pools], format)

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from ..base.display import printable
 from ..jobs.locked_command import BUSY, LOST, UNAVAILABLE, held
 from ..lock import Lock
-from ..store.places import get_place
+from ..store.stores import get_store
 from .arguments import SubcommandParser, add_using, exit_status, name_of_lock, not_negative, positive
 from .lookup import warn_of_memory
 from .output import Output
@@ -87,14 +87,14 @@ def handle(
     using: str | None,
     **options: Any,
 ) -> None:
-    place = get_place(using)
-    if place.memory and not settings.DEBUG:
+    store = get_store(using)
+    if store.memory and not settings.DEBUG:
         raise CommandError(
-            f"Not run: the cache alias {place.alias!r} is not Redis, so the lock would guard this process only. Name "
+            f"Not run: the cache alias {store.alias!r} is not Redis, so the lock would guard this process only. Name "
             f"an alias with a Redis in REDISLOCK['CACHE'], or with --using.",
             returncode=2,
         )
-    warn_of_memory(output, place)
+    warn_of_memory(output, store)
     relay = Relay()
     lock = Lock(
         name,

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from .arguments import add_format, add_using, name_of_lock
 from .formats import json_or, portrait, with_queue
-from .lookup import find_held, find_places, not_held, the_only
+from .lookup import find_held, find_stores, not_held, the_only
 from .output import Output
 
 HELP = "Show one lock: its holder, and its queue in order. Exits 1 if it is free."
@@ -21,7 +21,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def handle(output: Output, *, name: str, format: str, using: str | None, **options: Any) -> None:
-    locks = find_held([name], find_places(output, using))
+    locks = find_held([name], find_stores(output, using))
     if not locks:
         raise CommandError("\n".join(not_held([name])))
     lock = the_only({lock.alias: lock for lock in locks})

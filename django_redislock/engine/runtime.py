@@ -7,7 +7,7 @@ import sys
 import threading
 
 from ..base.per_process import PerProcess
-from ..store.place import Backend, Place
+from ..store.lock_store import LockStore, Partition
 from .background.notifier import Notifier
 from .messages.listener import Listener
 from .messages.strays import Strays
@@ -20,34 +20,34 @@ class Runtime:
 
     def __init__(self) -> None:
         self.notifier: Notifier = Notifier()
-        self.watchdog: Watchdog = Watchdog(self.notifier, lambda backend: self.listener(backend).start())
+        self.watchdog: Watchdog = Watchdog(self.notifier, lambda partition: self.listener(partition).start())
         self._strays = Strays(self.watchdog)
-        self._listeners: dict[Backend, Listener] = {}
-        self._subscribers: dict[Place, Subscriber] = {}
+        self._listeners: dict[Partition, Listener] = {}
+        self._subscribers: dict[LockStore, Subscriber] = {}
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             # such a child ends without calling what was registered with atexit
             sys.modules["multiprocessing.util"].Finalize(None, _send_pending, exitpriority=0)
 
-    def listener(self, backend: Backend) -> Listener:
-        """The listener of this backend. It subscribes when somebody has to wait, or holds a lock for long."""
-        found = self._listeners.get(backend)
+    def listener(self, partition: Partition) -> Listener:
+        """The listener of this partition. It subscribes when somebody has to wait, or holds a lock for long."""
+        found = self._listeners.get(partition)
         if found is None:
             with self._mutex:
-                found = self._listeners.get(backend)
+                found = self._listeners.get(partition)
                 if found is None:
-                    want, strays = self._subscriber(backend.place).want, self._strays
-                    made = Listener(backend, want, strays.take, strays.pass_on, self.watchdog.renew_all)
-                    found = self._listeners.setdefault(backend, made)
-                    backend.place.when_closed(lambda: self._listeners.pop(backend, None))
+                    want, strays = self._subscriber(partition.store).want, self._strays
+                    made = Listener(partition, want, strays.take, strays.pass_on, self.watchdog.renew_all)
+                    found = self._listeners.setdefault(partition, made)
+                    partition.store.when_closed(lambda: self._listeners.pop(partition, None))
         return found
 
-    def _subscriber(self, place: Place) -> Subscriber:
-        found = self._subscribers.get(place)
+    def _subscriber(self, store: LockStore) -> Subscriber:
+        found = self._subscribers.get(store)
         if found is None:
-            found = self._subscribers.setdefault(place, Subscriber(place, self.notifier, self.listener))
-            place.when_closed(lambda: self._subscribers.pop(place, None))
+            found = self._subscribers.setdefault(store, Subscriber(store, self.notifier, self.listener))
+            store.when_closed(lambda: self._subscribers.pop(store, None))
         return found
 
     def leave_parent(self) -> None:

@@ -71,7 +71,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             raise explained from error
         raise
     if met is not None:
-        lease.backend.known = max(lease.backend.known, met)  # Redis hears of it with the next call
+        lease.partition.known = max(lease.partition.known, met)  # Redis hears of it with the next call
         reason = f"the database {alias!r} has met the fence {met}, and that of this holder is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)

@@ -114,9 +114,9 @@ def _raise(connection: BaseDatabaseWrapper, key: str, fence: int, holder: str, w
 
 def _share(connection: BaseDatabaseWrapper, *keys: str) -> dict[str, tuple[int, str]]:
     """The fences of these rows as they are now, and whose they are; nobody changes them until this transaction ends."""
-    places = ", ".join(["%s"] * len(keys))
+    marks = ", ".join(["%s"] * len(keys))
     sql = (
-        f"SELECT {{key}}, {{fence}}, {{holder}} FROM {{table}} WHERE {{key}} IN ({places}) "
+        f"SELECT {{key}}, {{fence}}, {{holder}} FROM {{table}} WHERE {{key}} IN ({marks}) "
         f"{SHARE.get(connection.vendor, '')}"
     )
     with connection.cursor() as cursor:

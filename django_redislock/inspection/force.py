@@ -11,7 +11,7 @@ from ..conf import check_count
 from ..signals import lock_force_released, sending
 from ..store import calls
 from ..store.keys import make_keys
-from ..store.places import get_backend
+from ..store.stores import get_partition
 from .info import LockInfo, inspect, make_info
 
 
@@ -34,14 +34,14 @@ async def aforce_release(
 
 
 def _force(name: str, using: str | None, by: str, fence: int | None) -> Steps[LockInfo | None]:
-    backend = get_backend(using, check_name(name))
+    partition = get_partition(using, check_name(name))
     if fence is not None:
         check_count(fence, "fence")
-    before = yield from inspect(backend, name, waiters=0)
-    value = yield from calls.force(backend, make_keys(backend.prefix, name), name, fence)
+    before = yield from inspect(partition, name, waiters=0)
+    value = yield from calls.force(partition, make_keys(partition.prefix, name), name, fence)
     if value is None:
         return None
-    released = make_info(backend.alias, name, value, 0, 0.0)
+    released = make_info(partition.alias, name, value, 0, 0.0)
     if before is not None and before.fence == released.fence:
         released = before  # knows more; it has not changed hands since
     log_event(WARNING, "force-released", name=name, by=by, owner=released.owner)

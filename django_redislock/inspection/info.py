@@ -15,9 +15,9 @@ from ..base.times import LONGEST
 from ..store import calls
 from ..store.holder import parse_holder, parse_waiter, shown_holder
 from ..store.keys import make_keys
-from ..store.place import Backend
-from ..store.places import get_backend
+from ..store.lock_store import Partition
 from ..store.reading import Found, read_values
+from ..store.stores import get_partition
 
 LISTED_WAITERS = 100
 
@@ -153,17 +153,17 @@ def make_info(
     )
 
 
-def inspect(backend: Backend, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
+def inspect(partition: Partition, name: str, *, waiters: int = LISTED_WAITERS) -> Steps[LockInfo | None]:
     """One round trip; None when nobody holds the lock."""
-    value, left, us, planned, *queues = yield from _ask(backend, name, waiters)
+    value, left, us, planned, *queues = yield from _ask(partition, name, waiters)
     if value is None:
         return None
-    return make_info(backend.alias, name, value, us, left, *queues, planned=planned)
+    return make_info(partition.alias, name, value, us, left, *queues, planned=planned)
 
 
-def read_status(backend: Backend, name: str, id: str | None, token: str | None) -> Steps[LockStatus]:
+def read_status(partition: Partition, name: str, id: str | None, token: str | None) -> Steps[LockStatus]:
     """One round trip. ``id``, ``token``: by which the lock would be held here."""
-    value, left, *_ = yield from _ask(backend, name, 0)
+    value, left, *_ = yield from _ask(partition, name, 0)
     return _status_of(Found(value, left), id, token)
 
 
@@ -176,25 +176,25 @@ def _status_of(found: Found, id: str | None, token: str | None = None) -> LockSt
     return LockStatus.LOCKED if holder.is_of(id, token) else LockStatus.UNAVAILABLE
 
 
-def read_statuses(backend: Backend, names: Sequence[str], ids: Sequence[str | None]) -> Steps[list[LockStatus]]:
+def read_statuses(partition: Partition, names: Sequence[str], ids: Sequence[str | None]) -> Steps[list[LockStatus]]:
     """The statuses of many locks, in one round trip. ``ids``: one for each, if it is held here."""
     if not names:
         return []
-    keys = [make_keys(backend.prefix, name) for name in names]
-    _, found, _ = yield from read_values(backend, keys, lefts=True)
+    keys = [make_keys(partition.prefix, name) for name in names]
+    _, found, _ = yield from read_values(partition, keys, lefts=True)
     return [_status_of(each, id) for each, id in zip(found, ids, strict=True)]
 
 
-def read_queue(backend: Backend, pool: str) -> Steps[Queue]:
+def read_queue(partition: Partition, pool: str) -> Steps[Queue]:
     """Those who wait for any member of a pool; one round trip."""
     # asked through the keys of a member; no real one is called "%"
-    *_, line = yield from _ask(backend, pool, LISTED_WAITERS, member="%")
+    *_, line = yield from _ask(partition, pool, LISTED_WAITERS, member="%")
     return line  # type: ignore[no-any-return]
 
 
-def _ask(backend: Backend, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
+def _ask(partition: Partition, name: str, waiters: int, *, member: str = "") -> Steps[tuple[Any, ...]]:
     """Value, seconds of lease left, server's time, planned suspension, queue; and that of the pool, of a member."""
-    answer = yield from calls.info(backend, make_keys(backend.prefix, f"{name}{member}"), name, waiters)
+    answer = yield from calls.info(partition, make_keys(partition.prefix, f"{name}{member}"), name, waiters)
     value, left_ms, us, planned, planned_ms, *found = answer
     suspension = parse_holder(planned)
     queues = []
@@ -215,9 +215,9 @@ def get_lock(name: str, *, using: str | None = None) -> LockInfo | None:
 
     Raises LockUnavailable when Redis cannot be reached.
     """
-    return run_blocking(inspect(get_backend(using, check_name(name)), name), "Await aget_lock() instead")
+    return run_blocking(inspect(get_partition(using, check_name(name)), name), "Await aget_lock() instead")
 
 
 async def aget_lock(name: str, *, using: str | None = None) -> LockInfo | None:
     """See get_lock()."""
-    return await arun(inspect(get_backend(using, check_name(name)), name))
+    return await arun(inspect(get_partition(using, check_name(name)), name))

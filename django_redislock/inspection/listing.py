@@ -12,9 +12,9 @@ from ..base.names import is_name, matcher
 from ..base.steps import Steps, arun, run_blocking
 from ..store.holder import shown_holder
 from ..store.keys import Keys, make_keys
-from ..store.place import Backend
-from ..store.places import get_place, get_places
+from ..store.lock_store import Partition
 from ..store.reading import read_index, read_values
+from ..store.stores import get_store, get_stores
 from ..store.together import together
 from .info import LockInfo, Queue, make_info
 
@@ -33,7 +33,7 @@ class _Row(NamedTuple):
 
     name: str
     ends: float  # server microseconds
-    backend: Backend
+    partition: Partition
     owner: str = ""
     fence: int = 0
     since: int = 0  # server microseconds
@@ -89,20 +89,20 @@ def read_page(
 
 
 def _list(pattern: str, using: str | None) -> Steps[list[LockInfo]]:
-    return (yield from read_matching(get_place(using).everywhere(), matcher(pattern)))
+    return (yield from read_matching(get_store(using).everywhere(), matcher(pattern)))
 
 
-def read_matching(backends: Sequence[Backend], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+def read_matching(partitions: Sequence[Partition], matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
     """The held locks whose names ``matches`` finds true, by name; two round trips for each node."""
-    found = yield from together([_read_matching(backend, matches) for backend in backends])
+    found = yield from together([_read_matching(partition, matches) for partition in partitions])
     return sorted((lock for locks in found for lock in locks), key=lambda lock: lock.name)
 
 
-def _read_matching(backend: Backend, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
-    _, index = yield from read_index(backend)
+def _read_matching(partition: Partition, matches: Callable[[str], object]) -> Steps[list[LockInfo]]:
+    _, index = yield from read_index(partition)
     # those whose time is up, too: they have expired, or never will
-    rows = [_Row(name, ends, backend) for name, ends in index if is_name(name) and matches(name)]
-    return (yield from _read_locks(backend, rows))
+    rows = [_Row(name, ends, partition) for name, ends in index if is_name(name) and matches(name)]
+    return (yield from _read_locks(partition, rows))
 
 
 def _read_page(
@@ -112,10 +112,10 @@ def _read_page(
     order: Sequence[str],
     using: str | None,
 ) -> Steps[Page]:
-    backends = [backend for place in get_places(using) for backend in place.everywhere()]
+    partitions = [partition for store in get_stores(using) for partition in store.everywhere()]
     columns = {column.lstrip("-") for column in order}
     in_full, count = bool(words or columns - INDEXED), "waiters" in columns
-    found = yield from together([_read_rows(backend, in_full=in_full, count=count) for backend in backends])
+    found = yield from together([_read_rows(partition, in_full=in_full, count=count) for partition in partitions])
     rows = [row for some in found for row in some]
     total = len(rows)
     if names is not None:
@@ -126,25 +126,25 @@ def _read_page(
     for column in reversed(order):
         rows.sort(key=ORDERS[column.lstrip("-")], reverse=column.startswith("-"))
     chosen = rows[cut(len(rows))]
-    mine: dict[Backend, list[_Row]] = defaultdict(list)
+    mine: dict[Partition, list[_Row]] = defaultdict(list)
     for row in chosen:
-        mine[row.backend].append(row)
-    read = yield from together([_read_locks(backend, some) for backend, some in mine.items()])
-    number = {(row.backend.alias, row.name): number for number, row in enumerate(chosen)}
+        mine[row.partition].append(row)
+    read = yield from together([_read_locks(partition, some) for partition, some in mine.items()])
+    number = {(row.partition.alias, row.name): number for number, row in enumerate(chosen)}
     locks = sorted((lock for some in read for lock in some), key=lambda lock: number[lock.alias, lock.name])
     return Page(locks, len(rows), total)
 
 
-def _read_rows(backend: Backend, *, in_full: bool, count: bool) -> Steps[list[_Row]]:
-    """All held locks of one backend; ``in_full``: with what the index does not tell."""
-    us, index = yield from read_index(backend)
-    everyone = [_Row(name, ends, backend) for name, ends in index if is_name(name)]
+def _read_rows(partition: Partition, *, in_full: bool, count: bool) -> Steps[list[_Row]]:
+    """All held locks of one partition; ``in_full``: with what the index does not tell."""
+    us, index = yield from read_index(partition)
+    everyone = [_Row(name, ends, partition) for name, ends in index if is_name(name)]
     rows = [row for row in everyone if us < row.ends < math.inf]
     # every change of a lease moves its entry: the others have expired, or never will
     endless = [row._replace(ends=math.inf) for row in everyone if not us < row.ends < math.inf]
     if in_full:
-        return (yield from _look_up(backend, rows + endless, count=count))
-    return rows + (yield from _look_up(backend, endless, count=False))
+        return (yield from _look_up(partition, rows + endless, count=count))
+    return rows + (yield from _look_up(partition, endless, count=False))
 
 
 def _has_all(folded: Collection[str], row: _Row) -> bool:
@@ -152,36 +152,36 @@ def _has_all(folded: Collection[str], row: _Row) -> bool:
     return all(word in name or word in owner for word in folded)
 
 
-def _look_up(backend: Backend, rows: list[_Row], *, count: bool) -> Steps[list[_Row]]:
+def _look_up(partition: Partition, rows: list[_Row], *, count: bool) -> Steps[list[_Row]]:
     """The same rows with the values of their locks, and with the number of waiters where it counts: one round trip.
 
     For a pool's members, those who wait for any member count too.
     """
     if not rows:
         return []
-    keys = [make_keys(backend.prefix, row.name) for row in rows]
-    us, found, counts = yield from read_values(backend, keys, sizes=_queues(*keys) if count else ())
+    keys = [make_keys(partition.prefix, row.name) for row in rows]
+    us, found, counts = yield from read_values(partition, keys, sizes=_queues(*keys) if count else ())
     known = []
     for row, key, each in zip(rows, keys, found, strict=True):
         if each.value is not None:
             holder = shown_holder(each.value, us)
             waiters = sum(counts.get(queue, 0) for queue in _queues(key))
-            known.append(_Row(row.name, row.ends, backend, holder.described, holder.fence, holder.since, waiters))
+            known.append(_Row(row.name, row.ends, partition, holder.described, holder.fence, holder.since, waiters))
     return known
 
 
-def _read_locks(backend: Backend, rows: Sequence[_Row]) -> Steps[list[LockInfo]]:
+def _read_locks(partition: Partition, rows: Sequence[_Row]) -> Steps[list[LockInfo]]:
     """What Redis says of these locks, in their order, without those that are free by now: one round trip."""
     if not rows:
         return []
-    keys = [make_keys(backend.prefix, row.name) for row in rows]
-    us, found, counts = yield from read_values(backend, keys, lefts=True, sizes=_queues(*keys))
+    keys = [make_keys(partition.prefix, row.name) for row in rows]
+    us, found, counts = yield from read_values(partition, keys, lefts=True, sizes=_queues(*keys))
     locks = []
     for row, key, each in zip(rows, keys, found, strict=True):
         if each.value is not None:
             assert each.left is not None
             own, pool = Queue(counts[key.queue]), Queue(counts.get(key.line, 0))
-            locks.append(make_info(backend.alias, row.name, each.value, us, each.left, own, pool))
+            locks.append(make_info(partition.alias, row.name, each.value, us, each.left, own, pool))
     return locks
 
 

@@ -9,10 +9,10 @@ from ..base.names import known_as, matcher, member_name, pool_name, unquoted
 from ..base.steps import Steps, arun, run_blocking
 from ..store.holder import check_member
 from ..store.keys import make_keys, pools_key
-from ..store.place import Backend
-from ..store.places import get_place
+from ..store.lock_store import Partition
 from ..store.pool_calls import read_members
 from ..store.reading import read_all
+from ..store.stores import get_store
 from ..store.together import together
 from ..store.wire import Command
 from .info import LockInfo, LockStatus, WaiterInfo, read_queue, read_statuses
@@ -47,25 +47,27 @@ async def alist_pools(pattern: str = "*", *, using: str | None = None) -> list[P
 
 def _list(pattern: str, using: str | None) -> Steps[list[PoolSummary]]:
     matches = matcher(pattern)
-    found = yield from together([_summaries(backend, matches) for backend in get_place(using).everywhere()])
+    found = yield from together([_summaries(partition, matches) for partition in get_store(using).everywhere()])
     return sorted((one for some in found for one in some if one.members), key=lambda one: one.name)
 
 
-def _summaries(backend: Backend, matches: Callable[[str], object]) -> Steps[list[PoolSummary]]:
-    us, (found,) = yield from read_all(backend, [("ZRANGE", pools_key(backend.prefix), "0", "-1")])
+def _summaries(partition: Partition, matches: Callable[[str], object]) -> Steps[list[PoolSummary]]:
+    us, (found,) = yield from read_all(partition, [("ZRANGE", pools_key(partition.prefix), "0", "-1")])
     pools = [raw.decode(errors="replace") for raw in found]
     known = [(*known_as(pool), pool) for pool in pools]
     wanted = {name: pool for noun, name, pool in known if noun == "pool" and matches(name)}
     if not wanted:
         return []
-    _, counts = yield from read_all(backend, [one for pool in wanted.values() for one in _counts(backend, pool, us)])
+    _, counts = yield from read_all(
+        partition, [one for pool in wanted.values() for one in _counts(partition, pool, us)]
+    )
     rows: list[Sequence[int]] = [counts[start : start + 3] for start in range(0, len(counts), 3)]
-    return [PoolSummary(name, backend.alias, *row) for name, row in zip(wanted, rows, strict=True)]
+    return [PoolSummary(name, partition.alias, *row) for name, row in zip(wanted, rows, strict=True)]
 
 
-def _counts(backend: Backend, pool: str, us: int) -> list[Command]:
+def _counts(partition: Partition, pool: str, us: int) -> list[Command]:
     """Members, those that are held, and those who wait."""
-    keys = make_keys(backend.prefix, pool)
+    keys = make_keys(partition.prefix, pool)
     return [("ZCARD", keys.members), ("ZCOUNT", keys.busy, f"({us}", "+inf"), ("ZCARD", keys.line)]
 
 
@@ -81,18 +83,20 @@ class PoolInfo:
     queue: tuple[WaiterInfo, ...]
 
 
-def read_keys(backend: Backend, name: str) -> Steps[list[str]]:
+def read_keys(partition: Partition, name: str) -> Steps[list[str]]:
     """The members of the pool, by name; one round trip."""
     pool = pool_name(name)
-    members = yield from read_members(backend, make_keys(backend.prefix, pool), pool)
-    return [unquoted(check_member(backend, pool, raw)) for raw in members]
+    members = yield from read_members(partition, make_keys(partition.prefix, pool), pool)
+    return [unquoted(check_member(partition, pool, raw)) for raw in members]
 
 
-def read_items(backend: Backend, name: str, id_on: Callable[[str], str | None]) -> Steps[list[tuple[str, LockStatus]]]:
+def read_items(
+    partition: Partition, name: str, id_on: Callable[[str], str | None]
+) -> Steps[list[tuple[str, LockStatus]]]:
     """The members of the pool with their statuses; two round trips. ``id_on``: by which a lock is held here."""
-    keys = yield from read_keys(backend, name)
+    keys = yield from read_keys(partition, name)
     names = [member_name(name, key) for key in keys]
-    statuses = yield from read_statuses(backend, names, [id_on(each) for each in names])
+    statuses = yield from read_statuses(partition, names, [id_on(each) for each in names])
     return list(zip(keys, statuses, strict=True))
 
 
@@ -102,11 +106,11 @@ def count_states(items: Sequence[tuple[str, LockStatus]]) -> tuple[int, int]:
     return len(items) - free, free
 
 
-def inspect_pool(backend: Backend, name: str) -> Steps[PoolInfo]:
+def inspect_pool(partition: Partition, name: str) -> Steps[PoolInfo]:
     """Five round trips."""
     pool = pool_name(name)
-    items = yield from read_items(backend, name, lambda member: None)
+    items = yield from read_items(partition, name, lambda member: None)
     _, free = count_states(items)
-    locks = yield from read_matching([backend], lambda name: name.rpartition(":")[0] == pool[:-1])
-    queue = yield from read_queue(backend, pool)
+    locks = yield from read_matching([partition], lambda name: name.rpartition(":")[0] == pool[:-1])
+    queue = yield from read_queue(partition, pool)
     return PoolInfo(name, len(items), free, tuple(locks), queue.waiters, queue.first)

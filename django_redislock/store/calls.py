@@ -10,9 +10,9 @@ from ..base.display import Secret, SecretBytes
 from ..base.steps import Steps
 from .holder import Holder, check_member, parse_holder
 from .keys import Keys, make_keys
+from .lock_store import Partition
 from .loop_connections import ENTERING, LEAVING
 from .node import Node
-from .place import Backend
 from .retry import call
 from .scripts import Script
 from .wire import Command
@@ -57,10 +57,10 @@ def lease_end(start: float, left: float) -> float:
     return start + left * 0.999 - 0.002
 
 
-class Wanted(NamedTuple):
+class LockRequest(NamedTuple):
     """What one attempt asks for each time that it asks."""
 
-    backend: Backend
+    partition: Partition
     keys: Keys
     name: str
     id: str
@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
 
     @property
     def channel(self) -> str:
-        return self.backend.channel if self.listens else "-"
+        return self.partition.channel if self.listens else "-"
 
 
 class Taken(NamedTuple):
@@ -94,35 +94,35 @@ class Taken(NamedTuple):
 
 
 def acquire(
-    wanted: Wanted, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
+    request: LockRequest, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
 ) -> Steps[Taken]:
     """Acquire the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
     ``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING. ``until``, ``by``: see call().
     """
-    backend, keys, name = wanted.backend, wanted.keys, wanted.name
-    known, ttl, token, drawn = str(backend.known), _ms(wanted.ttl), wanted.token or "-", str(ticket or "")
+    partition, keys, name = request.partition, request.keys, request.name
+    known, ttl, token, drawn = str(partition.known), _ms(request.ttl), request.token or "-", str(ticket or "")
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
-    more_args = () if keys.any else (wanted.adopts, "" if wanted.most is None else str(wanted.most))
-    args = (name, wanted.id, wanted.channel, known, ttl, wait, drawn, token, *more_args, wanted.owner)
-    command = script.command((*keys.all, _gone(backend, wanted.id)), args)
+    more_args = () if keys.any else (request.adopts, "" if request.most is None else str(request.most))
+    args = (name, request.id, request.channel, known, ttl, wait, drawn, token, *more_args, request.owner)
+    command = script.command((*keys.all, _gone(partition, request.id)), args)
     repeated = False
     while True:
         answered = yield from call(
-            backend, command, name, until=until, by=by, urgency=urgency, replicas=wanted.replicas
+            partition, command, name, until=until, by=by, urgency=urgency, replicas=request.replicas
         )
         (state, us, number, left, *more), sent, again, node, acknowledged = answered
         repeated = repeated or again
         node.anchor = us, sent
-        if backend.node_if_known is not node:
+        if partition.node_if_known is not node:
             # C3: a node that was paused, for instance, may have granted what another node has by now: ask that one
             repeated = True
             continue
-        if number > backend.known:
-            backend.known = number
+        if number > partition.known:
+            partition.known = number
         if state != MORE:
             extra, unheard, namesake = (*more, None, None, None)[:3]
-            member = check_member(backend, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
+            member = check_member(partition, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             holder = None if keys.any or extra is None else SecretBytes(extra)
             same = Secret(namesake.decode()) if namesake else ""
             return Taken(
@@ -140,7 +140,7 @@ class Released(NamedTuple):
 
 
 def release(
-    wanted: Wanted, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
+    request: LockRequest, *, unknown: bool, how: str = HOLDER, until: float = math.inf, by: float | None = None
 ) -> Steps[Released]:
     """Release the lock, or leave its queue.
 
@@ -149,32 +149,32 @@ def release(
     """
     state, twice = NOT_HELD, False
     while True:
-        command = release_command(wanted, unknown=unknown, how=how)
-        calling = call(wanted.backend, command, wanted.name, until=until, by=by, urgency=LEAVING)
+        command = release_command(request, unknown=unknown, how=how)
+        calling = call(request.partition, command, request.name, until=until, by=by, urgency=LEAVING)
         answer, _, repeated, *_ = yield from calling
         state, twice = state or answer[0], twice or repeated
-        rest = left_to_release(wanted, answer)
+        rest = left_to_release(request, answer)
         if rest is None:
             if len(answer) <= 3:
                 return Released(state, twice)
             value, left = answer[3:]
             return Released(state, twice, SecretBytes(value), left / 1000)
-        wanted, unknown = rest, False
+        request, unknown = rest, False
 
 
-def left_to_release(wanted: Wanted, answer: Sequence[Any]) -> Wanted | None:
+def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest | None:
     """The next release to send after this answer, if any: for more dead waiters, or those of one member."""
     _, more, *member = answer[:3]
     if member and member[0]:
-        name = f"{wanted.name}{check_member(wanted.backend, wanted.name, member[0])}"
-        return wanted._replace(name=name, keys=make_keys(wanted.backend.prefix, name))
-    return wanted if more else None
+        name = f"{request.name}{check_member(request.partition, request.name, member[0])}"
+        return request._replace(name=name, keys=make_keys(request.partition.prefix, name))
+    return request if more else None
 
 
-def release_command(wanted: Wanted, *, unknown: bool, how: str = HOLDER) -> Command:
-    backend, keys = wanted.backend, wanted.keys
-    declared = (*keys.all, _gone(backend, wanted.id)) if unknown else keys.all
-    args = (wanted.name, wanted.id, wanted.channel, str(backend.known))
+def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -> Command:
+    partition, keys = request.partition, request.keys
+    declared = (*keys.all, _gone(partition, request.id)) if unknown else keys.all
+    args = (request.name, request.id, request.channel, str(partition.known))
     if keys.any:
         return _LEAVE.command(declared, args)
     return _RELEASE[keys.stored].command(declared, (*args, how))
@@ -190,18 +190,18 @@ class Renewed(NamedTuple):
     fence: int = 0  # the new fence, if one was asked for
 
 
-def renew_command(wanted: Wanted, how: str, left: float, fence: int | None = None) -> Command:
+def renew_command(request: LockRequest, how: str, left: float, fence: int | None = None) -> Command:
     """``how``: keep (at least ``left`` seconds from now), confirm (at least the TTL from the grant on), add (``left``
     more), set (``left`` from now), detach (as set, and nobody here holds it any more), raise (as keep, with a new
     fence). ``fence``: of the acquisition; None: whatever this attempt holds.
     """
-    backend, keys = wanted.backend, wanted.keys
-    args = (wanted.name, wanted.id, wanted.channel, str(backend.known), _ms(wanted.ttl), how, _ms(left))
-    return _RENEW[keys.stored].command(keys.all, (*args, wanted.token or wanted.id, str(fence or "")))
+    partition, keys = request.partition, request.keys
+    args = (request.name, request.id, request.channel, str(partition.known), _ms(request.ttl), how, _ms(left))
+    return _RENEW[keys.stored].command(keys.all, (*args, request.token or request.id, str(fence or "")))
 
 
 def renew(
-    wanted: Wanted,
+    request: LockRequest,
     how: str,
     left: float,
     fence: int | None = None,
@@ -211,8 +211,8 @@ def renew(
     replicas: int = 0,
 ) -> Steps[Renewed]:
     """Move the end of this attempt's lease; see renew_command(), and call() for the other arguments."""
-    command = renew_command(wanted, how, left, fence)
-    calling = call(wanted.backend, command, wanted.name, until=until, by=by, replicas=replicas)
+    command = renew_command(request, how, left, fence)
+    calling = call(request.partition, command, request.name, until=until, by=by, replicas=replicas)
     answer, sent, _, node, acknowledged = yield from calling
     return renewed(node, answer, sent)._replace(acknowledged=acknowledged)
 
@@ -224,7 +224,7 @@ def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
 
 
 def force(
-    backend: Backend, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER
+    partition: Partition, keys: Keys, name: str, highest: int | None = None, what: str = WHATEVER
 ) -> Steps[bytes | None]:
     """Release the lock, whoever holds it, unless the fence is above ``highest``; return the value that it had.
 
@@ -232,8 +232,8 @@ def force(
     """
     value: bytes | None = None
     while True:
-        args = (name, backend.channel, str(backend.known), "" if highest is None else str(highest), what)
-        reply = yield from call(backend, _FORCE[keys.stored].command(keys.all, args), name)
+        args = (name, partition.channel, str(partition.known), "" if highest is None else str(highest), what)
+        reply = yield from call(partition, _FORCE[keys.stored].command(keys.all, args), name)
         held, more = reply.answer
         value = value or held
         if not more:
@@ -241,41 +241,41 @@ def force(
         highest = 0  # it was released: whoever holds it by now came later
 
 
-def suspend(backend: Backend, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
+def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
     """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
-    args = (name, backend.channel, str(backend.known), _ms(seconds), owner)
-    reply = yield from call(backend, _SUSPEND[keys.stored].command(keys.all, args), name)
+    args = (name, partition.channel, str(partition.known), _ms(seconds), owner)
+    reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.all, args), name)
     return bool(reply.answer)
 
 
 def info(
-    backend: Backend, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
+    partition: Partition, keys: Keys, name: str, waiters: int, *, until: float = math.inf, by: float | None = None
 ) -> Steps[list[Any]]:
     """What Redis knows of one lock, with at most ``waiters`` of its waiters; see info.lua, and call()."""
-    command = _INFO[keys.stored].command(keys.all[:-1], (name, backend.channel, str(waiters)))
-    reply = yield from call(backend, command, name, until=until, by=by)
+    command = _INFO[keys.stored].command(keys.all[:-1], (name, partition.channel, str(waiters)))
+    reply = yield from call(partition, command, name, until=until, by=by)
     return reply.answer  # type: ignore[no-any-return]
 
 
-def read_holder(backend: Backend, name: str) -> Steps[tuple[bool, Holder | None]]:
+def read_holder(partition: Partition, name: str) -> Steps[tuple[bool, Holder | None]]:
     """Whether anybody holds the lock, and who (None for a foreign value); one round trip."""
-    value, *_ = yield from info(backend, make_keys(backend.prefix, name), name, 0)
+    value, *_ = yield from info(partition, make_keys(partition.prefix, name), name, 0)
     return value is not None, parse_holder(value)
 
 
-def find_held(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[Wanted | None]:
+def find_held(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[LockRequest | None]:
     """The acquisition that holds the lock, whoever made it, if ``bears`` accepts its token; one round trip.
 
     Calls made with the result name this very acquisition, so they cannot affect a later one with the same token (R16).
     """
-    _, holder = yield from read_holder(backend, name)
+    _, holder = yield from read_holder(partition, name)
     if holder is None or not bears(holder.token):
         return None
-    return Wanted(backend, make_keys(backend.prefix, name), name, holder.id)
+    return LockRequest(partition, make_keys(partition.prefix, name), name, holder.id)
 
 
-def _gone(backend: Backend, id: str) -> Secret:
-    return Secret(f"{backend.prefix}gone:{id}")
+def _gone(partition: Partition, id: str) -> Secret:
+    return Secret(f"{partition.prefix}gone:{id}")
 
 
 def _ms(seconds: float) -> str:

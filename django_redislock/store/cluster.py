@@ -1,4 +1,4 @@
-"""A place that is a Redis Cluster, whose slots redis-py's own cluster code knows. See C1 to C7 in docs/protocol.rst.
+"""A cluster as lock store, whose slots redis-py's own cluster code knows. See C1 to C7 in docs/protocol.rst.
 
 Whatever the cluster looks like, a name has one of TAGS hash tags, and thereby a slot. The cluster may move slots
 between nodes: nothing here depends on where a slot is.
@@ -26,8 +26,8 @@ from redis.exceptions import (
 )
 
 from .aliases import Origin
+from .lock_store import LockStore, Partition
 from .node import Node
-from .place import Backend, Place
 from .question import Question
 from .wire import CONNECTION_ERRORS
 
@@ -47,8 +47,8 @@ def _clients(manager: NodesManager) -> list[Any]:
     return [node.redis_connection for node in manager.nodes_cache.values()]
 
 
-class Cluster(Place):
-    """See the module and Place."""
+class Cluster(LockStore):
+    """See the module and LockStore."""
 
     tags = TAGS
     clustered = True
@@ -204,7 +204,7 @@ class Cluster(Place):
         return self._nodes.get(address) or self._nodes.setdefault(address, Node(self.origin.at(host, port)))
 
     def doubt(self, node: Node | None) -> None:
-        """As in Place; here, the slots may have moved as well. See doubts()."""
+        """As in LockStore; here, the slots may have moved as well. See doubts()."""
         super().doubt(node)
         self._doubt(node)
 
@@ -229,7 +229,7 @@ class Cluster(Place):
         self.doubt(node)
         self._ask()
 
-    def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
+    def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         # ASK needs no reaction: a script has several keys, and has to wait until all of them have moved
         if isinstance(error, ClusterDownError):
             self._doubt(node)
@@ -237,7 +237,7 @@ class Cluster(Place):
             return False
         address = self._remap(error, node)
         with self._known:
-            self._node_by_tag[backend.tag] = self._node_at(*address)
+            self._node_by_tag[partition.tag] = self._node_at(*address)
         self._forget_the_gone()
         return True
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..base.display import Secret, shown
 from ..base.names import known_as, read_member
 from ..exceptions import LockError
-from .place import Backend
+from .lock_store import Partition
 
 UNKNOWN = "?"  # the owner, where a foreign value holds the lock
 LONGEST_OWNER = 2000  # bytes, with the note: we write nothing longer
@@ -66,14 +66,14 @@ def split_owner(text: bytes) -> tuple[str, str]:
     return owner, note
 
 
-def check_member(backend: Backend, pool: str, raw: bytes) -> str:
+def check_member(partition: Partition, pool: str, raw: bytes) -> str:
     """The member ``raw`` of ``pool``, quoted. Raises LockError for one that we cannot have written."""
     found = read_member(pool, raw)
     if found is not None:
         return found
     raise LockError(
-        f"Somebody else has written {shown(raw)} into the keys {f'{backend.prefix}members:{pool}'!r} or "
-        f"{f'{backend.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
+        f"Somebody else has written {shown(raw)} into the keys {f'{partition.prefix}members:{pool}'!r} or "
+        f"{f'{partition.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
         f"assign() the members anew.",
         known_as(pool)[1],
     )

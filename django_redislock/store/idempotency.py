@@ -16,31 +16,31 @@ from redis.exceptions import ResponseError
 
 from ..base.steps import Steps
 from ..exceptions import LockUnavailable
-from .place import Backend
+from .lock_store import Partition
 from .retry import call
 from .scripts import Script
 
 # slots that carry no call: their key, and the number of the last call
-_free: WeakKeyDictionary[Backend, list[tuple[str, int]]] = WeakKeyDictionary()
+_free: WeakKeyDictionary[Partition, list[tuple[str, int]]] = WeakKeyDictionary()
 
 
 def call_once(
-    backend: Backend, script: Script, keys: Sequence[str], args: Sequence[str], *, name: str, noun: str = "lock"
+    partition: Partition, script: Script, keys: Sequence[str], args: Sequence[str], *, name: str, noun: str = "lock"
 ) -> Steps[bytes]:
     """Run ``script``, which includes ``once``, on ``keys``. After LockUnavailable, it may have run or not.
 
     A repetition is recognised for 60 s.
     """
-    free = _free.setdefault(backend, [])
+    free = _free.setdefault(partition, [])
     try:
         slot, last = free.pop()  # the one used last, so that few slots are in use
     except IndexError:
-        slot, last = f"{backend.prefix}slot:{secrets.token_urlsafe(12)}", 0
+        slot, last = f"{partition.prefix}slot:{secrets.token_urlsafe(12)}", 0
     number = last + 1
     command = script.command((slot, *keys), (str(number), *args))
     refused = False
     try:
-        reply = yield from call(backend, command, name, noun=noun)
+        reply = yield from call(partition, command, name, noun=noun)
         return reply.answer  # type: ignore[no-any-return]
     except LockUnavailable as error:
         refused = isinstance(error.__cause__, ResponseError)  # perhaps because of a foreign value under its key

@@ -10,7 +10,7 @@ from typing import Any
 from ..base.steps import Steps
 from .idempotency import call_once
 from .keys import Keys, pools_key
-from .place import Backend
+from .lock_store import Partition
 from .retry import call
 from .scripts import Script
 
@@ -19,32 +19,32 @@ BATCH = 250  # members in one step, so that none keeps Redis for longer than a f
 _MEMBERS = Script("members", "member")
 
 
-def change_members(backend: Backend, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
+def change_members(partition: Partition, keys: Keys, pool: str, how: str, members: Sequence[str]) -> Steps[int]:
     """Add members to the pool or remove them (``how``), BATCH at a time; return how many were added or removed."""
     changed = 0
     for start in range(0, len(members), BATCH):
-        changed += yield from _step(backend, keys, pool, how, *members[start : start + BATCH])
+        changed += yield from _step(partition, keys, pool, how, *members[start : start + BATCH])
     return changed
 
 
-def replace_members(backend: Backend, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
+def replace_members(partition: Partition, keys: Keys, pool: str, members: Sequence[str]) -> Steps[int]:
     """Replace all members by these in one step; return how many are new."""
     staged = secrets.token_urlsafe(12)
     new = 0
     for start in range(0, len(members), BATCH):
-        new += yield from _step(backend, keys, pool, "stage", *members[start : start + BATCH], staged=staged)
-    yield from _step(backend, keys, pool, "switch", str(len(members)), staged=staged)
+        new += yield from _step(partition, keys, pool, "stage", *members[start : start + BATCH], staged=staged)
+    yield from _step(partition, keys, pool, "switch", str(len(members)), staged=staged)
     return new
 
 
-def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
+def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, staged: str = "none") -> Steps[int]:
     """One step, and as many calls as it takes to hand out what it has made free."""
-    into = (f"{backend.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
-    declared = (*keys.all, *into, pools_key(backend.prefix))
+    into = (f"{partition.prefix}next_{which}:{staged}" for which in ("members", "fresh"))
+    declared = (*keys.all, *into, pools_key(partition.prefix))
 
     def run(how: str, *words: str) -> Steps[list[int]]:
-        args = (pool, how, backend.channel, str(backend.known), *words)
-        answer = yield from call_once(backend, _MEMBERS, declared, args, name=pool)
+        args = (pool, how, partition.channel, str(partition.known), *words)
+        answer = yield from call_once(partition, _MEMBERS, declared, args, name=pool)
         return [int(number) for number in answer.split()]
 
     changed, more = yield from run(how, *words)
@@ -53,22 +53,24 @@ def _step(backend: Backend, keys: Keys, pool: str, how: str, *words: str, staged
     return changed
 
 
-def read_members(backend: Backend, keys: Keys, pool: str) -> Steps[list[bytes]]:
+def read_members(partition: Partition, keys: Keys, pool: str) -> Steps[list[bytes]]:
     """All members, by name."""
-    return (yield from _read(backend, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
+    return (yield from _read(partition, pool, "ZRANGE", keys.members, "0", "-1"))  # type: ignore[no-any-return]
 
 
 def count_members(
-    backend: Backend, keys: Keys, pool: str, *, until: float = math.inf, by: float | None = None
+    partition: Partition, keys: Keys, pool: str, *, until: float = math.inf, by: float | None = None
 ) -> Steps[int]:
     """``until``, ``by``: see retry.py."""
-    return (yield from _read(backend, pool, "ZCARD", keys.members, until=until, by=by))  # type: ignore[no-any-return]
+    return (yield from _read(partition, pool, "ZCARD", keys.members, until=until, by=by))  # type: ignore[no-any-return]
 
 
-def has_member(backend: Backend, keys: Keys, pool: str, member: str) -> Steps[bool]:
-    return (yield from _read(backend, pool, "ZSCORE", keys.members, member)) is not None
+def has_member(partition: Partition, keys: Keys, pool: str, member: str) -> Steps[bool]:
+    return (yield from _read(partition, pool, "ZSCORE", keys.members, member)) is not None
 
 
-def _read(backend: Backend, pool: str, *command: str, until: float = math.inf, by: float | None = None) -> Steps[Any]:
-    reply = yield from call(backend, command, pool, until=until, by=by)
+def _read(
+    partition: Partition, pool: str, *command: str, until: float = math.inf, by: float | None = None
+) -> Steps[Any]:
+    reply = yield from call(partition, command, pool, until=until, by=by)
     return reply.answer

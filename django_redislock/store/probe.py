@@ -7,8 +7,8 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..base.steps import Steps
+from .lock_store import Partition
 from .node import Node
-from .place import Backend
 from .retry import call
 from .scripts import Script, with_source
 from .wire import Command
@@ -16,14 +16,14 @@ from .wire import Command
 _PROBE = Script("probe")
 
 
-def probe_command(backend: Backend) -> Command:
+def probe_command(partition: Partition) -> Command:
     """Publishes to this process's channel from a script; the answer is the number of receivers, and the time."""
-    return with_source(_PROBE.command((f"{backend.prefix}fence",), (backend.channel,)))
+    return with_source(_PROBE.command((f"{partition.prefix}fence",), (partition.channel,)))
 
 
-def counts_us(backend: Backend) -> Steps[bool]:
+def counts_us(partition: Partition) -> Steps[bool]:
     """Whether the node that runs the scripts counts this process as a subscriber; True if it cannot tell."""
-    reply = yield from call(backend, probe_command(backend))
+    reply = yield from call(partition, probe_command(partition))
     return bool(reply.answer[0])  # an error is no number
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..base.steps import Steps
 from .keys import Keys
-from .place import Backend
+from .lock_store import Partition
 from .retry import call_many, refusal
 from .wire import Command
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 def read_values(
-    backend: Backend, keys: Sequence[Keys], *, lefts: bool = False, sizes: Sequence[str] = ()
+    partition: Partition, keys: Sequence[Keys], *, lefts: bool = False, sizes: Sequence[str] = ()
 ) -> Steps[tuple[int, list[Found], dict[str, int]]]:
     """The server's time (microseconds), the values of these locks, and the sizes of these sorted sets; one round trip.
 
@@ -47,15 +47,15 @@ def read_values(
             reads.append((batch, [("HMGET", held, *names), ("ZMSCORE", busy, *names)]))
     ends: list[Command] = [("PTTL", keys[i].lock) for i in plain] if lefts else []
     commands: list[Command] = [("TIME",), *(command for _, some in reads for command in some), *ends]
-    answers = iter((yield from call_many(backend, [*commands, *(("ZCARD", key) for key in sizes)])))
-    checked = iter((yield from _checked(backend, commands, answers)))
+    answers = iter((yield from call_many(partition, [*commands, *(("ZCARD", key) for key in sizes)])))
+    checked = iter((yield from _checked(partition, commands, answers)))
     us = _microseconds(*next(checked))
     found: dict[int, Found] = {}
     for batch, some in reads:
         values = next(checked)
         scores: Sequence[bytes | None] = next(checked) if len(some) > 1 else ()
-        for place, i in enumerate(batch):
-            found[i] = _of_member(values[place], scores[place], us) if scores else Found(values[place])
+        for store, i in enumerate(batch):
+            found[i] = _of_member(values[store], scores[store], us) if scores else Found(values[store])
     for i, left in zip(plain if lefts else (), checked, strict=False):
         found[i] = Found(found[i].value, math.inf if left == -1 else left / 1000)
     counted = {key: count if isinstance(count, int) else 0 for key, count in zip(sizes, answers, strict=True)}
@@ -69,22 +69,22 @@ def _of_member(value: bytes | None, score: Any, us: int) -> Found:
     return Found(value, left) if left > 0 else Found(None)  # the value is still stored, but its lease is over
 
 
-def _checked(backend: Backend, commands: Sequence[Command], answers: Iterator[Any]) -> Steps[list[Any]]:
+def _checked(partition: Partition, commands: Sequence[Command], answers: Iterator[Any]) -> Steps[list[Any]]:
     """The answers to these commands; LockUnavailable if one is an error (the user may not use MGET, for instance)."""
     found = []
     for command in commands:
         answer = next(answers)
         if isinstance(answer, Exception):
-            raise (yield from refusal(backend, [command], None, answer)) from answer
+            raise (yield from refusal(partition, [command], None, answer)) from answer
         found.append(answer)
     return found
 
 
-def read_all(backend: Backend, reads: Sequence[Command]) -> Steps[tuple[int, list[Any]]]:
+def read_all(partition: Partition, reads: Sequence[Command]) -> Steps[tuple[int, list[Any]]]:
     """The server's time (microseconds), and the answers to these commands; one round trip."""
     commands: list[Command] = [("TIME",), *reads]
-    answers = iter((yield from call_many(backend, commands)))
-    clock, *checked = yield from _checked(backend, commands, answers)
+    answers = iter((yield from call_many(partition, commands)))
+    clock, *checked = yield from _checked(partition, commands, answers)
     return _microseconds(*clock), checked
 
 
@@ -93,9 +93,9 @@ def _microseconds(seconds: bytes, more: bytes) -> int:
     return int(seconds) * 1_000_000 + int(more)
 
 
-def read_index(backend: Backend) -> Steps[tuple[int, list[tuple[str, float]]]]:
+def read_index(partition: Partition) -> Steps[tuple[int, list[tuple[str, float]]]]:
     """The server's time, and the held locks with the ends of their leases, both in microseconds; one round trip."""
-    us, (index,) = yield from read_all(backend, [("ZRANGE", f"{backend.prefix}index", "0", "-1", "WITHSCORES")])
+    us, (index,) = yield from read_all(partition, [("ZRANGE", f"{partition.prefix}index", "0", "-1", "WITHSCORES")])
     names = (name.decode(errors="replace") for name in index[::2])
     return us, list(zip(names, map(float, index[1::2]), strict=True))
 

@@ -17,9 +17,9 @@ from ..base.steps import Pause, Steps
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from .keys import redis_type
+from .lock_store import Partition
 from .loop_connections import ENTERING
 from .node import Node
-from .place import Backend
 from .scripts import keys_of, with_source
 from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 
@@ -31,21 +31,21 @@ BACKOFF = EqualJitterBackoff(cap=0.25, base=0.02)
 class Execute:
     """Sends commands in one write; its result is the list of answers (an error may be one of them) and the node."""
 
-    __slots__ = ("backend", "by", "commands", "urgency")
+    __slots__ = ("by", "commands", "partition", "urgency")
 
     def __init__(
-        self, backend: Backend, commands: Sequence[Command], by: float | None = None, urgency: int = ENTERING
+        self, partition: Partition, commands: Sequence[Command], by: float | None = None, urgency: int = ENTERING
     ) -> None:
-        self.backend: Backend = backend
+        self.partition: Partition = partition
         self.commands: Sequence[Command] = commands
         self.by: float | None = by
         self.urgency: int = urgency
 
     def run(self) -> tuple[list[Any], Node]:
-        return self.backend.exchange(self.commands, self.by)
+        return self.partition.exchange(self.commands, self.by)
 
     async def arun(self) -> tuple[list[Any], Node]:
-        return await self.backend.aexchange(self.commands, self.by, urgency=self.urgency)
+        return await self.partition.aexchange(self.commands, self.by, urgency=self.urgency)
 
 
 class Reply(NamedTuple):
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
 
 def call(
-    backend: Backend,
+    partition: Partition,
     command: Command,
     name: str | None = None,
     *,
@@ -74,16 +74,16 @@ def call(
     seconds for so many to acknowledge what the command has written. Raises LockUnavailable.
     """
     commands = [command, ("WAIT", str(replicas), _ACKNOWLEDGED_WITHIN)] if replicas else [command]
-    reply = yield from _persist(Execute(backend, commands, by, urgency), name, noun, until)
+    reply = yield from _persist(Execute(partition, commands, by, urgency), name, noun, until)
     if isinstance(reply.acknowledged, ResponseError):
         trouble = f"{reply.acknowledged}. Without WAIT, no replicas can be asked for: set REPLICAS to 0."
-        raise _unavailable("refuses to serve", backend, name, trouble) from reply.acknowledged
+        raise _unavailable("refuses to serve", partition, name, trouble) from reply.acknowledged
     return reply
 
 
-def call_many(backend: Backend, commands: Sequence[Command]) -> Steps[list[Any]]:
+def call_many(partition: Partition, commands: Sequence[Command]) -> Steps[list[Any]]:
     """The same for several commands in one write; an error may be among the answers."""
-    reply = yield from _persist(Execute(backend, commands), None, several=True)
+    reply = yield from _persist(Execute(partition, commands), None, several=True)
     return reply.answer  # type: ignore[no-any-return]
 
 
@@ -91,7 +91,7 @@ def _persist(
     request: Execute, name: str | None, noun: str = "lock", until: float = math.inf, *, several: bool = False
 ) -> Steps[Reply]:
     """``several``: return all answers, errors among them; else return the first, or raise it if it is an error."""
-    backend = request.backend
+    partition = request.partition
     delay, repeated, give_up = 0.0, False, 0.0
     pace: Pace | None = None
     node: Node | None = None
@@ -100,7 +100,7 @@ def _persist(
         try:
             answers, node = yield request
             if several:
-                for answer in answers if backend.place.clustered else ():
+                for answer in answers if partition.store.clustered else ():
                     if isinstance(answer, PASSING):
                         raise answer  # all keys are on the same node, so all commands have to be repeated
                 return Reply(answers, sent, repeated, node)
@@ -114,18 +114,18 @@ def _persist(
                 request.by += ACKNOWLEDGED_WITHIN  # WAIT has used it up, though nothing was written
             continue
         except CONNECTION_ERRORS as error:
-            if not isinstance(error, (NotAsked, Replaced) if backend.place.clustered else TimeoutError):
-                backend.place.doubt(backend.node_if_known)  # its other connections are probably stale, too
+            if not isinstance(error, (NotAsked, Replaced) if partition.store.clustered else TimeoutError):
+                partition.store.doubt(partition.node_if_known)  # its other connections are probably stale, too
             trouble: Exception = error
             repeated = True
         except ResponseError as error:
             if node is not None:  # else we were refused when connecting, for lack of a right
-                backend.place.redirect(backend, error, node)
+                partition.store.redirect(partition, error, node)
             demoted = is_demoted(error)
-            if not demoted and not (backend.place.clustered and isinstance(error, PASSING)):
-                raise (yield from refusal(backend, request.commands, name, error, noun)) from error
+            if not demoted and not (partition.store.clustered and isinstance(error, PASSING)):
+                raise (yield from refusal(partition, request.commands, name, error, noun)) from error
             if demoted:
-                backend.place.doubt(node)
+                partition.store.doubt(node)
             trouble = error
         now = monotonic()
         if pace is None:
@@ -139,17 +139,19 @@ def _persist(
         stale = pace is None and not isinstance(trouble, TimeoutError)
         if now + delay > give_up and not stale:
             what = "refuses to serve" if isinstance(trouble, ResponseError) else "cannot be reached for"
-            raise _unavailable(what, backend, name, _without_where(trouble), noun) from trouble
+            raise _unavailable(what, partition, name, _without_where(trouble), noun) from trouble
         yield Pause(delay)  # zero at first: one turn of the loop, in which it drops its connections
         pace = pace or Pace(BACKOFF)
         delay = pace.next()
 
 
-def _unavailable(what: str, backend: Backend, name: str | None, trouble: object, noun: str = "lock") -> LockUnavailable:
+def _unavailable(
+    what: str, partition: Partition, name: str | None, trouble: object, noun: str = "lock"
+) -> LockUnavailable:
     if name and noun == "lock":
         noun, name = known_as(name)
     whom = f"the {noun} {name!r}" if name else "locks"
-    return LockUnavailable(f"Redis {what} {whom} (cache alias {backend.alias!r}): {wording(trouble)}", name)
+    return LockUnavailable(f"Redis {what} {whom} (cache alias {partition.alias!r}): {wording(trouble)}", name)
 
 
 # a version that cannot share locks with this one writes this before the number in the key `fence`: docs/releases.rst
@@ -167,23 +169,23 @@ def _without_where(error: object) -> str:
 
 
 def refusal(
-    backend: Backend, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
+    partition: Partition, commands: Sequence[Command], name: str | None, error: Exception, noun: str = "lock"
 ) -> Steps[LockUnavailable]:
     """The error for ``commands`` that Redis refused with ``error``; it names foreign keys that are in the way."""
     text = _without_where(error).rstrip(".")
-    hint = "".join((yield from _foreign_keys(backend, commands, text)))
+    hint = "".join((yield from _foreign_keys(partition, commands, text)))
     if "unauthenticated" in text:  # instead of NOAUTH, for a command that is too long for such a client
         hint = " The server wants a password, and the cache alias has none."
     if isinstance(error, PASSING):
         hint = " This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True."
-    return _unavailable("refuses to serve", backend, name, f"{text}.{hint}", noun)
+    return _unavailable("refuses to serve", partition, name, f"{text}.{hint}", noun)
 
 
-def _foreign_keys(backend: Backend, commands: Sequence[Command], text: str) -> Steps[list[str]]:
+def _foreign_keys(partition: Partition, commands: Sequence[Command], text: str) -> Steps[list[str]]:
     keys = sorted({key for command in commands for key in keys_of(command)})
-    fence = f"{backend.prefix}fence"
+    fence = f"{partition.prefix}fence"
     if fence in keys and ("not an integer" in text or "would overflow" in text):
-        (value,) = yield from call_many(backend, [("GET", fence)])
+        (value,) = yield from call_many(partition, [("GET", fence)])
         if isinstance(value, bytes) and (newer := _NEWER.match(value)):
             return [
                 f" Newer processes have marked {fence!r} for protocol {int(newer[1])}, and this one speaks protocol"
@@ -192,9 +194,9 @@ def _foreign_keys(backend: Backend, commands: Sequence[Command], text: str) -> S
         return [f" Somebody else has written the key {fence!r}, which does not hold a fence. Delete it."]
     if "WRONGTYPE" not in text:
         return []
-    types = yield from call_many(backend, [("TYPE", key) for key in keys])
+    types = yield from call_many(partition, [("TYPE", key) for key in keys])
     return [
         f" Somebody else has written the key {key!r}, which is a {found.decode()} and should be a {ours}. Delete it."
         for key, found in zip(keys, types, strict=True)
-        if isinstance(found, bytes) and found.decode() not in ("none", ours := redis_type(key, backend.prefix))
+        if isinstance(found, bytes) and found.decode() not in ("none", ours := redis_type(key, partition.prefix))
     ]

@@ -1,4 +1,4 @@
-"""Reading from many backends at once: what is asked of one node at the same time goes there in one write."""
+"""Reading from many partitions at once: what is asked of one node at the same time goes there in one write."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..base.steps import Call, Pause, Request, Steps
+from .lock_store import LockStore
 from .node import Node
-from .place import Place
 from .retry import Execute
 from .wire import CONNECTION_ERRORS
 
@@ -18,7 +18,7 @@ Resume = Callable[[Any], Request]
 
 
 def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
-    """The results of several steps that only read, each with a backend of its own.
+    """The results of several steps that only read, each with a partition of its own.
 
     The first error that one of them raises propagates.
     """
@@ -56,24 +56,24 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
 def _ask(asking: dict[int, Execute]) -> Steps[dict[int, Any]]:
     """The outcomes of these requests: answers and node, or a connection error."""
     outcomes: dict[int, Any] = {}
-    groups: dict[tuple[Place, Node], list[int]] = defaultdict(list)
+    groups: dict[tuple[LockStore, Node], list[int]] = defaultdict(list)
     for i, request in asking.items():
-        place = request.backend.place
+        store = request.partition.store
         try:
-            node = yield Call(place.node_of, (request.backend.tag,), twin=place.anode_of)
+            node = yield Call(store.node_of, (request.partition.tag,), twin=store.anode_of)
         except CONNECTION_ERRORS as error:
             outcomes[i] = error
         else:
-            groups[place, node].append(i)
-    for (place, node), group in groups.items():
+            groups[store, node].append(i)
+    for (store, node), group in groups.items():
         commands = [command for i in group for command in asking[i].commands]
         try:
-            read, _ = yield Call(place.exchange, (node, commands), twin=place.aexchange)
+            read, _ = yield Call(store.exchange, (node, commands), twin=store.aexchange)
         except CONNECTION_ERRORS as error:
             outcomes |= dict.fromkeys(group, error)
         else:
             answers = iter(read)
             for i in group:
-                asking[i].backend.heard_from(node)
+                asking[i].partition.heard_from(node)
                 outcomes[i] = [next(answers) for _ in asking[i].commands], node
     return outcomes

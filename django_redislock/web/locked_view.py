@@ -174,7 +174,7 @@ class _LockedView:
                 section.undo()
                 return (yield from _unavailable(request, made, purpose, error))
             if refusal is not None:
-                return (yield from conflict(request, section.backend, made, refusal, self.on_conflict))
+                return (yield from conflict(request, section.partition, made, refusal, self.on_conflict))
             function = view if aliases is None else partial(self._in_transactions, section.held, aliases, begun)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):

@@ -18,7 +18,7 @@ from ..conf import conf, import_function
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
-from ..store.place import Backend
+from ..store.lock_store import Partition
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 
@@ -38,7 +38,7 @@ def check_on_conflict(given: OnConflict | None) -> None:
 
 
 def conflict(
-    request: HttpRequest, backend: Backend, name: str, refusal: LockNotAcquired, on_conflict: OnConflict | None
+    request: HttpRequest, partition: Partition, name: str, refusal: LockNotAcquired, on_conflict: OnConflict | None
 ) -> Steps[HttpResponseBase]:
     """The response to a request that did not acquire its lock."""
     settings = conf()
@@ -46,7 +46,7 @@ def conflict(
     if respond is not None:
         holder: LockInfo | None = None
         try:
-            holder = yield from inspect(backend, name)
+            holder = yield from inspect(partition, name)
         except LockUnavailable:
             pass  # that it is busy is known
         response = yield CallOut(lambda: respond(request, holder))

@@ -20,11 +20,11 @@ from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
 from django_redislock import Lock
-from django_redislock.store.calls import HOLDER, QUEUED, WITHDRAWAL, Wanted, release_command, renew_command
+from django_redislock.store.calls import HOLDER, QUEUED, WITHDRAWAL, LockRequest, release_command, renew_command
 from django_redislock.store.keys import make_keys
-from django_redislock.store.place import Backend
-from django_redislock.store.places import get_backend
+from django_redislock.store.lock_store import Partition
 from django_redislock.store.scripts import Script, with_source
+from django_redislock.store.stores import get_partition
 from django_redislock.store.wire import Command
 
 from .contenders import Entrant, OurLock
@@ -69,13 +69,13 @@ class Ours(Entrant):
 KINDS = (Ours,)
 
 
-class Waiting(Wanted):
+class Waiting(LockRequest):
     """A waiter, with a channel of its own: on its own channel, the process would at once release locks granted to
     unknown waiters."""
 
     @property
     def channel(self) -> str:
-        return self.backend.channel[:-16] + "load-of-waiters-"
+        return self.partition.channel[:-16] + "load-of-waiters-"
 
 
 class Scene:
@@ -89,16 +89,18 @@ class Scene:
         self._ears: list[Connection] = []
 
     def waiter(self, name: str) -> Waiting:
-        backend = get_backend(name=name)
+        partition = get_partition(name=name)
         id = secrets.token_urlsafe(16)
-        return Waiting(backend, make_keys(backend.prefix, name), name, id, TTL, owner="host:4711 MainThread")
+        return Waiting(partition, make_keys(partition.prefix, name), name, id, TTL, owner="host:4711 MainThread")
 
     def listen(self) -> None:
         """Subscribe, or the scripts would consider the waiters dead."""
-        for channel, backend in {waiter.channel: waiter.backend for queue in self.queues for waiter in queue}.items():
-            ear = backend.node.origin.connection(LIMIT)
+        for channel, partition in {
+            waiter.channel: waiter.partition for queue in self.queues for waiter in queue
+        }.items():
+            ear = partition.node.origin.connection(LIMIT)
             ear.connect()
-            ear.send_command("SSUBSCRIBE" if backend.place.clustered else "SUBSCRIBE", channel)
+            ear.send_command("SSUBSCRIBE" if partition.store.clustered else "SUBSCRIBE", channel)
             ear.read_response()
             self._ears.append(ear)
 
@@ -106,37 +108,37 @@ class Scene:
         for ear in self._ears:
             ear.disconnect()
 
-    def ask(self, wanted: Wanted) -> Command:
+    def ask(self, request: LockRequest) -> Command:
         """The request with which a waiter queues, and later looks."""
         values = {
-            **wanted._asdict(),
-            "channel": wanted.channel,
+            **request._asdict(),
+            "channel": request.channel,
             "known": "0",
             "ttl": f"{TTL * 1000}",
             "wait": QUEUED,
-            "ticket": self.tickets.get(wanted.id, ""),
+            "ticket": self.tickets.get(request.id, ""),
             "token": "-",
             "most": "",
         }
-        keys = (*wanted.keys.all, f"{wanted.backend.prefix}gone:{wanted.id}")
+        keys = (*request.keys.all, f"{request.partition.prefix}gone:{request.id}")
         return self._acquire.command(keys, [values[name] for name in self._acquire.args])
 
 
-def send(commands: Sequence[tuple[Wanted, Command]]) -> Iterator[tuple[Wanted, Any]]:
+def send(commands: Sequence[tuple[LockRequest, Command]]) -> Iterator[tuple[LockRequest, Any]]:
     """Send requests; yield each with its answer."""
-    parts: dict[Backend, list[tuple[Wanted, Command]]] = defaultdict(list)
-    for wanted, command in commands:
-        parts[wanted.backend].append((wanted, command))
-    for backend, part in parts.items():
+    parts: dict[Partition, list[tuple[LockRequest, Command]]] = defaultdict(list)
+    for request, command in commands:
+        parts[request.partition].append((request, command))
+    for partition, part in parts.items():
         for start in range(0, len(part), BATCH):
             batch = part[start : start + BATCH]
-            answers, _ = backend.exchange([command for _, command in batch])
-            for (wanted, command), answer in zip(batch, answers, strict=True):
+            answers, _ = partition.exchange([command for _, command in batch])
+            for (request, command), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, NoScriptError):
-                    answer = backend.execute(with_source(command))
+                    answer = partition.execute(with_source(command))
                 if isinstance(answer, Exception):
                     raise answer
-                yield wanted, answer
+                yield request, answer
 
 
 # -- the steps, in their order ----------------------------------------------------------------------------------------
@@ -157,13 +159,13 @@ def queue(worker: Worker, waiters: int) -> Routine[None]:
         row.append(scene.waiter(f"load:{number % len(scene.queues)}"))
     scene.listen()
     yield worker.ready()
-    for wanted, answer in send([(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]):
-        scene.tickets[wanted.id] = str(answer[2])
+    for request, answer in send([(request, scene.ask(request)) for row in scene.queues for request in row]):
+        scene.tickets[request.id] = str(answer[2])
 
 
 def look(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
-    commands = [(wanted, scene.ask(wanted)) for row in scene.queues for wanted in row]
+    commands = [(request, scene.ask(request)) for row in scene.queues for request in row]
     yield worker.ready()
     return sum(1 for _ in send(commands))
 
@@ -171,7 +173,7 @@ def look(worker: Worker) -> Routine[int]:
 def renew(worker: Worker) -> Routine[int]:
     scene = _scene(worker)
     held = [scene.waiter(lock.name)._replace(id=lock.token or "") for lock in scene.locks]
-    commands: list[tuple[Wanted, Command]] = [(wanted, renew_command(wanted, "keep", TTL)) for wanted in held]
+    commands: list[tuple[LockRequest, Command]] = [(request, renew_command(request, "keep", TTL)) for request in held]
     yield worker.ready()
     return sum(answer[0] for _, answer in send(commands))
 
@@ -186,7 +188,7 @@ def hand_over(worker: Worker) -> Routine[int]:
     done = 0
     for _ in range(turns):
         leaving = [row.pop(0) for row in scene.queues]
-        commands = [(wanted, release_command(wanted, unknown=False, how=HOLDER)) for wanted in leaving]
+        commands = [(request, release_command(request, unknown=False, how=HOLDER)) for request in leaving]
         done += sum(answer[0] for _, answer in send(commands))
     return done
 
@@ -194,8 +196,8 @@ def hand_over(worker: Worker) -> Routine[int]:
 def leave(worker: Worker) -> Routine[int]:
     """All waiters leave except the first of each queue, which has the lock."""
     scene = _scene(worker)
-    leaving = [wanted for row in scene.queues for wanted in row[1:]]
-    commands = [(wanted, release_command(wanted, unknown=False, how=WITHDRAWAL)) for wanted in leaving]
+    leaving = [request for row in scene.queues for request in row[1:]]
+    commands = [(request, release_command(request, unknown=False, how=WITHDRAWAL)) for request in leaving]
     yield worker.ready()
     return sum(1 for _ in send(commands))
 

@@ -17,7 +17,7 @@ from django.test import override_settings
 from redis.exceptions import RedisError
 
 from django_redislock import list_locks
-from django_redislock.store.places import get_place
+from django_redislock.store.stores import get_store
 
 
 @contextmanager
@@ -45,8 +45,8 @@ def own_keys() -> Iterator[None]:
         finally:
             # other keys expire; these are meant to stay, but nobody will use this prefix again
             with suppress(RedisError, OSError):
-                for backend in get_place().everywhere():
-                    backend.execute(("DEL", f"{backend.prefix}fence", f"{backend.prefix}index"))
+                for partition in get_store().everywhere():
+                    partition.execute(("DEL", f"{partition.prefix}fence", f"{partition.prefix}index"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from django.test import Client, override_settings
 
 from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
-from django_redislock.store.place import Backend, Place
+from django_redislock.store.lock_store import LockStore, Partition
 from tests.admin.pages import LIST, NOWHERE, select, told, url
 from tests.helpers.state import holder, put
 
@@ -25,8 +25,8 @@ def test_without_permissions_every_page_is_forbidden_and_redis_is_not_asked(
 ) -> None:
     put(client, "a")
     user = staff()
-    monkeypatch.setattr(Backend, "exchange", None)
-    monkeypatch.setattr(Place, "exchange", None)
+    monkeypatch.setattr(Partition, "exchange", None)
+    monkeypatch.setattr(LockStore, "exchange", None)
     for path in (LIST, f"{LIST}add/", *(url(view, "a") for view in ("change", "history", "delete"))):
         assert user.get(path).status_code == 403
         assert user.post(path, {"post": "yes"}).status_code == 403

@@ -11,7 +11,7 @@ from django.core.cache import caches
 from redis.lock import Lock as RedisPyLock
 
 from django_redislock import Lock
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.store.keys import make_keys
 from redisserver import RedisServer
 

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import LockError, LockNotOwnedError
 from redis.lock import Lock as RedisPyLock
 
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from tests.helpers.actors import GENEROUS, Other
 
 from .conftest import SHORT, Make, left, lock_of, waits

@@ -19,8 +19,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import Lock, list_locks
 from django_redislock.cache import RedisCache
-from django_redislock.cachelock import CacheLock
-from django_redislock.store.places import get_backend
+from django_redislock.cache_lock import CacheLock
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.processes import ROOT
 
@@ -74,7 +74,7 @@ def test_a_client_is_accepted(use: Use, client: redis.Redis) -> None:
 
 
 def test_without_django_redis_everything_else_can_be_imported() -> None:
-    code = "import sys; sys.modules['django_redis'] = None; import django_redislock, django_redislock.cachelock"
+    code = "import sys; sys.modules['django_redis'] = None; import django_redislock, django_redislock.cache_lock"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
@@ -118,7 +118,7 @@ def test_the_setting_cache_does_not_matter(use: Use, settings: Any) -> None:
 
 def test_the_locks_own_connections_can_be_made_from_it(use: Use) -> None:
     use({"KEY_PREFIX": "one"})
-    assert get_backend("default").prefix == "one:redislock{0}:"
+    assert get_partition("default").prefix == "one:redislock{0}:"
 
 
 def test_one_that_was_made_by_hand_says_so(use: Use) -> None:

@@ -9,7 +9,7 @@ import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from tests.helpers.actors import GENEROUS, Other
 
 from .conftest import SHORT, Make, left, waits

@@ -16,9 +16,9 @@ from django.core.exceptions import SynchronousOnlyOperation
 from redis.exceptions import LockError, LockNotOwnedError
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, force_release, get_lock
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.store import calls
-from django_redislock.store.place import Backend
+from django_redislock.store.lock_store import Partition
 from django_redislock.store.wire import Command
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
@@ -301,15 +301,15 @@ def test_it_shows_its_name_and_no_token(ours: Make) -> None:
 def test_an_acquire_that_is_interrupted_leaves_no_lock(
     token: str | None, ours: Make, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange = Backend.exchange
+    exchange = Partition.exchange
 
-    def interrupted(self: Backend, commands: Sequence[Command], *args: Any) -> None:
+    def interrupted(self: Partition, commands: Sequence[Command], *args: Any) -> None:
         exchange(self, commands, *args)
         raise KeyboardInterrupt
 
     lock = ours(timeout=600)
     with monkeypatch.context() as patch:
-        patch.setattr(Backend, "exchange", interrupted)
+        patch.setattr(Partition, "exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             lock.acquire(token=token)
     eventually(lambda: not lock.locked())

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_redislock import Lock, force_release
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.admin.pages import login, select, told
 from tests.cluster.conftest import names_on
 from tests.helpers.cluster import Cluster
@@ -20,9 +20,11 @@ def test_who_acquired_after_the_confirmation_is_spared_however_high_the_fences_o
 ) -> None:
     admin = login(User.objects.create_superuser("jo"))
     first, second = (names_on(cluster, node)[0] for node in cluster.masters()[:2])
-    backend = get_backend(None, first)
-    seconds, _ = backend.execute(("TIME",))
-    backend.execute(("SET", f"{backend.prefix}fence", str((int(seconds) + 600) * 10**6)))  # as if its clock were ahead
+    partition = get_partition(None, first)
+    seconds, _ = partition.execute(("TIME",))
+    partition.execute(
+        ("SET", f"{partition.prefix}fence", str((int(seconds) + 600) * 10**6))
+    )  # as if its clock were ahead
     for name in (first, second):
         assert Lock(name, ttl=600).acquire()
     asked = select(admin, first, second, select_across=across).context

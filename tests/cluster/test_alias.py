@@ -16,10 +16,10 @@ from django.urls import reverse
 from redis.exceptions import MovedError, RedisClusterException, ResponseError, SlotNotCoveredError
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks, locked_view
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.cluster import Cluster as Place
-from django_redislock.store.places import get_backend, get_place, make_place
+from django_redislock.store.cluster import Cluster as LockStore
+from django_redislock.store.stores import get_partition, get_store, make_store
 from tests.admin.pages import login
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
@@ -53,11 +53,11 @@ def test_an_alias_that_cannot_be_a_cluster_is_refused(location: str, why: str, s
 def test_the_setting_names_the_aliases(backend: str, cluster: object, settings: Any) -> None:
     settings.CACHES = {"default": alias(backend, ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2"])}
     settings.REDISLOCK = {"CLUSTER": cluster}
-    place = get_place()
-    assert place.clustered is (cluster in (True, ["default"]))
-    if place.clustered:
-        assert place.origin.startup == (("127.0.0.1", 1), ("127.0.0.1", 2))
-        assert place.identity == (("cluster", ("127.0.0.1", 1), ("127.0.0.1", 2)), "redislock")
+    store = get_store()
+    assert store.clustered is (cluster in (True, ["default"]))
+    if store.clustered:
+        assert store.origin.startup == (("127.0.0.1", 1), ("127.0.0.1", 2))
+        assert store.identity == (("cluster", ("127.0.0.1", 1), ("127.0.0.1", 2)), "redislock")
 
 
 def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
@@ -114,28 +114,28 @@ def test_a_cluster_without_sharded_messages_is_refused_by_name(version: str, set
     manager: Any = SimpleNamespace(nodes_cache=nodes)
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
     settings.REDISLOCK = {"CLUSTER": True}
-    place = make_place("default", "x")
-    assert isinstance(place, Place)
+    store = make_store("default", "x")
+    assert isinstance(store, LockStore)
     if version.startswith("6"):
         with pytest.raises(ImproperlyConfigured, match=r"is version 6\.2\.14; locks on a cluster need"):
-            place._check_version(manager)
+            store._check_version(manager)
     else:
-        place._check_version(manager)
+        store._check_version(manager)
 
     def refuse(section: str) -> None:
         raise ResponseError("NOPERM")
 
     client.info = refuse
-    place._check_version(manager)
+    store._check_version(manager)
     client.info = fail
-    place._check_version(manager)
+    store._check_version(manager)
 
 
 def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> None:
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
     settings.REDISLOCK = {"CLUSTER": True}
-    place = make_place("default", "x")
-    assert isinstance(place, Place)
+    store = make_store("default", "x")
+    assert isinstance(store, LockStore)
     asked: list[list[str]] = []
     answering: set[str] = set()
 
@@ -150,7 +150,7 @@ def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> Non
     def ask() -> list[list[str]]:
         manager.startup_nodes = {name: SimpleNamespace(name=name) for name in nodes}
         asked.clear()
-        place._initialize(manager)
+        store._initialize(manager)
         return asked
 
     answering.update(nodes)
@@ -161,20 +161,20 @@ def test_nodes_in_doubt_are_asked_when_nobody_else_answers(settings: Any) -> Non
     assert ask() == [nodes, ["127.0.0.1:1"]]
     nodes = ["127.0.0.1:1", *nodes]
     answering.update(nodes)
-    place.doubt(place._node_at("127.0.0.1", 1))
+    store.doubt(store._node_at("127.0.0.1", 1))
     assert ask() == [nodes[1:]]
-    place.doubt(place._node_at("127.0.0.1", 2))
+    store.doubt(store._node_at("127.0.0.1", 2))
     assert ask() == [nodes[2:]]
     answering.discard("127.0.0.1:3")
     assert ask() == [nodes[2:], nodes[:2]]
-    place.doubt(place._node_at("127.0.0.1", 3))
+    store.doubt(store._node_at("127.0.0.1", 3))
     assert ask() == [nodes]
     answering.clear()
     for _ in range(2):
         with pytest.raises(RedisClusterException):
             ask()
         assert sorted(manager.startup_nodes) == nodes, "they are asked again the next time"
-        place._node_at("127.0.0.1", 3).doubted_at = 0.0
+        store._node_at("127.0.0.1", 3).doubted_at = 0.0
 
 
 def test_a_cluster_that_serves_no_slot_of_ours_is_away(settings: Any) -> None:
@@ -183,11 +183,11 @@ def test_a_cluster_that_serves_no_slot_of_ours_is_away(settings: Any) -> None:
 
     settings.CACHES = {"default": alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")}
     settings.REDISLOCK = {"CLUSTER": True}
-    place = make_place("default", "x")
-    assert isinstance(place, Place)
+    store = make_store("default", "x")
+    assert isinstance(store, LockStore)
     manager: Any = SimpleNamespace(get_node_from_slot=find)
     with pytest.raises(SlotNotCoveredError):
-        place._read_nodes_by_tag(manager)
+        store._read_nodes_by_tag(manager)
 
 
 def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> None:
@@ -201,10 +201,10 @@ def test_announced_addresses_are_translated(cluster: Cluster, settings: Any) -> 
     settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url, address_remap=remap)}
     with Lock("a"):
         assert {port for _, port in seen} >= {node.port for node in cluster.masters()}
-    place, backend = get_place(), get_backend(None, "a")
-    assert isinstance(place, Place)
+    store, partition = get_store(), get_partition(None, "a")
+    assert isinstance(store, LockStore)
     error = MovedError(f"1 :{cluster.masters()[0].port}")  # the host that was asked
-    assert place.redirect(backend, error, backend.node)
+    assert store.redirect(partition, error, partition.node)
     assert seen[-1] == ("127.0.0.1", cluster.masters()[0].port)
     with Lock("a"):
         pass
@@ -242,7 +242,7 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
             held.acquire()
             waiting = other().start(Lock(name).acquire)
             eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
-            eventually(lambda name=name: runtime().listener(get_backend(None, name)).hears)
+            eventually(lambda name=name: runtime().listener(get_partition(None, name)).hears)
             held.release()
             assert waiting.result(30)
         assert len(list_locks()) == 6

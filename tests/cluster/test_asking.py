@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.places import get_place
+from django_redislock.store.stores import get_store
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
@@ -42,7 +42,7 @@ async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventu
         return info is not None and info.waiters == 1
 
     await aeventually(waits)
-    get_place().doubt(None)
+    get_store().doubt(None)
     await asyncio.wait_for(lock.arelease(), GENEROUS)
     await waiting
 
@@ -70,24 +70,24 @@ def use_once(me: Any) -> None:
 def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
     cluster: Cluster, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place: Any = get_place()
+    store: Any = get_store()
     asked: list[float] = []
     answer = threading.Event()
-    place.node_of(0)
-    ask = place._ask_manager
+    store.node_of(0)
+    ask = store._ask_manager
 
     def ask_when_told(now: float) -> None:
         asked.append(monotonic())
         assert answer.wait(GENEROUS)
         ask(now)
 
-    monkeypatch.setattr(place, "_ask_manager", ask_when_told)
+    monkeypatch.setattr(store, "_ask_manager", ask_when_told)
     with ThreadPoolExecutor() as threads:
-        place.doubt(None)
-        first = threads.submit(place.node_of, 0)
+        store.doubt(None)
+        first = threads.submit(store.node_of, 0)
         eventually(lambda: asked)
-        place.doubt(None)
-        others = [threads.submit(place.node_of, 0) for _ in range(3)]
+        store.doubt(None)
+        others = [threads.submit(store.node_of, 0) for _ in range(3)]
         answer.set()
         for one in [first, *others]:
             one.result(GENEROUS)
@@ -96,26 +96,26 @@ def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
 
 def test_a_doubt_ends_when_the_node_has_answered_and_another_one_names_it_after_that(cluster: Cluster) -> None:
     """C7: the first caller asks for all."""
-    place: Any = get_place()
-    node = place.node_of(0)
-    place.doubt(node)
-    place.node_of(0)
+    store: Any = get_store()
+    node = store.node_of(0)
+    store.doubt(node)
+    store.node_of(0)
     assert node.doubted_at, "it has not answered"
-    assert place.doubts(node, monotonic())
+    assert store.doubts(node, monotonic())
     answered = node.answered_at
-    assert place.doubts(node, monotonic())
+    assert store.doubts(node, monotonic())
     assert node.answered_at == answered, "the first answer is enough"
-    place.node_of(0, since=answered)
-    assert not place.doubts(node, monotonic())
+    store.node_of(0, since=answered)
+    assert not store.doubts(node, monotonic())
 
 
 def test_a_late_answer_is_confirmed_though_one_that_was_sent_later_was_confirmed_before(cluster: Cluster) -> None:
     """C7: else it would be in doubt from then on, and no answer confirmed any more."""
-    place: Any = get_place()
-    node = place.node_of(0)
+    store: Any = get_store()
+    node = store.node_of(0)
     for late in (1.0, 2.0):
-        assert place.doubts(node, monotonic() - late)
-        place.node_of(0, since=node.answered_at)
+        assert store.doubts(node, monotonic() - late)
+        store.node_of(0, since=node.answered_at)
         assert not node.doubted_at
 
 

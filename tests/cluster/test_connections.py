@@ -23,7 +23,7 @@ BOUND = 4
 
 
 @pytest.fixture(params=["one server", "a cluster"])
-def places(request: pytest.FixtureRequest, server: RedisServer) -> list[tuple[redis.Redis, list[str]]]:
+def nodes(request: pytest.FixtureRequest, server: RedisServer) -> list[tuple[redis.Redis, list[str]]]:
     """Each node, and names of locks there."""
     clustered = request.param == "a cluster"
     if clustered:
@@ -41,16 +41,16 @@ def places(request: pytest.FixtureRequest, server: RedisServer) -> list[tuple[re
     return found
 
 
-def count(places: Sequence[tuple[redis.Redis, object]]) -> int:
-    return sum(len(connections(client)) for client, _ in places)
+def count(nodes: Sequence[tuple[redis.Redis, object]]) -> int:
+    return sum(len(connections(client)) for client, _ in nodes)
 
 
 @pytest.mark.complete
 def test_a_process_has_as_many_connections_as_the_documentation_says(
-    places: Any, other: Callable[[], Any], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, other: Callable[[], Any], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keepers = []
-    for _, names in places:
+    for _, names in nodes:
         held, lock, keeper = Lock(names[0]), Lock(names[0]), other()
         held.acquire()
         waiting = keeper.start(lock.acquire)
@@ -59,41 +59,41 @@ def test_a_process_has_as_many_connections_as_the_documentation_says(
         assert waiting.result(30)
         eventually(lambda keeper=keeper, lock=lock: not keeper(lambda: lease_of(lock)).handed)  # the sender was there
         keepers.append((keeper, lock))
-    threads = [(other(), Lock(name)) for _, names in places for name in names[1:]]
-    for client, _ in places:
+    threads = [(other(), Lock(name)) for _, names in nodes for name in names[1:]]
+    for client, _ in nodes:
         client.client_pause(60_000, all=False)
     asking = [thread.start(lock.acquire) for thread, lock in threads]
     try:
-        eventually(lambda: count(places) == BOUND + 2 * len(places))
+        eventually(lambda: count(nodes) == BOUND + 2 * len(nodes))
     finally:
-        for client, _ in places:
+        for client, _ in nodes:
             client.client_unpause()
     assert all(future.result(30) for future in asking)
-    assert count(places) <= BOUND + 2 * len(places)
+    assert count(nodes) <= BOUND + 2 * len(nodes)
     monkeypatch.setattr(thread_connections, "IDLE_FOR", 0.0)
     monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
-    eventually(lambda: count(places) == 1 + 2 * len(places))
+    eventually(lambda: count(nodes) == 1 + 2 * len(nodes))
     for thread, lock in keepers + threads:
         thread(lock.release)
 
 
 @pytest.mark.complete
 async def test_an_event_loop_has_connections_of_its_own(
-    places: Any, aeventually: Any, monkeypatch: pytest.MonkeyPatch
+    nodes: Any, aeventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locks = [Lock(name) for _, names in places for name in names]
-    for client, _ in places:
+    locks = [Lock(name) for _, names in nodes for name in names]
+    for client, _ in nodes:
         client.client_pause(60_000, all=False)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
     try:
-        await aeventually(lambda: count(places) == BOUND)
+        await aeventually(lambda: count(nodes) == BOUND)
     finally:
-        for client, _ in places:
+        for client, _ in nodes:
             client.client_unpause()
     assert all(await asyncio.gather(*asking))
-    await aeventually(lambda: count(places) == BOUND + 2 * len(places))  # it listens, and has renewed what it holds
+    await aeventually(lambda: count(nodes) == BOUND + 2 * len(nodes))  # it listens, and has renewed what it holds
     monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
     monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
-    await aeventually(lambda: count(places) == 1 + 2 * len(places))
+    await aeventually(lambda: count(nodes) == 1 + 2 * len(nodes))
     for lock in locks:
         await lock.arelease()

@@ -13,7 +13,7 @@ from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.base.names import slot_text
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.cluster import tag_of
-from django_redislock.store.places import get_backend, make_place
+from django_redislock.store.stores import get_partition, make_store
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
@@ -70,7 +70,7 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         cluster.partition(first)
         cluster.wait_for_failover(first)
         new = cluster.owner_of(slot_of(name)).client()
-        key = f"{get_backend(None, name).prefix}lock:{name}"
+        key = f"{get_partition(None, name).prefix}lock:{name}"
         left = new.pttl(key)
         eventually(lambda: lock.lost or int(new.pttl(key)) > left)
         assert not lock.lost
@@ -91,11 +91,11 @@ def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
     waiting = [crowd().start(Lock(name, ttl=9), "acquire") for name in names]
     for name in names:
         eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
-    over = time.monotonic() + first.client().pttl(f"{get_backend(None, names[0]).prefix}lock:{names[0]}") / 1000 + 3
+    over = time.monotonic() + first.client().pttl(f"{get_partition(None, names[0]).prefix}lock:{names[0]}") / 1000 + 3
     own_cluster.pause(first)
     own_cluster.wait_for_failover(first)
-    listeners = [runtime().listener(get_backend(None, name)) for name in names]
-    eventually(lambda: all(one.hears and one.backend.subscribed_at is one.backend.node for one in listeners))
+    listeners = [runtime().listener(get_partition(None, name)) for name in names]
+    eventually(lambda: all(one.hears and one.partition.subscribed_at is one.partition.node for one in listeners))
     eventually(lambda: time.monotonic() > over and all(lock.remaining() > 5 for lock in held))
     own_cluster.resume(first)
     eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
@@ -201,10 +201,10 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
         list_locks()
     for lock in (Lock(neighbour), Lock(elsewhere)):
         waiting_there = wait_for(lock)
-        eventually(lambda lock=lock: runtime().listener(get_backend(None, lock.name)).hears)
+        eventually(lambda lock=lock: runtime().listener(get_partition(None, lock.name)).hears)
         lock.release()
         assert waiting_there.result(30)
-    fresh = make_place("locks", "redislock")  # as a process that starts now
+    fresh = make_store("locks", "redislock")  # as a process that starts now
     ports = [fresh.node_of(tag_of(slot_text(each))).origin.keywords["port"] for each in (neighbour, elsewhere)]
     assert ports == [first.port, second.port]
     assert fresh.node_of(tag_of(slot_text(name)))
@@ -222,7 +222,7 @@ def test_a_slot_that_nobody_serves_is_subscribed_to_when_somebody_waits_there(
     (name, neighbour), (elsewhere,) = names_on(partial_cluster, first, 2), names_on(partial_cluster, second)
     for node in (first, second):
         node.ask("CLUSTER", "DELSLOTS", slot_of(name))
-    unserved, *served = (runtime().listener(get_backend(None, each)) for each in (name, neighbour, elsewhere))
+    unserved, *served = (runtime().listener(get_partition(None, each)) for each in (name, neighbour, elsewhere))
     for listener in served:
         listener.start()
     eventually(lambda: all(listener.hears and listener.receiver is not None for listener in served))
@@ -244,7 +244,7 @@ def test_waiters_whose_master_hangs_are_subscribed_to_the_new_one(
     held = Lock(name, ttl=60)
     held.acquire()
     waiting = other().start(Lock(name, ttl=60).acquire)
-    listener = runtime().listener(get_backend(None, name))
+    listener = runtime().listener(get_partition(None, name))
     eventually(lambda: listener.hears and (info := get_lock(name)) is not None and info.waiters == 1)
     own_cluster.pause(first)
     own_cluster.wait_for_failover(first)

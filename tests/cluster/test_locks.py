@@ -31,7 +31,7 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls
 from django_redislock.store.node import Node
-from django_redislock.store.places import get_backend, get_place
+from django_redislock.store.stores import get_partition, get_store
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
 from tests.helpers.state import reader_of
@@ -56,7 +56,7 @@ def test_a_name_has_a_tag_of_its_own_and_all_its_keys_are_in_one_slot(cluster: C
     for name in MANY:
         with Lock(name):
             node = cluster.owner_of(slot_of(name))
-            assert node.client().keys(f"*lock:{name}") == [f"{get_backend(None, name).prefix}lock:{name}".encode()]
+            assert node.client().keys(f"*lock:{name}") == [f"{get_partition(None, name).prefix}lock:{name}".encode()]
     assert len({slot_of(name) for name in MANY}) > 50
 
 
@@ -76,10 +76,10 @@ def test_a_waiter_is_woken_and_does_not_poll(cluster: Cluster, other: Any, event
         held, thread = Lock(name), other()
         held.acquire()
         waiting = thread.start(Lock(name).acquire)
-        listener = runtime().listener(get_backend(None, name))
+        listener = runtime().listener(get_partition(None, name))
         eventually(lambda listener=listener: listener.hears)
         eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
-        assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", listener.backend.channel)[1] == 1
+        assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", listener.partition.channel)[1] == 1
         heard = listener.heard
         held.release()
         assert waiting.result(30)
@@ -96,11 +96,11 @@ def test_the_first_wait_at_a_node_subscribes_to_all_its_tags(
         held = Lock(first)
         held.acquire()
         waiting = other().start(Lock(first).acquire)
-        listeners = [runtime().listener(get_backend(None, name)) for name in (first, *more)]
+        listeners = [runtime().listener(get_partition(None, name)) for name in (first, *more)]
         eventually(lambda listeners=listeners: listeners[0].hears and listeners[0].receiver is not None)
         assert {listener.receiver for listener in listeners} == {listeners[0].receiver}
         assert all(listener.hears for listener in listeners)
-        channels = [listener.backend.channel for listener in listeners]
+        channels = [listener.partition.channel for listener in listeners]
         assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
         held.release()
         assert waiting.result(30)
@@ -164,17 +164,17 @@ def test_listing_all_locks_asks_each_node_twice(cluster: Cluster, monkeypatch: p
     locks = [Lock(name) for name in MANY]
     for lock in locks:
         lock.acquire()
-    place = get_place()
+    store = get_store()
     asked: list[Node] = []
-    exchange = place.exchange
+    exchange = store.exchange
 
     def noted(node: Node, *rest: Any) -> Any:
         asked.append(node)
         return exchange(node, *rest)
 
-    monkeypatch.setattr(place, "exchange", noted)
+    monkeypatch.setattr(store, "exchange", noted)
     assert [lock.name for lock in list_locks("order:1?")] == [f"order:{number}" for number in range(10, 20)]
-    assert max(asked.count(node) for node in place.nodes) == 2
+    assert max(asked.count(node) for node in store.nodes) == 2
     page = read_page(order=("-name",), words=["order:19"], cut=lambda matching: slice(0, 3))
     assert [lock.name for lock in page.locks] == ["order:199", "order:198", "order:197"]
     assert (page.matching, page.total) == (11, 200)
@@ -194,8 +194,8 @@ def test_connections_are_counted_for_the_process_and_not_for_each_node(cluster: 
 
     for future in [thread.start(lambda number=number: work(number)) for number, thread in enumerate(threads)]:
         future.result(60)
-    place = get_place()
-    assert sum(len(node.idle) for node in place.nodes) <= place.bound == 16
+    store = get_store()
+    assert sum(len(node.idle) for node in store.nodes) <= store.bound == 16
 
 
 def test_an_alias_without_the_setting_is_told_to_set_it(cluster: Cluster, settings: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_client_of_a_cluster_is_recognised(cluster: Cluster, settings: Any) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("django_redis.client.DefaultClient.get_client", get_client)
         settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
-        assert get_place().clustered
+        assert get_store().clustered
         for name in MANY[:10]:
             with Lock(name):
                 pass
@@ -245,20 +245,20 @@ def test_what_a_node_says_that_has_the_lock_no_longer_is_asked_again(
 ) -> None:
     """A master that was paused answers one request more, before it hears that it is none any more."""
     name = "order:1"
-    backend = get_backend(None, name)
-    place, own = backend.place, backend.node
-    other = next(node for node in map(place.node_of, range(64)) if node is not own)
-    exchange = place.exchange
+    partition = get_partition(None, name)
+    store, own = partition.store, partition.node
+    other = next(node for node in map(store.node_of, range(64)) if node is not own)
+    exchange = store.exchange
     asked: list[Node] = []
 
     def moved_meanwhile(node: Node, *rest: Any) -> Any:
         asked.append(node)
         answers = exchange(node, *rest)
         if len(asked) == 1:
-            place._node_by_tag[backend.tag] = other  # type: ignore[attr-defined]
+            store._node_by_tag[partition.tag] = other  # type: ignore[attr-defined]
         return answers
 
-    monkeypatch.setattr(place, "exchange", moved_meanwhile)
+    monkeypatch.setattr(store, "exchange", moved_meanwhile)
     with Lock(name) as lock:
         assert asked == [own, other, own]  # the other one has sent us back
         assert lock.owned()
@@ -266,17 +266,17 @@ def test_what_a_node_says_that_has_the_lock_no_longer_is_asked_again(
 
 def test_readings_of_a_slot_that_has_moved_are_read_again(cluster: Cluster) -> None:
     with Lock("order:1"):
-        backend = get_backend(None, "order:1")
-        place = backend.place
-        other = next(node for node in map(place.node_of, range(64)) if node is not backend.node)
-        place._node_by_tag[backend.tag] = other  # type: ignore[attr-defined]
+        partition = get_partition(None, "order:1")
+        store = partition.store
+        other = next(node for node in map(store.node_of, range(64)) if node is not partition.node)
+        store._node_by_tag[partition.tag] = other  # type: ignore[attr-defined]
         assert [lock.name for lock in list_locks()] == ["order:1"]
 
 
 @pytest.fixture
 def neighbours(cluster: Cluster, eventually: Eventually) -> list[Listener]:
     """Two listeners at one node; the first one is subscribed, and the second one comes back to it."""
-    one, two = (runtime().listener(get_backend(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
+    one, two = (runtime().listener(get_partition(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
     one.start()
     eventually(lambda: one.hears and one.receiver is two.receiver is not None)
     two.unsubscribed()
@@ -345,11 +345,11 @@ def test_nobody_stays_with_an_interrupted_reader(
 def test_a_subscription_at_a_replica_does_not_count(cluster: Cluster, eventually: Eventually) -> None:
     """R3, C3: it takes subscriptions, and delivers what its master publishes; but no script there counts it."""
     (name,) = names_on(cluster, cluster.masters()[0])
-    backend = get_backend(None, name)
-    place, own = backend.place, backend.node
+    partition = get_partition(None, name)
+    store, own = partition.store, partition.node
     (replica,) = cluster.replicas_of(cluster.masters()[0])
-    place._node_by_tag[backend.tag] = place._node_at("127.0.0.1", replica.port)  # type: ignore[attr-defined]
-    listener = runtime().listener(backend)
+    store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", replica.port)  # type: ignore[attr-defined]
+    listener = runtime().listener(partition)
     listener.start()
     eventually(lambda: listener.hears and listener.receiver is not None)
     assert listener.receiver is not None
@@ -365,14 +365,14 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
     waiter, held = Lock(name, replicas=1), Lock(name)
     with held:
         pass  # the node knows the script
-    backend = get_backend(None, name)
-    renew, exchange, asked, confirmed = calls.renew, backend.place.exchange, 0, 0
+    partition = get_partition(None, name)
+    renew, exchange, asked, confirmed = calls.renew, partition.store.exchange, 0, 0
 
     def too_late(wanted: Any, *rest: Any, **more: Any) -> Any:
         nonlocal confirmed
         confirmed += 1
         if confirmed == 1:
-            backend.execute(("DEL", wanted.keys.lock))
+            partition.execute(("DEL", wanted.keys.lock))
         return renew(wanted, *rest, **more)
 
     def once_in_vain(node: Node, commands: Any, *rest: Any) -> Any:
@@ -388,7 +388,7 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
     if lost == "the wake":
         held.acquire()
     else:
-        monkeypatch.setattr(backend.place, "exchange", once_in_vain)
+        monkeypatch.setattr(partition.store, "exchange", once_in_vain)
     waiting = thread.start(waiter.acquire)
     if lost == "the wake":
         eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)

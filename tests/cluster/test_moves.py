@@ -12,7 +12,7 @@ import pytest
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.node import Node
-from django_redislock.store.places import get_backend, get_place
+from django_redislock.store.stores import get_partition, get_store
 from rediscluster import HOST
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import lease_of
@@ -31,7 +31,7 @@ def contended(own_cluster: Cluster, other: Any, eventually: Eventually) -> Any:
     held.acquire()
     waiting = thread.start(Lock(name).acquire)
     eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
-    eventually(lambda: runtime().listener(get_backend(None, name)).hears)
+    eventually(lambda: runtime().listener(get_partition(None, name)).hears)
     return name, held, waiting
 
 
@@ -39,12 +39,12 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     own_cluster: Cluster, contended: Any, eventually: Eventually
 ) -> None:
     name, held, waiting = contended
-    listener = runtime().listener(get_backend(None, name))
+    listener = runtime().listener(get_partition(None, name))
     source, target = own_cluster.owner_of(slot_of(name)), own_cluster.masters()[1]
     fence, generation, receiver = held.fence, listener.generation, listener.receiver
     assert receiver is not None
     owners = own_cluster.owners()
-    own_cluster.move(*(slot for slot in get_place()._slots if owners[slot] is source), to=target)  # type: ignore[attr-defined]
+    own_cluster.move(*(slot for slot in get_store()._slots if owners[slot] is source), to=target)  # type: ignore[attr-defined]
     assert own_cluster.owner_of(slot_of(name)) is target is not source
     # Redis has told the process that its subscription is over; it subscribes anew, and all who wait look again
     eventually(lambda: listener.generation > generation and port_of(listener) == target.port)
@@ -112,7 +112,7 @@ def test_a_node_that_joins_and_one_that_leaves(own_cluster: Cluster, contended: 
     assert waiting.result(30)
     # nothing of the one that has left is kept, once somebody has asked for what it had
     assert [lock.name for lock in list_locks()] == [name]
-    eventually(lambda: source.port not in ports_of(get_place().nodes))
+    eventually(lambda: source.port not in ports_of(get_store().nodes))
 
 
 def test_nothing_is_kept_of_nodes_that_have_no_slots_any_more(
@@ -126,10 +126,10 @@ def test_nothing_is_kept_of_nodes_that_have_no_slots_any_more(
         joined = own_cluster.add_master()
         own_cluster.move(slot_of(name), to=joined)
         assert Lock(name).locked()
-        eventually(lambda: joined.port in ports_of(get_place().nodes))
+        eventually(lambda: joined.port in ports_of(get_store().nodes))
         own_cluster.move(slot_of(name), to=target)
         assert Lock(name).locked()
-        eventually(lambda: joined.port not in ports_of(get_place().nodes))
+        eventually(lambda: joined.port not in ports_of(get_store().nodes))
 
 
 def ports_of(nodes: Iterable[Node]) -> list[int]:
@@ -149,7 +149,7 @@ def test_holder_and_waiters_survive_a_manual_failover(own_cluster: Cluster, crow
     own_cluster.failover(replica)
     # with everything that the old master had; the processes notice by their looks and renewals
     for name in names:
-        listener = runtime().listener(get_backend(None, name))
+        listener = runtime().listener(get_partition(None, name))
         eventually(lambda listener=listener: port_of(listener) == replica.port)
     for person, lock in held:
         assert not person.read(lambda lock=lock: lock.lost)

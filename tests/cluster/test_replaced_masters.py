@@ -13,8 +13,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from django_redislock import Lock
 from django_redislock.engine.acquiring.attempt import GRACE
-from django_redislock.store.place import Place
-from django_redislock.store.places import get_backend, get_place
+from django_redislock.store.lock_store import LockStore
+from django_redislock.store.stores import get_partition, get_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
@@ -47,11 +47,11 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     me(lock, "acquire")
     me(lock, "release")
     if how == "is connected to late":
-        Place.doubt(get_place(), get_backend(None, name).node)  # no connection is left
+        LockStore.doubt(get_store(), get_partition(None, name).node)  # no connection is left
     if how == "has not answered before":
         monkeypatch.setattr("django_redislock.store.cluster.NO_FAILOVER_WITHIN", math.inf)
-        get_place().doubt(get_backend(None, name).node)
-        get_place().node_of(0)  # nobody knows yet what will become of it
+        get_store().doubt(get_partition(None, name).node)
+        get_store().node_of(0)  # nobody knows yet what will become of it
     torn.pause(master)
     torn.partition(master)  # it does not hear of what happens
     acquired = me.start(lock, "acquire")  # this is read when it runs again
@@ -85,5 +85,5 @@ def test_an_answer_that_a_busy_process_reads_late_counts(cluster: Cluster, monke
 
 def held_at(cluster: Cluster, name: str) -> bool:
     """Whether the lock is held at the current master."""
-    key = f"{get_backend(None, name).prefix}lock:{name}"
+    key = f"{get_partition(None, name).prefix}lock:{name}"
     return bool(cluster.owner_of(slot_of(name)).client().exists(key))

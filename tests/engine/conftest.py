@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
@@ -148,7 +148,7 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     async def connect() -> None:
         await Lock("any").alocked()
         if request.param == "cold":
-            get_backend().place._loops[asyncio.get_running_loop()].drop_idle()
+            get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
 
     return connect
 

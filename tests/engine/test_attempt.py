@@ -253,7 +253,7 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
     rival.queue(second, name=NAME)
     loop.call_soon_threadsafe(blocked.wait)
     try:
-        run(calls.release(rival.wanted(first, name=NAME), unknown=False))
+        run(calls.release(rival.request(first, name=NAME), unknown=False))
         assert holder(client) == ids[0].decode()
         eventually(lambda: not holder(client))
         # the lease of its handoff has ended without a sign of life
@@ -262,7 +262,7 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
     finally:
         blocked.set()
     eventually(lambda: [id for id, _ in in_queue(client)] == ids)
-    run(calls.release(rival.wanted(second, name=NAME), unknown=False))
+    run(calls.release(rival.request(second, name=NAME), unknown=False))
     assert coroutine.result(GENEROUS)
     assert waiting.result(GENEROUS)
     loop.run_until_complete(loop.shutdown_asyncgens())

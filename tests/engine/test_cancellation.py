@@ -14,7 +14,7 @@ from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
 from django_redislock.store.loop_connections import ENTERING
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
@@ -244,8 +244,8 @@ async def test_a_coroutine_cancelled_while_it_waits_for_a_connection_takes_none(
     if not in_time:
         monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.005)
     before, operation, keeps = ALONE[what]
-    await get_backend().aexchange([("PING",)], urgency=ENTERING)
-    connections = get_backend().place._loops[asyncio.get_running_loop()]
+    await get_partition().aexchange([("PING",)], urgency=ENTERING)
+    connections = get_partition().store._loops[asyncio.get_running_loop()]
     at, over = 0, False
     while not over:
         at += 1
@@ -253,7 +253,7 @@ async def test_a_coroutine_cancelled_while_it_waits_for_a_connection_takes_none(
         occupied: list[asyncio.Task[Any]] = []
 
         async def occupy(occupied: list[asyncio.Task[Any]] = occupied) -> None:
-            blocked = get_backend().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
+            blocked = get_partition().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
             occupied.append(asyncio.create_task(blocked))
             await auntil(lambda: connections._loans)
 
@@ -352,7 +352,7 @@ async def test_coroutines_cancelled_at_random_leave_nothing_behind(client: redis
     print(f"ends={ends} longest={longest:.4f}")
     assert min(ends.values()) > ROUNDS / 20
     await nothing_left(client)
-    bound = get_backend().place.bound
-    assert len(idle(get_backend().place._loops[asyncio.get_running_loop()])) <= bound
+    bound = get_partition().store.bound
+    assert len(idle(get_partition().store._loops[asyncio.get_running_loop()])) <= bound
     # besides those of the loop: this one, the listener's, that of the sender and one of threads
     await auntil(lambda: len(client.client_list()) <= bound + 4)

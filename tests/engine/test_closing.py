@@ -17,7 +17,7 @@ import redis
 from django_redislock import Lock, locked
 from django_redislock.store import calls
 from django_redislock.store.loop_connections import ENTERING
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
@@ -115,9 +115,9 @@ async def test_a_waiter_closed_at_any_await_blocks_nobody_behind_it(
 
 @pytest.mark.usefixtures("one_connection")
 async def test_a_coroutine_that_is_closed_while_it_waits_for_a_connection_takes_none(client: redis.Redis) -> None:
-    await get_backend().aexchange([("PING",)], urgency=ENTERING)
-    connections = get_backend().place._loops[asyncio.get_running_loop()]
-    blocked = get_backend().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
+    await get_partition().aexchange([("PING",)], urgency=ENTERING)
+    connections = get_partition().store._loops[asyncio.get_running_loop()]
+    blocked = get_partition().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
     occupied = asyncio.create_task(blocked)
     await auntil(lambda: connections._loans)
     with pytest.raises(Closed):
@@ -278,7 +278,7 @@ def test_waiters_leave_at_once_when_asyncio_run_ends(held: Callable[[], None], c
     until(lambda: not queued(client) and not holder(client, "another"))
     held()
     until(lambda: not leftovers(client))
-    assert not get_backend().place._loops
+    assert not get_partition().store._loops
 
 
 def test_a_blocked_loop_continues_with_the_lock_that_it_was_handed(

@@ -9,7 +9,7 @@ import pytest
 
 from django_redislock import Lock, LockUnavailable
 from django_redislock.base.steps import Steps
-from django_redislock.store.place import Backend
+from django_redislock.store.lock_store import Partition
 from django_redislock.store.probe import counts_us
 from redisserver import redis_server
 from tests.helpers.actors import GENEROUS, Other
@@ -68,10 +68,10 @@ def test_a_waiter_that_the_new_master_does_not_count_queues_again(
     ever."""
     failures = [] if answered else [LockUnavailable("no answer")]
 
-    def ask(backend: Backend) -> Steps[bool]:
+    def ask(partition: Partition) -> Steps[bool]:
         if failures:
             raise failures.pop()
-        return counts_us(backend)
+        return counts_us(partition)
 
     monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.counts_us", ask)
     monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.5)

@@ -16,11 +16,11 @@ from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import places
+from django_redislock.store import stores
 from django_redislock.store.aliases import Origin
+from django_redislock.store.lock_store import LockStore, Partition
 from django_redislock.store.node import Node
-from django_redislock.store.place import Backend, Place
-from django_redislock.store.places import get_backend, make_place
+from django_redislock.store.stores import get_partition, make_store
 from tests.helpers.actors import GENEROUS, server_time, stands_at
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy
@@ -31,7 +31,7 @@ from .conftest import InterruptedStart
 Eventually = Callable[..., Any]
 
 
-# -- one for each backend ----------------------------------------------------------------------------------------------
+# -- one for each partition --------------------------------------------------------------------------------------------
 
 
 def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list[Any]:
@@ -48,46 +48,46 @@ def together(ask: Callable[[], Any], mutex: Any, eventually: Eventually) -> list
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    """A backend that nothing has used before."""
-    place = make_place("default", "listened")
-    yield place.backend(0)
-    place.close()
+def partition() -> Iterator[Partition]:
+    """A partition that nothing has used before."""
+    store = make_store("default", "listened")
+    yield store.partition(0)
+    store.close()
 
 
 @pytest.fixture
-def ears(backend: Backend) -> Listener:
-    return runtime().listener(backend)
+def ears(partition: Partition) -> Listener:
+    return runtime().listener(partition)
 
 
-def test_threads_that_need_a_listener_together_share_one(backend: Backend, eventually: Eventually) -> None:
+def test_threads_that_need_a_listener_together_share_one(partition: Partition, eventually: Eventually) -> None:
     def listener() -> Listener:
-        return runtime().listener(backend)
+        return runtime().listener(partition)
 
     first, second, third = together(listener, runtime()._mutex, eventually)
-    assert first is second is third is runtime().listener(backend)
+    assert first is second is third is runtime().listener(partition)
 
 
 def test_leaving_a_parent_that_never_listened_does_nothing(ears: Listener, eventually: Eventually) -> None:
-    runtime()._subscriber(ears.backend.place).leave_parent()
+    runtime()._subscriber(ears.partition.store).leave_parent()
     ears.start()
     eventually(lambda: ears.ready)
 
 
 @pytest.mark.usefixtures("fresh")
-def test_threads_that_need_a_backend_together_share_one(eventually: Eventually) -> None:
-    def get_place() -> Place:
-        return places.get_place()
+def test_threads_that_need_a_store_together_share_one(eventually: Eventually) -> None:
+    def get_store() -> LockStore:
+        return stores.get_store()
 
-    first, second, third = together(get_place, places._places.get().mutex, eventually)
-    assert first is second is third is places.get_place()
+    first, second, third = together(get_store, stores._stores.get().mutex, eventually)
+    assert first is second is third is stores.get_store()
 
 
-def test_a_backend_has_one_listener_and_other_settings_have_another(ears: Listener) -> None:
-    assert runtime().listener(ears.backend) is ears
-    assert runtime().listener(get_backend()) is not ears
-    another = make_place("default", "listened")
-    assert runtime().listener(another.backend(0)) is not ears
+def test_a_partition_has_one_listener_and_other_settings_have_another(ears: Listener) -> None:
+    assert runtime().listener(ears.partition) is ears
+    assert runtime().listener(get_partition()) is not ears
+    another = make_store("default", "listened")
+    assert runtime().listener(another.partition(0)) is not ears
     another.close()
 
 
@@ -95,16 +95,16 @@ def test_a_backend_has_one_listener_and_other_settings_have_another(ears: Listen
 
 
 def test_a_listener_that_was_closed_does_not_start_any_more(ears: Listener) -> None:
-    ears.backend.place.close()
+    ears.partition.store.close()
     ears.start()
     assert not listens(ears)
     assert not ears.ready
 
 
-def test_a_listener_of_settings_that_have_changed_does_not_start(backend: Backend) -> None:
+def test_a_listener_of_settings_that_have_changed_does_not_start(partition: Partition) -> None:
     """A lease of before may still ask for it, and nobody would close it any more."""
-    backend.place.close()
-    ears = runtime().listener(backend)
+    partition.store.close()
+    ears = runtime().listener(partition)
     ears.start()
     assert not listens(ears)
 
@@ -120,10 +120,10 @@ def test_a_listener_that_is_started_twice_has_one_thread_which_ends_with_the_set
     ears.start()
     eventually(lambda: ears.ready and ears.receiver)
     ears.start()
-    eventually(lambda: runtime()._subscriber(ears.backend.place)._thread is None)
+    eventually(lambda: runtime()._subscriber(ears.partition.store)._thread is None)
     (thread,) = [thread for thread in begun() if thread not in before]
     assert ears.generation == 1
-    ears.backend.place.close()
+    ears.partition.store.close()
     thread.join(GENEROUS)
     assert not thread.is_alive()
 
@@ -151,13 +151,13 @@ def test_whatever_goes_wrong_the_listener_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if where == "asking for the node":
-        clumsy, troubles = fails_once(ears.backend.place.node_of, lambda tag: True)
-        monkeypatch.setattr(ears.backend.place, "node_of", clumsy)
+        clumsy, troubles = fails_once(ears.partition.store.node_of, lambda tag: True)
+        monkeypatch.setattr(ears.partition.store, "node_of", clumsy)
     elif where == "connecting":
-        clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.backend.node.origin)
+        clumsy, troubles = fails_once(Origin.listening, lambda origin: origin is ears.partition.node.origin)
         monkeypatch.setattr(Origin, "listening", clumsy)
     else:
-        clumsy, troubles = fails_once(ears._on_subscribed, lambda backend: True)
+        clumsy, troubles = fails_once(ears._on_subscribed, lambda partition: True)
         monkeypatch.setattr(ears, "_on_subscribed", clumsy)
     ears.start()
     eventually(lambda: not troubles and ears.ready)
@@ -176,7 +176,7 @@ def test_where_the_probe_is_refused_waiters_poll(
     eventually(lambda: ears.polled)
     assert ears.ready
     eventually(lambda: "event=not-subscribed" in caplog.text)
-    eventually(lambda: client.pubsub_numsub(ears.backend.channel)[0][1] == 0)  # it keeps no connection for nothing
+    eventually(lambda: client.pubsub_numsub(ears.partition.channel)[0][1] == 0)  # it keeps no connection for nothing
 
 
 def test_where_the_connection_is_refused_waiters_poll(
@@ -221,7 +221,7 @@ def test_a_connection_that_is_cut_while_no_thread_can_be_started_is_made_again(
 ) -> None:
     """Whoever holds a lock for long asks for it once only."""
     ears.start()
-    eventually(lambda: ears.ready and runtime()._subscriber(ears.backend.place)._thread is None)
+    eventually(lambda: ears.ready and runtime()._subscriber(ears.partition.store)._thread is None)
     before = ears.generation
     no_threads(True)
     client.client_kill_filter(_type="pubsub", skipme=True)
@@ -250,7 +250,7 @@ def test_a_start_of_the_subscriber_that_is_interrupted_leaves_one_thread_and_one
     eventually(lambda: strike.others(before) == 1)
     probed.let_go()
     eventually(lambda: ears.ready and not strike.others(before))
-    assert client.pubsub_numsub(ears.backend.channel)[0][1] == 1
+    assert client.pubsub_numsub(ears.partition.channel)[0][1] == 1
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -263,20 +263,20 @@ class Heard:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.backend = make_place("default", "heard").backend(0)
+        self.partition = make_store("default", "heard").partition(0)
         self.strays: list[tuple[str, str, str]] = []
-        self.connected: list[Backend] = []
-        subscriber = Subscriber(self.backend.place, Notifier(), lambda backend: self.listener)
+        self.connected: list[Partition] = []
+        subscriber = Subscriber(self.partition.store, Notifier(), lambda partition: self.listener)
         told = self._stray, lambda *left: None, self.connected.append
-        self.listener = Listener(self.backend, subscriber.want, *told)
+        self.listener = Listener(self.partition, subscriber.want, *told)
         self.listener.start()
 
-    def _stray(self, backend: Backend, kind: str, id: str, name: str) -> None:
-        assert backend is self.backend
+    def _stray(self, partition: Partition, kind: str, id: str, name: str) -> None:
+        assert partition is self.partition
         self.strays.append((kind, id, name))
 
     def say(self, message: str | bytes) -> None:
-        assert self.client.publish(self.backend.channel, message) == 1
+        assert self.client.publish(self.partition.channel, message) == 1
 
     def grant(self, id: str) -> None:
         """The message that the lock NAME was handed over just now, for half a minute."""
@@ -288,13 +288,13 @@ def heard_by(client: redis.Redis, eventually: Eventually) -> Iterator[Heard]:
     made = Heard(client)
     eventually(lambda: made.listener.ready)
     yield made
-    made.backend.place.close()
+    made.partition.store.close()
 
 
 def test_every_new_subscription_is_reported(heard_by: Heard, client: redis.Redis, eventually: Eventually) -> None:
-    eventually(lambda: heard_by.connected == [heard_by.backend])
+    eventually(lambda: heard_by.connected == [heard_by.partition])
     client.client_kill_filter(_type="pubsub", skipme=True)
-    eventually(lambda: heard_by.connected == [heard_by.backend] * 2)
+    eventually(lambda: heard_by.connected == [heard_by.partition] * 2)
 
 
 def test_a_wake_reaches_its_waiter(heard_by: Heard, eventually: Eventually) -> None:
@@ -355,7 +355,7 @@ def test_a_handoff_that_comes_after_its_lease_makes_all_look(heard_by: Heard, ev
     one, of_another_name = (listener.make_waiter(id, name, None) for id, name in ((ID, NAME), ("j" * 22, "another")))
     for waiter in (one, of_another_name):
         listener.register(waiter)
-    heard_by.backend.node.anchor = None  # nothing is known of the server's clock: a lease is presumed to be over
+    heard_by.partition.node.anchor = None  # nothing is known of the server's clock: a lease is presumed to be over
     heard_by.grant(ID)
     eventually(lambda: one.grant)
     assert one.look
@@ -377,7 +377,7 @@ def test_a_handoff_that_another_node_may_have_made_is_a_reason_to_look(
     """C3: a master of before is heard through the new one."""
     waiter = heard_by.listener.make_waiter(ID, NAME, None)
     heard_by.listener.register(waiter)
-    heard_by.backend.node.id = node
+    heard_by.partition.node.id = node
     heard_by.say(f"g {ID} 7 {server_time(heard_by.client)} 30000{by} {NAME}")
     eventually(lambda: waiter.look)
     assert waiter.grant is None
@@ -389,8 +389,8 @@ def test_a_handoff_by_a_node_that_may_have_been_replaced_is_a_reason_to_look(
     """C7: it has not answered for a while, and nobody has confirmed yet that it is still a master."""
     waiter = heard_by.listener.make_waiter(ID, NAME, None)
     heard_by.listener.register(waiter)
-    heard_by.backend.node.id = id = "@" + "a" * 40
-    heard_by.backend.node.doubted_at = monotonic()
+    heard_by.partition.node.id = id = "@" + "a" * 40
+    heard_by.partition.node.doubted_at = monotonic()
     heard_by.say(f"g {ID} 7 {server_time(heard_by.client)} 30000{id} {NAME}")
     eventually(lambda: waiter.look)
     assert waiter.grant is None
@@ -407,15 +407,15 @@ def test_an_answer_is_kept_if_no_thread_can_be_started_to_follow_it(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(ears, "_want", no_more)
-    ears.backend.subscribed_at = Node(ears.backend.node.origin)
-    assert ears.backend.execute(("PING",)) == b"PONG"
+    ears.partition.subscribed_at = Node(ears.partition.node.origin)
+    assert ears.partition.execute(("PING",)) == b"PONG"
     assert asked == [ears]
-    ears.backend.subscribed_at = None
+    ears.partition.subscribed_at = None
 
 
-def test_messages_that_come_while_others_subscribe_are_no_confirmations(backend: Backend) -> None:
-    ears = [runtime().listener(backend), runtime().listener(get_backend())]
-    receiver: Receiver[Listener] = Receiver(backend.node, ears, lambda *ended: None)
+def test_messages_that_come_while_others_subscribe_are_no_confirmations(partition: Partition) -> None:
+    ears = [runtime().listener(partition), runtime().listener(get_partition())]
+    receiver: Receiver[Listener] = Receiver(partition.node, ears, lambda *ended: None)
     answers = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
     receiver.connection = SimpleNamespace(  # type: ignore[assignment]
         connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)

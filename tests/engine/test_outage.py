@@ -13,7 +13,7 @@ from django_redislock import Lock
 from django_redislock.engine.background import outage
 from django_redislock.engine.background.outage import Outage
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 
 Eventually = Callable[..., Any]
@@ -84,7 +84,7 @@ def test_an_outage_does_not_continue_an_older_one_whose_end_nobody_noticed(
 def test_subscriptions_that_do_not_last_are_one_outage(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = runtime().listener(get_backend())
+    listener = runtime().listener(get_partition())
     listener.start()
     with own.client() as client:
         for _ in range(6):
@@ -103,7 +103,7 @@ def test_a_refused_subscription_is_logged_once(
     monkeypatch.setattr("django_redislock.engine.messages.listener.RECONNECTING", 0.01)
     with own.client() as client:
         client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
-        listener = runtime().listener(get_backend())
+        listener = runtime().listener(get_partition())
         listener.start()
         eventually(lambda: listener.generation > 4)
     assert caplog.text.count("event=not-subscribed") == 1
@@ -122,7 +122,7 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
 
     lock = Lock("seat", ttl=12)
     lock.acquire()
-    eventually(lambda: runtime().listener(get_backend()).ready)
+    eventually(lambda: runtime().listener(get_partition()).ready)
     own.stop()
     eventually(lambda: len(outages(failed)) == 3)
     first, second, third = outages(failed)

@@ -383,4 +383,4 @@ def test_disowning_one_section_leaves_the_lease_to_the_others() -> None:
     assert inner is not None
     owner.disown(inner, lease)
     assert owner.section(lock) is not inner
-    assert owner.lease_on(lease.backend, NAME) is lease
+    assert owner.lease_on(lease.partition, NAME) is lease

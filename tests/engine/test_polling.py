@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff
 from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked, locked_atomic
 from django_redislock.base.steps import run
 from django_redislock.store import calls
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, server_time
 from tests.helpers.processes import Worker
@@ -115,7 +115,7 @@ def test_with_the_setting_everybody_polls(
 
 
 def test_the_memory_mode_can_poll(crowd: Crowd, eventually: Eventually) -> None:
-    get_backend("memory").execute(("FLUSHALL",))
+    get_partition("memory").execute(("FLUSHALL",))
     me, you, lock = crowd(), crowd(), Lock(NAME, using="memory")
     me(lock, "acquire")
     waiting = you.start(Lock(NAME, poll=True, using="memory"), "acquire")
@@ -210,8 +210,8 @@ def test_polling_waiters_that_died_delay_others_only_as_long_as_they_may_miss_lo
     dead, me = ghost(alive=False), crowd()
     put(client, NAME)
     for id in ("x" * 22, "y" * 22):
-        wanted = dead.wanted(id, name=NAME)._replace(listens=False)
-        assert run(calls.acquire(wanted, calls.polled(1.0), None, until=inf, by=None)).state == calls.BUSY
+        request = dead.request(id, name=NAME)._replace(listens=False)
+        assert run(calls.acquire(request, calls.polled(1.0), None, until=inf, by=None)).state == calls.BUSY
     began = monotonic()
     waiting = wait_in_line(me, Lock(NAME, poll=poll), client, eventually)
     force_release(NAME)

@@ -23,7 +23,7 @@ from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import MESSAGE_WITHIN
 from django_redislock.engine.messages.waiters import ThreadWaiter
-from django_redislock.store.places import make_place
+from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, listener, queued, reader_of
 
@@ -44,13 +44,13 @@ class Desk:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        self.backend = make_place("default", "desk").backend(0)
-        self.connection = self.backend.node.origin.listening(MESSAGE_WITHIN)
+        self.partition = make_store("default", "desk").partition(0)
+        self.connection = self.partition.node.origin.listening(MESSAGE_WITHIN)
         self.connection.connect()
-        self.connection.send_command("SUBSCRIBE", self.backend.channel)
+        self.connection.send_command("SUBSCRIBE", self.partition.channel)
         self.connection.read_response()
         self.heard: list[tuple[str, threading.Thread]] = []
-        self.listener = Ears(self.backend, *[lambda *facts: None] * 4)
+        self.listener = Ears(self.partition, *[lambda *facts: None] * 4)
         self.reader = self.listener.reads = Reader(self.connection, self._handle, lambda: True)
         self.closed = threading.Event()
         self.trouble: list[Exception] = []
@@ -80,7 +80,7 @@ class Desk:
         return self.leaders[-1]
 
     def say(self, id: str) -> None:
-        assert self.client.publish(self.backend.channel, id) == 1
+        assert self.client.publish(self.partition.channel, id) == 1
 
     def stands_in(self, function: str, code: str = "") -> bool:
         """Whether the sweeper is in ``function``, at a line with ``code``."""
@@ -101,7 +101,7 @@ class Desk:
         if self.sweeper.ident is not None:
             self.sweeper.join(GENEROUS)
         assert not self.sweeper.is_alive()
-        self.backend.place.close()
+        self.partition.store.close()
 
 
 @pytest.fixture
@@ -451,7 +451,7 @@ def test_an_error_that_the_leader_meets_makes_the_listener_subscribe_again(
 
 
 @pytest.mark.parametrize(
-    "cut", [Listener.reconnect, lambda listener: listener.backend.place.close()], ids=["reconnect", "close"]
+    "cut", [Listener.reconnect, lambda listener: listener.partition.store.close()], ids=["reconnect", "close"]
 )
 def test_a_connection_that_is_cut_under_the_thread_that_reads_it_is_no_error_of_that_thread(
     cut: Callable[[Listener], object], held: Lock, waiting: Future[bool]

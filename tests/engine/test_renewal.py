@@ -40,9 +40,9 @@ def test_a_renewed_lock_goes_on_from_an_end_that_is_set_near(
 def test_a_renewal_that_comes_late_does_not_lengthen_what_was_detached(crowd: Crowd, client: redis.Redis) -> None:
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
-    wanted = me.read(lambda: lease_of(lock).wanted)
+    request = me.read(lambda: lease_of(lock).request)
     me(lock, "detach", 60)
-    assert run(calls.renew(wanted, "keep", 600)).state == calls.HELD
+    assert run(calls.renew(request, "keep", 600)).state == calls.HELD
     assert 0 < client.pttl(LOCK) <= 60_000
 
 
@@ -51,11 +51,11 @@ def test_a_watchdog_whose_thread_has_died_gets_another_one(client: redis.Redis, 
     lock.acquire()
     lease = lease_of(lock)
     runtime().watchdog.unwatch(lease)
-    watchdog = Watchdog(runtime().notifier, lambda backend: None)
+    watchdog = Watchdog(runtime().notifier, lambda partition: None)
     dead = watchdog._thread = threading.Thread()
     watchdog.watch(lease)
     assert watchdog._thread is not dead
     client.pexpire(LOCK, 60_000)
-    watchdog.renew_all(lease.backend)
+    watchdog.renew_all(lease.partition)
     eventually(lambda: client.pttl(LOCK) > 500_000)
     watchdog.end(lease)

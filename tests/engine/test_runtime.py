@@ -15,7 +15,7 @@ from django_redislock.base.per_process import PerProcess
 from django_redislock.engine import current_owner
 from django_redislock.engine import runtime as module
 from django_redislock.engine.runtime import Runtime, runtime
-from django_redislock.store.places import make_place
+from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import FENCE, NAME, holder, listener, reader_of
@@ -38,19 +38,19 @@ def test_a_child_closes_the_socket_of_a_subscription_that_its_parent_was_making(
     probed = far.hold_answer("SHARDNUMSUB")
     ears.start()
     assert probed.caught.wait(GENEROUS)
-    assert client.pubsub_numsub(ears.backend.channel)[0][1] == 1
+    assert client.pubsub_numsub(ears.partition.channel)[0][1] == 1
     runtime().leave_parent()
-    eventually(lambda: client.pubsub_numsub(ears.backend.channel)[0][1] == 0, within=3)  # before the probe gives up
+    eventually(lambda: client.pubsub_numsub(ears.partition.channel)[0][1] == 0, within=3)  # before the probe gives up
     probed.let_go()
 
 
 def test_what_is_made_for_a_place_that_is_closed_already_is_not_kept() -> None:
     """By a thread that still uses it: nobody would forget it any more."""
-    place, made = make_place("default", "closed"), runtime()
-    place.close()
-    made.listener(place.backend(0)).start()
-    assert place.backend(0) not in made._listeners
-    assert place not in made._subscribers
+    store, made = make_store("default", "closed"), runtime()
+    store.close()
+    made.listener(store.partition(0)).start()
+    assert store.partition(0) not in made._listeners
+    assert store not in made._subscribers
 
 
 def leave_something_pending() -> None:

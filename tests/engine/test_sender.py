@@ -13,9 +13,9 @@ import redis
 from django_redislock.engine.renewal.sender import Parcel, Sender
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.node import Node
-from django_redislock.store.place import Place
-from django_redislock.store.places import make_place
+from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
@@ -26,10 +26,10 @@ Eventually = Callable[..., Any]
 class Desk:
     """Sends simple test requests, and records the answers."""
 
-    def __init__(self, place: Place, eventually: Eventually) -> None:
-        self.place = place
-        self.backend = place.backend(0)
-        self.node = self.backend.node
+    def __init__(self, store: LockStore, eventually: Eventually) -> None:
+        self.store = store
+        self.partition = store.partition(0)
+        self.node = self.partition.node
         self.eventually = eventually
         self.answers: list[bytes] = []
         self.errors: list[tuple[list[str], Exception]] = []
@@ -62,9 +62,9 @@ def threads() -> list[threading.Thread]:
 
 @pytest.fixture
 def desk(far: Proxy, eventually: Eventually) -> Iterator[Desk]:
-    made = Desk(make_place("far", "redislock"), eventually)
+    made = Desk(make_store("far", "redislock"), eventually)
     yield made
-    made.place.close()
+    made.store.close()
 
 
 def test_what_has_patience_waits_for_the_trip_that_is_under_way(desk: Desk, far: Proxy) -> None:
@@ -162,7 +162,7 @@ def test_that_no_connection_can_be_made_is_told(desk: Desk, eventually: Eventual
 def test_no_connection_is_kept_when_the_settings_change(desk: Desk, far: Proxy, eventually: Eventually) -> None:
     desk.send("first")
     desk.idle()
-    desk.place.close()
+    desk.store.close()
     eventually(lambda: not any(link.threads[0].is_alive() for link in far.links))
     desk.send("late")
     desk.answered("first", "late")
@@ -191,8 +191,8 @@ def test_a_script_that_redis_does_not_know_is_sent_with_its_text(
     desk: Desk, client: redis.Redis, eventually: Eventually
 ) -> None:
     """R14: for each of several commands in one write."""
-    keys = make_keys(desk.backend.prefix, NAME)
-    known = calls.release_command(calls.Wanted(desk.backend, keys, NAME, "i" * 22), unknown=False)
+    keys = make_keys(desk.partition.prefix, NAME)
+    known = calls.release_command(calls.LockRequest(desk.partition, keys, NAME, "i" * 22), unknown=False)
     client.script_flush()
     parcels = [Parcel(number, command, 0.0) for number, command in enumerate([("ECHO", "one"), known, ("ECHO", "two")])]
     desk.sender.send(desk.node, parcels, GENEROUS)

@@ -12,8 +12,8 @@ import pytest
 
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.messages.waiters import Grant, TaskWaiter, ThreadWaiter, Waiter
-from django_redislock.store.place import Backend
-from django_redislock.store.places import make_place
+from django_redislock.store.lock_store import Partition
+from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME
 
@@ -24,14 +24,14 @@ GRANT = Grant(fence=7, us=0, lease=3.0, name=NAME)
 class Ears(Listener):
     """A listener that does not run; ``passed_on``: the ids of those whose lock was passed on."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, partition: Partition) -> None:
         self.passed_on: list[str] = []
         super().__init__(
-            backend,
+            partition,
             lambda ears: None,
             lambda *stray: None,
             lambda *left: self.passed_on.append(left[1]),
-            lambda backend: None,
+            lambda partition: None,
         )
 
     def add(self, id: str, name: str = NAME, loop: asyncio.AbstractEventLoop | None = None) -> Any:
@@ -42,9 +42,9 @@ class Ears(Listener):
 
 @pytest.fixture
 def ears() -> Iterator[Ears]:
-    place = make_place("default", "ears")
-    yield Ears(place.backend(0))
-    place.close()
+    store = make_store("default", "ears")
+    yield Ears(store.partition(0))
+    store.close()
 
 
 @pytest.fixture

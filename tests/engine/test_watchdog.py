@@ -32,10 +32,10 @@ from django_redislock.engine.renewal.sender import Parcel
 from django_redislock.engine.renewal.watchdog import Watchdog
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
-from django_redislock.store.calls import Renewed, Wanted, read_holder
+from django_redislock.store.calls import LockRequest, Renewed, read_holder
 from django_redislock.store.keys import make_keys
 from django_redislock.store.node import Node
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from django_redislock.store.together import together
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
@@ -130,13 +130,13 @@ def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(
     lease = me.read(lambda: lease_of(lock))
     answered, noted = watchdog._dispatch._sender._answered, threading.Event()
 
-    def late(backend: Any, parcels: list[Any], answers: list[Any], sent: float) -> None:
+    def late(partition: Any, parcels: list[Any], answers: list[Any], sent: float) -> None:
         lost = (lease, calls.LOST) in [
             (parcel.task, answer[0]) for parcel, answer in zip(parcels, answers, strict=True)
         ]
         if lost:
             eventually(lambda: losses)
-        answered(backend, parcels, answers, sent)
+        answered(partition, parcels, answers, sent)
         if lost:
             noted.set()
 
@@ -242,14 +242,14 @@ def test_a_renewal_that_fails_after_the_release_is_not_tried_again(
     lock = Lock(NAME, ttl=3, using="far")
     lock.acquire()
     lease = seen(lock)
-    backend = get_backend("far")
+    partition = get_partition("far")
     held = far.hold_request("keep")
-    watchdog.renew_all(backend)
+    watchdog.renew_all(partition)
     assert held.caught.wait(GENEROUS)
     lock.release()
     due = lease.due
     eventually(lambda: "event=renewal-failed" in caplog.text)
-    eventually(lambda: not watchdog._dispatch._sender._trips[backend.node])
+    eventually(lambda: not watchdog._dispatch._sender._trips[partition.node])
     assert lease.due == due
     held.let_go()
 
@@ -272,7 +272,7 @@ def test_the_owner_of_a_lock_that_was_released_may_end(
             overtaken.set()
 
     monkeypatch.setattr(watchdog, "_work", late)
-    watchdog.renew_all(lease.backend)
+    watchdog.renew_all(lease.partition)
     assert overtaken.wait(GENEROUS)
     assert "owner-ended" not in caplog.text
 
@@ -283,7 +283,7 @@ def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     client.zadd(QUEUE, {f"dead-{number}": number + 1 for number in range(6000)})
-    watchdog.release_later(lease_of(lock).wanted, unknown=False)
+    watchdog.release_later(lease_of(lock).request, unknown=False)
     eventually(lambda: not client.exists(LOCK, QUEUE))
 
 
@@ -301,11 +301,11 @@ def test_replanned_entries_do_not_pile_up(
 
 @pytest.mark.parametrize("sweeps", [False, True])
 def test_a_lease_that_is_planned_anew_is_never_forgotten_wherever_that_is_interrupted(sweeps: bool) -> None:
-    wanted: Any = SimpleNamespace(name=NAME)
+    request: Any = SimpleNamespace(name=NAME)
 
     def interrupted_at(place: int | None) -> Interrupter:
         agenda, one = Agenda(), Interrupter(lambda file: file == agenda_module.__file__, place)
-        leases = [Lease(wanted, fence=1, ends=100.0, handed=False, unknown=False) for _ in range(10)]
+        leases = [Lease(request, fence=1, ends=100.0, handed=False, unknown=False) for _ in range(10)]
         for number, lease in enumerate(leases):
             lease.watched = True
             agenda.plan(50.0 - number, lease)
@@ -378,7 +378,7 @@ def test_a_renewal_that_failed_is_tried_again_though_that_cannot_be_logged(
     lease = seen(lock)
     ends = lease.ends
     far.cut()
-    watchdog.renew_all(lease.backend)
+    watchdog.renew_all(lease.partition)
     eventually(lambda: any("event=renewal-failed" in message for message in broken_filter))
     far.mend()
     eventually(lambda: lease.ends > ends)
@@ -400,7 +400,7 @@ def test_a_renewal_that_cannot_be_sent_nor_logged_leaves_the_watchdog_alive(
     ends = lease.ends
     with monkeypatch.context() as patch:
         patch.setattr(watchdog, broken, None)
-        watchdog.renew_all(lease.backend)
+        watchdog.renew_all(lease.partition)
         eventually(lambda: any("event=watchdog-failed" in message for message in broken_filter))
     eventually(lambda: lease.ends > ends)
     lock.release()
@@ -447,7 +447,7 @@ def test_the_watchdog_survives_that_no_thread_can_be_started(
     caplog: pytest.LogCaptureFixture,
     no_threads: Callable[[bool], object],
 ) -> None:
-    backend, ears = get_backend("far"), listener("far")
+    partition, ears = get_partition("far"), listener("far")
     ears.start()
     eventually(lambda: ears.ready)
     lock = Lock(NAME, ttl=600, using="far")
@@ -456,7 +456,7 @@ def test_the_watchdog_survives_that_no_thread_can_be_started(
     no_threads(True)
 
     def failed() -> bool:
-        watchdog.renew_all(backend)  # as often as there is still a thread of the sender's on its way
+        watchdog.renew_all(partition)  # as often as there is still a thread of the sender's on its way
         return "can't start new thread" in caplog.text
 
     eventually(failed)
@@ -467,7 +467,7 @@ def test_the_watchdog_survives_that_no_thread_can_be_started(
     ends = lease.ends
 
     def renewed() -> bool:
-        watchdog.renew_all(backend)
+        watchdog.renew_all(partition)
         return lease.ends > ends
 
     eventually(renewed)
@@ -529,7 +529,7 @@ def test_releases_that_were_not_yet_sent_are_sent_before_the_process_ends(
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     lease = lease_of(lock)
-    stopped.release_later(lease.wanted, unknown=False)
+    stopped.release_later(lease.request, unknown=False)
     stopped.end(lease)
     eventually(lambda: not stopped._agenda)
     assert client.exists(LOCK)
@@ -545,7 +545,7 @@ def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
     lock.acquire()
     lease = lease_of(lock)
     stopped.end(lease)
-    stopped.release_later(lease.wanted, unknown=False, how=how)
+    stopped.release_later(lease.request, unknown=False, how=how)
     eventually(lambda: not stopped._agenda)
     far.cut()
     stopped.send_pending()
@@ -568,7 +568,7 @@ def test_servers_that_hang_take_a_process_one_second_in_all_and_keep_nothing_fro
             lock.acquire()
             lease = lease_of(lock)
             stopped.end(lease)
-            stopped.release_later(lease.wanted, unknown=False)
+            stopped.release_later(lease.request, unknown=False)
         eventually(lambda: not stopped._agenda)
         for network in hanging.values():
             network.partition()
@@ -585,13 +585,13 @@ def test_at_the_end_of_a_process_a_lock_is_held_without_a_thread(
 ) -> None:
     """Python 3.12 and later start none then."""
     ending()
-    watchdog = Watchdog(Notifier(), lambda backend: None)
+    watchdog = Watchdog(Notifier(), lambda partition: None)
     watchdog.undo_after(Frame(), SimpleNamespace())
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     lease = lease_of(lock)
     watchdog.watch(lease)
-    watchdog.release_later(lease.wanted, unknown=False)
+    watchdog.release_later(lease.request, unknown=False)
     watchdog.send_pending()
     assert not holder(client)
 
@@ -604,7 +604,7 @@ def test_at_the_end_of_a_process_a_lock_is_renewed_by_the_thread_that_there_is(
     lease = seen(lock)
     ends = lease.ends
     ending()
-    runtime().watchdog.renew_all(lease.backend)
+    runtime().watchdog.renew_all(lease.partition)
     eventually(lambda: lease.ends > ends)
     lock.release()
 
@@ -668,12 +668,12 @@ def test_a_lock_is_held_where_the_interpreter_ends(
 def test_at_interpreter_exit_nobody_waits_for_a_stopped_thread(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    last = Watchdog(Notifier(), lambda backend: None)
+    last = Watchdog(Notifier(), lambda partition: None)
     other()(last._mutex.acquire)  # by one who will never go on
     for module in ("renewal.watchdog", "background.threads"):
         monkeypatch.setattr(f"django_redislock.engine.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
-    backend = get_backend(None, NAME)
-    last.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
+    partition = get_partition(None, NAME)
+    last.release_later(LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "a" * 22), unknown=False)
     assert last._thread is not None
     assert not last._thread.is_alive()
 
@@ -719,10 +719,10 @@ def test_a_finalizer_at_interpreter_exit_never_hangs(
 def test_nothing_is_sent_at_exit_to_a_cluster_that_was_never_reached(stopped: Watchdog, settings: Any) -> None:
     settings.CACHES = {**settings.CACHES, "never": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1"}}
     settings.REDISLOCK = {"CLUSTER": ["never"]}
-    backend = get_backend("never", NAME)
-    stopped.release_later(Wanted(backend, make_keys(backend.prefix, NAME), NAME, "a" * 22), unknown=False)
+    partition = get_partition("never", NAME)
+    stopped.release_later(LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "a" * 22), unknown=False)
     stopped.send_pending()
-    assert backend.node_if_known is None
+    assert partition.node_if_known is None
 
 
 def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(eventually: Eventually) -> None:
@@ -732,7 +732,7 @@ def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(even
     lease = lease_of(lock)
     eventually(lambda: lease.seen)  # and would not be due again for 20 s
     lease.raising = True
-    watchdog.renew_all(lease.backend)
+    watchdog.renew_all(lease.partition)
     asked = lease.due
     eventually(lambda: not lease.urgent and lease.due > asked)
     lost = Renewed(calls.LOST, 0.0, False)
@@ -752,10 +752,10 @@ def test_a_renewal_whose_slot_has_moved_goes_to_the_new_node_at_once(monkeypatch
     lock.acquire()
     lease = lease_of(lock)
     moved = MovedError("1 127.0.0.1:1")
-    monkeypatch.setattr(lease.backend.place, "redirect", lambda backend, error, node: error is moved)
+    monkeypatch.setattr(lease.partition.store, "redirect", lambda partition, error, node: error is moved)
     with watchdog._mutex:  # nothing else is planned meanwhile
         watchdog._plan(lease.ends, lease)
-        watchdog._dispatch._answered(lease.backend.node, [Parcel(lease, (), lease.due)], [moved], 0.0)
+        watchdog._dispatch._answered(lease.partition.node, [Parcel(lease, (), lease.due)], [moved], 0.0)
         assert lease.due < lease.ends - 50
     assert not lock.lost
     lock.release()
@@ -766,7 +766,7 @@ def test_a_lock_that_was_detached_meanwhile_takes_no_new_fence() -> None:
     lock.acquire()
     lease = lease_of(lock)
     fence = lease.fence
-    run(calls.renew(lease.wanted, "detach", 60))
+    run(calls.renew(lease.request, "detach", 60))
     with pytest.raises(LockLost):
         run(draw_new_fence(lease))
     assert lease.fence == fence
@@ -780,12 +780,12 @@ def test_an_answer_from_another_node_than_the_one_subscribed_to_is_told(
     """C3: a subscription that stands at a demoted master counts for nothing, and whoever waits has to look."""
     lock, told = Lock(NAME, ttl=0.5, poll=True), threading.Event()  # nothing here subscribes
     lock.acquire()
-    places = [lease_of(lock).backend, get_backend(name="other")]
-    for backend in places:
-        monkeypatch.setattr(backend, "subscribed_at", Node(backend.place.origin))
-        monkeypatch.setattr(backend, "on_other_node", told.set)
+    both = [lease_of(lock).partition, get_partition(name="other")]
+    for partition in both:
+        monkeypatch.setattr(partition, "subscribed_at", Node(partition.store.origin))
+        monkeypatch.setattr(partition, "on_other_node", told.set)
     if ask == "list":
-        run(together([read_holder(backend, "other") for backend in places]))
+        run(together([read_holder(partition, "other") for partition in both]))
     assert told.wait(GENEROUS)
     lock.release()
 
@@ -797,7 +797,7 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.05)
     undone: list[bool] = []
     section: Any = SimpleNamespace(undo=lambda: undone.append(True))
-    idle, block = Watchdog(Notifier(), lambda backend: None), Frame()
+    idle, block = Watchdog(Notifier(), lambda partition: None), Frame()
     witness = idle.undo_after(block, section)
     del block
     eventually(lambda: undone)
@@ -814,7 +814,7 @@ def test_a_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_
         raise TypeError("unhashable")
 
     sections: list[Any] = [SimpleNamespace(undo=fail), SimpleNamespace(undo=lambda: undone.append(True))]
-    watchdog = Watchdog(Notifier(), lambda backend: None)
+    watchdog = Watchdog(Notifier(), lambda partition: None)
     for section in sections:
         block = Frame()
         witness = watchdog.undo_after(block, section)
@@ -836,10 +836,10 @@ def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_c
     watchdog = runtime().watchdog
     stands: list[bool] = []
 
-    def listen(backend: Any) -> None:
+    def listen(partition: Any) -> None:
         if not stands:
             stands.append(True)
-            watchdog.renew_all(backend)
+            watchdog.renew_all(partition)
 
     monkeypatch.setattr(watchdog, "_listen", listen)
     lock = Lock(NAME, ttl=300)
@@ -853,7 +853,7 @@ def test_a_subscription_that_stands_before_the_first_look_is_over_has_the_lock_c
 def test_a_start_that_is_interrupted_leaves_one_thread_in_the_end(
     late: bool, interrupted_start: Callable[..., InterruptedStart], eventually: Eventually
 ) -> None:
-    before, watchdog = threading.enumerate(), Watchdog(Notifier(), lambda backend: None)
+    before, watchdog = threading.enumerate(), Watchdog(Notifier(), lambda partition: None)
     strike = interrupted_start("redislock-watchdog", late=late)
     with pytest.raises(Interrupt):
         watchdog._start()
@@ -890,7 +890,7 @@ def test_simultaneous_callers_start_one_thread() -> None:
 
     for _ in range(20):
         before, together, frame = watchdogs(), threading.Barrier(8), Frame()
-        watchdog = Watchdog(Notifier(), lambda backend: None)
+        watchdog = Watchdog(Notifier(), lambda partition: None)
 
         def come(watchdog: Watchdog = watchdog, frame: Frame = frame, together: threading.Barrier = together) -> None:
             together.wait()

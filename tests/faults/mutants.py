@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from django_redislock.engine.acquiring import effective_options
 from django_redislock.store import scripts
-from django_redislock.store.calls import Wanted
+from django_redislock.store.calls import LockRequest
 
 
 class Mutant(NamedTuple):
@@ -77,7 +77,7 @@ def mutate(name: str | None) -> None:
     for snippet, instead in mutant.changes.items():
         change_scripts(snippet, instead)
     if mutant.tokens_as_ids:
-        setattr(effective_options, "Wanted", _with_token_as_id)  # noqa: B010
+        setattr(effective_options, "LockRequest", _with_token_as_id)  # noqa: B010
 
 
 def change_scripts(snippet: str, instead: str) -> None:
@@ -103,6 +103,6 @@ def _as_loaded(script: scripts.Script, text: str) -> str:
     return re.sub(r"\b(KEYS|ARGV)\.(\w+)", index, text)
 
 
-def _with_token_as_id(*args: Any, **kwargs: Any) -> Wanted:
-    wanted = Wanted(*args, **kwargs)
-    return wanted if wanted.token is None else wanted._replace(id=wanted.token, token=None)
+def _with_token_as_id(*args: Any, **kwargs: Any) -> LockRequest:
+    request = LockRequest(*args, **kwargs)
+    return request if request.token is None else request._replace(id=request.token, token=None)

@@ -321,7 +321,7 @@ def forgotten(client: redis.Redis, forget: Callable[[], None]) -> Callable[[Lock
     def forgotten(lock: Lock) -> None:
         forget()
         client.set(FENCE, lock.fence - 1)
-        lease_of(lock).backend.known = 0
+        lease_of(lock).partition.known = 0
 
     client.set(FENCE, server_time(client) + AHEAD)
     return forgotten

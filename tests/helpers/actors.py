@@ -17,7 +17,7 @@ import redis
 from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import make_place
+from django_redislock.store.stores import make_store
 
 T = TypeVar("T")
 
@@ -217,22 +217,22 @@ class Ghost:
 
     def __init__(self, client: redis.Redis, *, alive: bool) -> None:
         self.client = client
-        self.backend = make_place("default", "redislock").backend(0)
+        self.partition = make_store("default", "redislock").partition(0)
         self.pubsub = client.pubsub()
         if alive:
-            self.pubsub.subscribe(self.backend.channel)
+            self.pubsub.subscribe(self.partition.channel)
             assert self.pubsub.get_message(timeout=GENEROUS)
 
-    def wanted(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> calls.Wanted:
+    def request(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> calls.LockRequest:
         """The request of an attempt of this process."""
-        keys = make_keys(self.backend.prefix, name)
-        return calls.Wanted(self.backend, keys, name, id, ttl, **{"owner": "ghost", **more})
+        keys = make_keys(self.partition.prefix, name)
+        return calls.LockRequest(self.partition, keys, name, id, ttl, **{"owner": "ghost", **more})
 
     def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> calls.Taken:
         """Queue as a waiter that came ``age`` seconds ago."""
         ticket = server_time(self.client) - round(age * 1e6)
-        wanted = self.wanted(id, name=name, ttl=ttl)
-        return run(calls.acquire(wanted, calls.QUEUED, ticket, until=float("inf"), by=None))
+        request = self.request(id, name=name, ttl=ttl)
+        return run(calls.acquire(request, calls.QUEUED, ticket, until=float("inf"), by=None))
 
     def hear(self) -> list[str]:
         """The next message to this process, split into words."""
@@ -242,7 +242,7 @@ class Ghost:
 
     def close(self) -> None:
         self.pubsub.close()
-        self.backend.place.close()
+        self.partition.store.close()
 
 
 def server_time(client: redis.Redis) -> int:

@@ -17,8 +17,8 @@ from django_redislock import Lock, locked
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.places import get_backend
 from django_redislock.store.retry import Execute
+from django_redislock.store.stores import get_partition
 
 from . import state
 from .actors import GENEROUS
@@ -75,7 +75,7 @@ def _ends_by_itself(client: redis.Redis, key: str) -> bool:
 
 def leftovers(client: redis.Redis) -> dict[str, Any]:
     """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
-    backend, watchdog, waiters = get_backend(), runtime().watchdog, listener().waiters
+    partition, watchdog, waiters = get_partition(), runtime().watchdog, listener().waiters
     known = {
         "keys": [key for key in state.leftovers(client) if not _ends_by_itself(client, key)],
         "waiters": waiters.of(),
@@ -84,11 +84,11 @@ def leftovers(client: redis.Redis) -> dict[str, Any]:
         "leases": state.leases(),
         "pending releases": set(watchdog._pending),
     }
-    connections = backend.place._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
+    connections = partition.store._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
     if connections is not None:
         known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
         known["loans"] = set(connections._loans)
-        known["connections beyond the bound"] = max(0, len(state.idle(connections)) - backend.place.bound)
+        known["connections beyond the bound"] = max(0, len(state.idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
 
 

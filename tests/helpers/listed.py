@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.node import Node
-from django_redislock.store.place import Place
 from redisserver import RedisServer
 
 from .actors import server_time
@@ -43,13 +43,13 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
-    exchange = Place.exchange
+    exchange = LockStore.exchange
 
-    def noted(self: Place, node: Node, commands: Any, *args: Any) -> Any:
+    def noted(self: LockStore, node: Node, commands: Any, *args: Any) -> Any:
         made.append(len(commands))
         return exchange(self, node, commands, *args)
 
-    monkeypatch.setattr(Place, "exchange", noted)
+    monkeypatch.setattr(LockStore, "exchange", noted)
     return made
 
 

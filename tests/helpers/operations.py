@@ -13,7 +13,7 @@ from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, L
 from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 
 from .actors import GENEROUS, Crowd
 from .state import leases
@@ -92,33 +92,33 @@ def clear_all(crowd: Crowd) -> None:
 
 def meet_the_dead(name: str) -> None:
     """Waiters that are gone, poll or are paused; an attempt that was given up; a lock that has expired."""
-    backend = get_backend()
-    keys = make_keys(backend.prefix, name)
+    partition = get_partition()
+    keys = make_keys(partition.prefix, name)
 
-    def wanted(id: str, *, listens: bool = False, token: str | None = None) -> calls.Wanted:
-        return calls.Wanted(backend, keys, name, id * 22, 30, owner="somebody", listens=listens, token=token)
+    def request(id: str, *, listens: bool = False, token: str | None = None) -> calls.LockRequest:
+        return calls.LockRequest(partition, keys, name, id * 22, 30, owner="somebody", listens=listens, token=token)
 
     def acquire(id: str, wait: str = calls.QUEUED, *, listens: bool = True) -> int:
-        asked = calls.acquire(wanted(id, listens=listens), wait, None, until=float("inf"), by=None)
+        asked = calls.acquire(request(id, listens=listens), wait, None, until=float("inf"), by=None)
         return run(asked).state
 
-    backend_channel, backend.channel = backend.channel, f"{backend.prefix}wake:nobody-listens"
+    backend_channel, partition.channel = partition.channel, f"{partition.prefix}wake:nobody-listens"
     try:
         assert acquire("a") == calls.GRANTED
         assert acquire("a") == calls.ALREADY
         assert acquire("b", calls.polled(50), listens=False) == calls.BUSY
         assert acquire("c") == calls.BUSY
         for how in ("keep", "confirm", "add", "set", "detach"):
-            assert run(calls.renew(wanted("a"), how, 30)).state == calls.HELD
-        assert run(calls.release(wanted("a"), unknown=False)).state == calls.DETACHED
-        assert run(calls.release(wanted("a"), unknown=False, how=calls.BEARER)).state == calls.RELEASED
+            assert run(calls.renew(request("a"), how, 30)).state == calls.HELD
+        assert run(calls.release(request("a"), unknown=False)).state == calls.DETACHED
+        assert run(calls.release(request("a"), unknown=False, how=calls.BEARER)).state == calls.RELEASED
         assert acquire("b", calls.polled(50), listens=False) == calls.GRANTED  # it was left for it
-        assert run(calls.force(backend, keys, name))
-        assert run(calls.renew(wanted("b"), "keep", 30)).state == calls.LOST
-        assert run(calls.release(wanted("d"), unknown=True)).state == calls.NOT_HELD
+        assert run(calls.force(partition, keys, name))
+        assert run(calls.renew(request("b"), "keep", 30)).state == calls.LOST
+        assert run(calls.release(request("d"), unknown=True)).state == calls.NOT_HELD
         assert acquire("d") == calls.GIVEN_UP
     finally:
-        backend.channel = backend_channel
+        partition.channel = backend_channel
 
 
 def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:

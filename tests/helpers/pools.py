@@ -15,7 +15,7 @@ from django_redislock.base.names import pool_name
 from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import pool_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from django_redislock.store.wire import Command
 
 from .actors import GENEROUS, Ghost, server_time
@@ -50,9 +50,9 @@ Held = Callable[[str], None]
 Wait = Callable[..., Future[PoolMember]]
 
 
-def got(wanted: Future[PoolMember]) -> str:
+def got(request: Future[PoolMember]) -> str:
     """The key of the member that somebody who waited has got."""
-    return wanted.result(GENEROUS).key
+    return request.result(GENEROUS).key
 
 
 def lock_of(key: str, pool: str = POOL) -> str:
@@ -63,7 +63,7 @@ def lock_of(key: str, pool: str = POOL) -> str:
 def raw(using: str, *command: Any) -> Any:
     """A command of somebody else, on the Redis of this alias, in memory too."""
     given: Command = tuple(command)
-    return get_backend(using).execute(given)
+    return get_partition(using).execute(given)
 
 
 @dataclass
@@ -105,12 +105,12 @@ def leases_end(client: redis.Redis, *keys: str) -> None:
 
 def leave(ghost: Ghost, id: str) -> None:
     """A waiter of this process leaves the line, or gives back what it was granted."""
-    run(calls.release(ghost.wanted(id, name=ANY), unknown=False))
+    run(calls.release(ghost.request(id, name=ANY), unknown=False))
 
 
 def poll(ghost: Ghost, id: str, patience: float = 50) -> calls.Taken:
     """A waiter of this process asks for any member, and will look again by itself within ``patience`` seconds."""
-    return run(calls.acquire(ghost.wanted(id, name=ANY), calls.polled(patience), None, until=math.inf, by=None))
+    return run(calls.acquire(ghost.request(id, name=ANY), calls.polled(patience), None, until=math.inf, by=None))
 
 
 def holder(client: redis.Redis, key: str) -> str:

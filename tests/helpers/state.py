@@ -17,7 +17,7 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.store import probe
 from django_redislock.store.keys import make_keys
 from django_redislock.store.loop_connections import LoopConnections
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 
 from .actors import server_time
 
@@ -109,7 +109,7 @@ def leases() -> list[Lease]:
 
 
 def listener(using: str | None = None) -> Any:
-    return runtime().listener(get_backend(using))
+    return runtime().listener(get_partition(using))
 
 
 def listens(ears: Any) -> bool:
@@ -128,7 +128,7 @@ def what_listens() -> str:
     """The state of the listeners of this process, and what all its threads are doing."""
     faulthandler.dump_traceback(2)
     ears, reader = listener(), reader_of(listener())
-    subscribers = get_backend().execute(("PUBSUB", "NUMSUB", get_backend().channel))
+    subscribers = get_partition().execute(("PUBSUB", "NUMSUB", get_partition().channel))
     reading = None if reader is None else (reader._turn(), reader._trouble, reader._connection._sock, reader._followers)
     waiters = [(one.id, one.told) for one in ears.waiters.of(None)]
     return f"ready {ears.ready}, polled {ears.polled}, heard {ears.heard}, {subscribers=}, {reading=}, {waiters=}"
@@ -141,7 +141,7 @@ def idle(connections: LoopConnections) -> list[Any]:
 
 def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
     """Close idle connections of an event loop that is not running, so that nothing warns when it is closed."""
-    loop.call_soon(get_backend().place._loops[loop].drop_idle)
+    loop.call_soon(get_partition().store._loops[loop].drop_idle)
     loop.run_until_complete(asyncio.sleep(0))
 
 

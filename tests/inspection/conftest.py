@@ -34,8 +34,8 @@ def queue_up(ghost: Callable[..., Ghost]) -> Queue:
     def queue_up(name: str, count: int, **more: Any) -> list[str]:
         owners = [f"waiter-{number}" for number in range(count)]
         for number, owner in enumerate(owners):
-            wanted = there.wanted(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
-            run(calls.acquire(wanted, calls.QUEUED, None, until=NEVER, by=None))
+            request = there.request(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
+            run(calls.acquire(request, calls.QUEUED, None, until=NEVER, by=None))
         return owners
 
     return queue_up

@@ -82,8 +82,8 @@ def test_without_parentheses_the_function_itself_is_locked(crowd: Crowd, client:
     def here(number: int) -> tuple[int, list[str]]:
         return number, lock_names(client)
 
-    place = f"{__name__}.test_without_parentheses_the_function_itself_is_locked.locals.here"
-    assert crowd()(Twins(locked, here), "call", 7) == (7, [place])
+    store = f"{__name__}.test_without_parentheses_the_function_itself_is_locked.locals.here"
+    assert crowd()(Twins(locked, here), "call", 7) == (7, [store])
 
 
 def test_a_function_is_no_name_beside_options() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import lease_of, listener
@@ -19,7 +19,7 @@ def using(request: pytest.FixtureRequest) -> str:
     """The test runs twice: on an alias of the session's server, and on one of fakeredis in this process."""
     alias: str = request.param
     if alias == "memory":
-        get_backend(alias).execute(("FLUSHALL",))
+        get_partition(alias).execute(("FLUSHALL",))
     return alias
 
 

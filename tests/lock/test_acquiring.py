@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redislock import FairLock, Lock, LockNotOwned, get_lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
@@ -174,7 +174,7 @@ def test_fences_grow_strictly_across_names_people_and_a_flush(crowd: Crowd, clie
 def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get_backend(), "known", 0)  # restored at the end, so that the next test has the real time
+    monkeypatch.setattr(get_partition(), "known", 0)  # restored at the end, so that the next test has the real time
     future = server_time(client) + 10**9
     client.set(FENCE, future)
     with Lock(NAME) as lock:

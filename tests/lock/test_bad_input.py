@@ -20,7 +20,7 @@ from redis.backoff import AbstractBackoff, ConstantBackoff
 import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockPool, get_lock, locked_view
 from django_redislock.base.display import shown
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from tests.helpers.actors import Crowd
 from tests.helpers.state import NAME, leftovers
 

@@ -18,7 +18,7 @@ from django.views.debug import ExceptionReporter
 from redis.backoff import AbstractBackoff
 
 from django_redislock import Lock, LockUnavailable, locked, locked_atomic, locked_view
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from redisserver import RedisServer
 from tests.helpers.actors import Other
 from tests.helpers.state import NAME

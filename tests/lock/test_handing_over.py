@@ -19,7 +19,7 @@ from django_redislock.engine.acquiring import attempt
 from django_redislock.engine.leases.lease import ADOPTED, RELEASED
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
@@ -401,7 +401,7 @@ def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
         me(lock, "release")
     own.start()
     with own.client() as client:  # as a server with persistence would still have it
-        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
+        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_partition().channel} c 1 1 {TOKEN} me", px=30_000)
         again = Lock(NAME, token=TOKEN)
         assert you(again, "acquire", blocking=False) is True
         you(again, "release")
@@ -415,14 +415,14 @@ def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request
     you, again = crowd(), Lock(NAME, token=TOKEN)
     acquire, listened = calls.acquire, []
 
-    def late(wanted: calls.Wanted, *args: Any, **options: Any) -> Any:
+    def late(request: calls.LockRequest, *args: Any, **options: Any) -> Any:
         while not listener().ready:
             yield Pause(0.01)
-        listened.append(wanted.listens)
-        return (yield from acquire(wanted, *args, **options))
+        listened.append(request.listens)
+        return (yield from acquire(request, *args, **options))
 
     with own.client() as client:
-        client.set(LOCK, f"{'i' * 22} {get_backend().channel} c 1 1 {TOKEN} me", px=30_000)
+        client.set(LOCK, f"{'i' * 22} {get_partition().channel} c 1 1 {TOKEN} me", px=30_000)
         monkeypatch.setattr(attempt, "LISTENING_WITHIN", 0.0)
         monkeypatch.setattr(calls, "acquire", late)
         assert you(again, "acquire", blocking=False)

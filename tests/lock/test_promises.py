@@ -15,7 +15,7 @@ import redis
 from django_redislock import Lock, force_release, list_locks
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, WAITERS, holder, queued
@@ -278,17 +278,17 @@ def test_what_a_list_of_10_000_locks_costs_does_not_grow_with_the_other_keys(
     with redis_server() as server, server.client() as client:
         for first in range(0, others, 100_000):
             client.execute_command("EVAL", fill, 0, first)
-        backend = get_backend(other_alias(server.url))
+        partition = get_partition(other_alias(server.url))
         with Lock("warm-up", using="other"):
             pass
         commands = []
         for number in range(10_000):
             name, id = f"order:{number:05}", f"id-of-an-order-{number:07}"
-            args = (name, id, backend.channel, "0", "600000", calls.NOT_AT_ALL, "", "-", "", "", "somebody")
-            keys = (*make_keys(backend.prefix, name).all, f"{backend.prefix}gone:{id}")
+            args = (name, id, partition.channel, "0", "600000", calls.NOT_AT_ALL, "", "-", "", "", "somebody")
+            keys = (*make_keys(partition.prefix, name).all, f"{partition.prefix}gone:{id}")
             commands.append(calls._ACQUIRE["key"].command(keys, args))
         for begin in range(0, 10_000, 1000):
-            answers, _ = backend.exchange(commands[begin : begin + 1000])
+            answers, _ = partition.exchange(commands[begin : begin + 1000])
             assert all(answer[0] == calls.GRANTED for answer in answers)
         assert client.dbsize() > others + 10_000
         client.config_resetstat()

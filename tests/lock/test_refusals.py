@@ -15,11 +15,11 @@ from django.test import override_settings
 
 from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
 from django_redislock.base.log import in_form
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.engine.acquiring.current_holder import NEWS
 from django_redislock.engine.messages.listener import LOOK_EVERY
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
@@ -105,7 +105,7 @@ def test_a_waiter_that_comes_back_with_a_ticket_may_queue_even_if_the_queue_is_f
     eventually(lambda: queued(client))
     client.delete(QUEUE, WAITERS)  # as a restarted Redis does
     ghost().queue("a-newcomer", name=NAME)
-    runtime().listener(get_backend()).tell_all()
+    runtime().listener(get_partition()).tell_all()
     eventually(lambda: queued(client) == 2)
     holder(held, "release")
     assert waiting.result(GENEROUS) is True  # it came first

@@ -90,11 +90,11 @@ def test_a_lock_is_seized_ahead_of_its_waiters_who_keep_their_places(
     crowd_elsewhere.queue(SECOND, name=NAME, age=4)
     if not held:
         client.delete(LOCK)
-    places = client.zrange(QUEUE, 0, -1, withscores=True)
+    queue = client.zrange(QUEUE, 0, -1, withscores=True)
     lock = Lock(NAME)
     me(lock, "seize")
     assert me(lock, "owned")
-    assert client.zrange(QUEUE, 0, -1, withscores=True) == places
+    assert client.zrange(QUEUE, 0, -1, withscores=True) == queue
     me(lock, "release")
     assert holder(client) == FIRST
 

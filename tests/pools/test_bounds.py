@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from django_redislock import LockPool
-from django_redislock.store.place import Backend
+from django_redislock.store.lock_store import Partition
 from tests.helpers.actors import GENEROUS, Ghost
 from tests.helpers.pools import ANY, BUSY, FREE, FRESH, HELD, POOL, TTL, audit, in_line
 
@@ -41,16 +41,16 @@ class Meter:
 
 @pytest.fixture
 def meter(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    meter, exchange = Meter(client), Backend.exchange
+    meter, exchange = Meter(client), Partition.exchange
 
-    def measured(self: Backend, commands: Any, *args: Any) -> Any:
+    def measured(self: Partition, commands: Any, *args: Any) -> Any:
         answer = exchange(self, commands, *args)
         after = meter.count()
         meter.most, meter.before = max(meter.most, after - meter.before), after
         meter.scripts += 1
         return answer
 
-    monkeypatch.setattr(Backend, "exchange", measured)
+    monkeypatch.setattr(Partition, "exchange", measured)
     return meter
 
 

@@ -167,7 +167,7 @@ def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
 # A child is forked inside a section, and leaves it.
 LEAVES = """
 import asyncio
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 
 LockPool("accounts").extend(["alice"])
 child = False

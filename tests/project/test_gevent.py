@@ -144,7 +144,7 @@ def test_1000_greenlets_get_the_lock_in_the_order_of_the_queue_over_a_bounded_nu
     start_patched: StartPatched, client: Any, eventually: Eventually
 ) -> None:
     code = """
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 lock = Lock("seat", blocking_timeout=90)
 order, inside = [], 0
 
@@ -158,7 +158,7 @@ def wait():
             gevent.sleep(0.001)
         inside -= 1
 
-say("ready", get_backend().place.bound)
+say("ready", get_partition().store.bound)
 hear()
 greenlets = [gevent.spawn(wait) for _ in range(1000)]
 gevent.joinall(greenlets, raise_error=True)
@@ -312,13 +312,13 @@ alive.join()
 
 def test_a_greenlet_hears_at_once_that_its_lock_was_force_released(start_patched: StartPatched) -> None:
     code = """
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from django_redislock.engine.runtime import runtime
 
 def hold():
     lock = Lock("seat", on_lost=lambda error: say("told", error.name))
     lock.acquire()
-    until(lambda: runtime().listener(get_backend()).ready)  # it listens when it has held for 0.1 s
+    until(lambda: runtime().listener(get_partition()).ready)  # it listens when it has held for 0.1 s
     say("got")
     until(lambda: lock.lost)
     say("lost", time.monotonic())
@@ -372,7 +372,7 @@ def test_a_greenlet_that_reads_for_the_others_waits_on_when_its_connection_is_cu
     start_patched: StartPatched, client: Any
 ) -> None:
     code = """
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.probe import probe_command
 
@@ -381,11 +381,11 @@ def wait():
         return "through"
 
 def somebody_reads():
-    backend.execute(probe_command(backend))  # whoever reads now makes room for one who waits
+    partition.execute(probe_command(partition))  # whoever reads now makes room for one who waits
     return any(stands_in(waiter, "lead") for waiter in waiters)
 
-backend = get_backend()
-listener = runtime().listener(backend)
+partition = get_partition()
+listener = runtime().listener(partition)
 lock = Lock("seat")
 with lock:
     waiters = [gevent.spawn(wait) for _ in range(3)]

@@ -12,7 +12,7 @@ from django_redis.pool import ConnectionFactory
 from django_redislock import Lock
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
@@ -103,7 +103,7 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
     def renew_all(using: str | None = None) -> None:
         eventually(lambda: all(lease.seen for lease in leases()))
-        runtime().watchdog.renew_all(get_backend(using))
+        runtime().watchdog.renew_all(get_partition(using))
 
     return renew_all
 

@@ -29,9 +29,9 @@ from hypothesis.stateful import (
 
 from django_redislock.base.steps import run
 from django_redislock.store import calls, scripts
-from django_redislock.store.place import Backend
-from django_redislock.store.places import make_place
+from django_redislock.store.lock_store import Partition
 from django_redislock.store.retry import call
+from django_redislock.store.stores import make_store
 from django_redislock.store.wire import Command
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
@@ -122,9 +122,9 @@ class Someone:
 
 
 class Machine(RuleBasedStateMachine):
-    # set by prepared(); a backend stands for each process, and one listener receives the messages of all
+    # set by prepared(); a partition stands for each process, and one listener receives the messages of all
     client: Any
-    backends: list[Backend]
+    partitions: list[Partition]
     ear: Any
 
     def __init__(self) -> None:
@@ -139,8 +139,8 @@ class Machine(RuleBasedStateMachine):
         self.ear.reset()
         self._subscribe(EAR)
         self.advance(0)
-        for process, backend in enumerate(self.backends):
-            backend.known = 0
+        for process, partition in enumerate(self.partitions):
+            partition.known = 0
             self.live_or_die(process, dies=False)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -253,11 +253,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends)
     @rule(process=PROCESSES, ms=st.sampled_from([5_000, 50_000, 180_000]))
     def suspend(self, process: int, ms: int) -> None:
-        backend, owner = self.backends[process], f"owner of a suspension at {process}\nits note"
+        partition, owner = self.partitions[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(backend.channel, backend.known), ms, owner)
-            begun = run(calls.suspend(backend, KEYS, NAME, ms / 1000, owner))
+            expected = self.reference.suspend(Process(partition.channel, partition.known), ms, owner)
+            begun = run(calls.suspend(partition, KEYS, NAME, ms / 1000, owner))
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
             return False
@@ -337,7 +337,7 @@ class Machine(RuleBasedStateMachine):
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
         """A process subscribes, or its subscription ends."""
-        channel = self.backends[process].channel
+        channel = self.partitions[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
             self._subscribe(channel, "unsubscribe")
@@ -428,19 +428,19 @@ class Machine(RuleBasedStateMachine):
     def _is_handed_over(self) -> bool:
         return self.reference.lock is not None and self.reference.lock.flag == "h"
 
-    def _wanted(self, one: Someone, process: int, *, listens: bool) -> calls.Wanted:
+    def _request(self, one: Someone, process: int, *, listens: bool) -> calls.LockRequest:
         id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        asked = calls.Wanted(self.backends[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
+        asked = calls.LockRequest(self.partitions[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
         return asked._replace(owner=owner, listens=listens)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
-            wanted = self._wanted(one, one.process, listens=one.listens or wait == calls.QUEUED)
-            expected = self.reference.acquire(_caller(wanted), one.attempt, wait, ticket)
-            taken = run(calls.acquire(wanted, wait, ticket, until=math.inf, by=None))
+            request = self._request(one, one.process, listens=one.listens or wait == calls.QUEUED)
+            expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
+            taken = run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
@@ -457,9 +457,9 @@ class Machine(RuleBasedStateMachine):
 
     def _release(self, one: Someone, process: int, *, unknown: bool, how: str = calls.HOLDER) -> None:
         def act() -> bool:
-            wanted = self._wanted(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.release(_caller(wanted), one.id, unknown=unknown, how=how)
-            answer = run(calls.release(wanted, unknown=unknown, how=how))
+            request = self._request(one, process, listens=one.listens or process != one.process)
+            expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
+            answer = run(calls.release(request, unknown=unknown, how=how))
             note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
@@ -471,10 +471,10 @@ class Machine(RuleBasedStateMachine):
         fence = None if below is None or held is None else held.fence - below
 
         def act() -> bool:
-            wanted = self._wanted(one, process, listens=one.listens or process != one.process)
-            expected = self.reference.renew(_caller(wanted), one.attempt, ttl, how, ms, fence)
+            request = self._request(one, process, listens=one.listens or process != one.process)
+            expected = self.reference.renew(_caller(request), one.attempt, ttl, how, ms, fence)
             state, left, raised = expected
-            renewed = run(calls.renew(wanted._replace(ttl=ttl / 1000), how, ms / 1000, fence))
+            renewed = run(calls.renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence))
             note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
             assert (renewed.state, renewed.taken) == (state, state == calls.LOST and left > 0)
@@ -485,11 +485,11 @@ class Machine(RuleBasedStateMachine):
         self._do(act)
 
     def _force(self, process: int, highest: int | None, what: str = calls.WHATEVER) -> None:
-        backend = self.backends[process]
+        partition = self.partitions[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(backend.channel, backend.known), highest, what)
-            value = run(calls.force(backend, KEYS, NAME, highest, what))
+            expected = self.reference.force(Process(partition.channel, partition.known), highest, what)
+            value = run(calls.force(partition, KEYS, NAME, highest, what))
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
             return False
@@ -616,8 +616,8 @@ def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(words[::2], words[1::2], strict=True)
 
 
-def _caller(wanted: calls.Wanted) -> Process:
-    return Process(wanted.channel, wanted.backend.known)
+def _caller(request: calls.LockRequest) -> Process:
+    return Process(request.channel, request.partition.known)
 
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
@@ -655,7 +655,7 @@ def prepared(
         return text
 
     text = changed(scripts._text.__wrapped__, [clock, *changes])
-    backends, ear = [make_place("default", "redislock").backend(0) for _ in HOMES], client.pubsub()
+    partitions, ear = [make_store("default", "redislock").partition(0) for _ in HOMES], client.pubsub()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scripts, "_text", text)
@@ -665,13 +665,15 @@ def prepared(
             if released is not None:
                 translated = translator(text, changed(read_released, [clock, *released]))
 
-                def call_released(backend: Backend, command: Command, *args: Any, **options: Any) -> Any:
-                    return call(backend, translated(command) if backend is backends[0] else command, *args, **options)
+                def call_released(partition: Partition, command: Command, *args: Any, **options: Any) -> Any:
+                    return call(
+                        partition, translated(command) if partition is partitions[0] else command, *args, **options
+                    )
 
                 patch.setattr(calls, "call", call_released)
-            for name, value in (("client", client), ("backends", backends), ("ear", ear)):
+            for name, value in (("client", client), ("partitions", partitions), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine
     finally:
-        for one in (*(backend.place for backend in backends), ear):
+        for one in (*(partition.store for partition in partitions), ear):
             one.close()

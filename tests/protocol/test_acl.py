@@ -16,7 +16,7 @@ from django.core.management import call_command
 
 import django_redislock
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.inspection.listing import read_page
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Other
@@ -171,11 +171,11 @@ say("done")
 @pytest.mark.complete
 def test_processes_wait_for_each_other(root: redis.Redis, start: Callable[..., Worker], eventually: Eventually) -> None:
     workers = [start(WAITS) for _ in range(3)]
-    for place, worker in enumerate(workers):
+    for store, worker in enumerate(workers):
         worker.tell()
-        if place == 0:
+        if store == 0:
             worker.expect("got")
-        eventually(lambda place=place: root.zcard("redislock{0}:queue:stock") == place)
+        eventually(lambda store=store: root.zcard("redislock{0}:queue:stock") == store)
     for former, following in pairwise(workers):
         former.tell()
         former.expect("done")

@@ -11,19 +11,19 @@ import redis
 from django_redislock import Lock, LockLost
 from django_redislock.base.steps import run
 from django_redislock.store import calls
-from django_redislock.store.calls import Wanted
+from django_redislock.store.calls import LockRequest
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.state import LOCK, NAME, lease_of
 
 
-def attempt(id: str) -> Wanted:
-    backend = get_backend()
-    return Wanted(backend, make_keys(backend.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
+def attempt(id: str) -> LockRequest:
+    partition = get_partition()
+    return LockRequest(partition, make_keys(partition.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
 
 
-def acquire(wanted: Wanted) -> calls.Taken:
-    return run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+def acquire(request: LockRequest) -> calls.Taken:
+    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
 def test_a_renewal_discovers_that_its_attempt_was_granted_the_lock_again(client: redis.Redis) -> None:
@@ -42,7 +42,7 @@ def test_a_renewal_discovers_that_its_attempt_was_granted_the_lock_again(client:
 def test_the_previous_holder_is_told(client: redis.Redis) -> None:
     lock = Lock(NAME)
     lock.acquire()
-    mine = lease_of(lock).wanted
+    mine = lease_of(lock).request
     client.delete(LOCK)
     assert acquire(mine).state == calls.GRANTED
     with pytest.raises(LockLost):
@@ -60,4 +60,4 @@ def test_a_process_learns_fences_from_handoffs(client: redis.Redis, other: Any, 
     eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
     held.release()
     assert waiting.result(30)
-    assert get_backend().known == thread(lambda: waiter.fence)
+    assert get_partition().known == thread(lambda: waiter.fence)

@@ -89,8 +89,8 @@ def test_a_holder_that_comes_between_two_calls_of_a_force_release_keeps_the_lock
     fill(client, ENTRIES["of one process"], FEW)
     came: list[bool] = []
 
-    def slow(backend: Any, command: Any, *args: Any, **options: Any) -> Any:
-        reply = yield from call(backend, command, *args, **options)
+    def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
+        reply = yield from call(partition, command, *args, **options)
         if calls._FORCE["key"].sha in command and not came:
             came.append(other()(newcomer.acquire))
         return reply

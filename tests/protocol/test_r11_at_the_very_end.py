@@ -13,8 +13,8 @@ from django_redislock import Lock, LockLost, LockPool
 from django_redislock.base.steps import run
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
-from django_redislock.store.calls import Wanted
-from django_redislock.store.places import get_backend
+from django_redislock.store.calls import LockRequest
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import KEYS, LOCK, NAME, holder, queued
 from tests.protocol.scene import LONG, Eventually, Line, vanish
@@ -61,16 +61,16 @@ def last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("last_moment")
 @pytest.mark.parametrize("flag", ["c", "h"])
 def test_a_holder_that_comes_in_the_last_millisecond_still_holds_the_lock(flag: str, client: redis.Redis) -> None:
-    wanted = Wanted(get_backend(), KEYS, NAME, "i" * 22, 0.001)
-    client.set(LOCK, f"{wanted.id} - {flag} 1 1 - me", px=60_000)
-    assert run(calls.renew(wanted, "confirm", 0.001)).state == calls.HELD
+    request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
+    client.set(LOCK, f"{request.id} - {flag} 1 1 - me", px=60_000)
+    assert run(calls.renew(request, "confirm", 0.001)).state == calls.HELD
 
 
 @pytest.mark.usefixtures("last_moment")
 def test_an_adopter_that_gives_up_in_the_last_millisecond_leaves_the_lock(client: redis.Redis) -> None:
-    wanted = Wanted(get_backend(), KEYS, NAME, "i" * 22, 0.001)
-    client.set(LOCK, f"{wanted.id} - a 1 1 - me", px=60_000)
-    assert run(calls.release(wanted, unknown=False, how=calls.WITHDRAWAL)).state == calls.DETACHED
+    request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
+    client.set(LOCK, f"{request.id} - a 1 1 - me", px=60_000)
+    assert run(calls.release(request, unknown=False, how=calls.WITHDRAWAL)).state == calls.DETACHED
 
 
 @pytest.mark.usefixtures("held")

@@ -147,22 +147,22 @@ def test_raising_a_fence_changes_neither_holder_nor_queue(
 ) -> None:
     """Even twice, as when the first answer was lost. Only renewals that name an older fence are refused."""
     mine, others = ghost(), ghost(alive=True)
-    wanted, ids = mine.wanted("h" * 22, name=name), ["a" * 22, "b" * 22]
-    asked = calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None)
+    request, ids = mine.request("h" * 22, name=name), ["a" * 22, "b" * 22]
+    asked = calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None)
     granted = run(asked).number
     for id, age in zip(ids, (2, 1), strict=True):
         others.queue(id, name=name, age=age)
     queue = f"{PREFIX}queue:{name}"
     before = listed(client, queue)
-    mine.backend.known = met = granted + 1_000_000_000  # a database has met it
+    mine.partition.known = met = granted + 1_000_000_000  # a database has met it
 
-    raised = [run(calls.renew(wanted, "raise", 30)).fence for _ in range(2)]
+    raised = [run(calls.renew(request, "raise", 30)).fence for _ in range(2)]
     assert met < raised[0] < raised[1]
-    renewals = [run(calls.renew(wanted, "keep", 30, fence)).state for fence in (granted, *raised)]
+    renewals = [run(calls.renew(request, "keep", 30, fence)).state for fence in (granted, *raised)]
     assert renewals == [calls.LOST, calls.LOST, calls.HELD]
-    again = run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    again = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
     assert (again.state, again.number) == (calls.ALREADY, raised[1])
     assert [id for id, _ in before] == ids
     assert listed(client, queue) == before
-    run(calls.release(wanted, unknown=False))
+    run(calls.release(request, unknown=False))
     assert others.hear()[:2] == ["g", ids[0]]

@@ -61,8 +61,8 @@ def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Event
 
 
 def adopt(ghost: Ghost) -> calls.Taken:
-    wanted = ghost.wanted(ADOPTER, name=NAME, token=TOKEN)
-    return run(calls.acquire(wanted, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
+    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_adoption_of_a_detached_lock_writes_the_adopter_into_it_and_keeps_the_fe
     taken = adopt(new)
     assert (taken.state, taken.number) == (calls.ALREADY, fence)
     id, channel, flag, *_ = value(client)
-    assert (id, channel, flag) == (ADOPTER, new.backend.channel, "a")
+    assert (id, channel, flag) == (ADOPTER, new.partition.channel, "a")
     assert former.losses == []
 
 
@@ -146,8 +146,8 @@ def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
     former: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     """A release from another process publishes to the channel that is recorded in the lock."""
-    wanted = ghost().wanted(holder(client), name=NAME)
-    assert run(calls.release(wanted, unknown=False, how=calls.BEARER))[:2] == (calls.RELEASED, False)
+    request = ghost().request(holder(client), name=NAME)
+    assert run(calls.release(request, unknown=False, how=calls.BEARER))[:2] == (calls.RELEASED, False)
     former.has_lost(RELEASED)
 
 

@@ -23,7 +23,7 @@ from django.test import RequestFactory
 
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
-from django_redislock.cachelock import CacheLock
+from django_redislock.cache_lock import CacheLock
 from django_redislock.engine.owners.with_block import _leave
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in

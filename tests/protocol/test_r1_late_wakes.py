@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, flag, holder, queued, value
@@ -85,7 +85,7 @@ def test_a_handed_over_lease_is_not_overestimated_when_the_clock_of_the_server_h
 ) -> None:
     """Whenever the grant was made, it was not in the future."""
     listening()
-    lock, node = Lock(NAME), get_backend().node
+    lock, node = Lock(NAME), get_partition().node
     lock.acquire()
     before = node.anchor
     waiting = line.join(Lock(NAME, ttl=3, auto_renew=False))

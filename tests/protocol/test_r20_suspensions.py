@@ -195,7 +195,7 @@ def test_no_entry_of_a_waiter_is_lost_while_a_suspension_is_planned(
     there, holder = ghost(), "h".ljust(22, "x")
     there.queue(holder, name=name, ttl=LONG)
     for seconds in (1, LONG):
-        run(calls.suspend(there.backend, there.wanted(holder, name=name).keys, name, seconds, "me"))
+        run(calls.suspend(there.partition, there.request(holder, name=name).keys, name, seconds, "me"))
         there.queue(f"w{seconds:g}".ljust(22, "x"), name=name)
         assert client.pttl(f"{PREFIX}waiters:{name}") > 50_000
         assert client.pttl(queue_of(name)) > 50_000
@@ -241,9 +241,9 @@ def test_a_force_release_ends_one_that_was_planned_for_a_lock_whose_lease_has_en
     lock.suspend(LONG)
     value = client.hget(WAITERS, SUSPENDED)
     vanish(client, NAME)
-    backend = lock._backend()
+    partition = lock._partition()
     assert isinstance(value, bytes)
-    assert run(calls.force(backend, KEYS, NAME)) == value.partition(b" ")[2]
+    assert run(calls.force(partition, KEYS, NAME)) == value.partition(b" ")[2]
     assert leftovers(client) == []
 
 

@@ -43,13 +43,13 @@ def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
 
 def take(ghost: Ghost, id: str, name: str, wait: str = calls.NOT_AT_ALL, **more: Any) -> int:
     """Ask for the lock; returns the state."""
-    wanted = ghost.wanted(id, name=name, ttl=LONG, **more)
-    return run(calls.acquire(wanted, wait, None, until=math.inf, by=None)).state
+    request = ghost.request(id, name=name, ttl=LONG, **more)
+    return run(calls.acquire(request, wait, None, until=math.inf, by=None)).state
 
 
 def told(ghost: Ghost) -> list[list[str]]:
     """The messages to the process so far: kinds and ids."""
-    ghost.client.publish(ghost.backend.channel, "end")
+    ghost.client.publish(ghost.partition.channel, "end")
     messages: list[list[str]] = []
     while messages[-1:] != [["end"]]:
         messages.append(ghost.hear()[:2])
@@ -57,18 +57,18 @@ def told(ghost: Ghost) -> list[list[str]]:
 
 
 def release(ghost: Ghost, id: str, name: str, *, unknown: bool = False) -> None:
-    run(calls.release(ghost.wanted(id, name=name), unknown=unknown))
+    run(calls.release(ghost.request(id, name=name), unknown=unknown))
 
 
 LATER: dict[str, Callable[[Ghost, str], object]] = {  # calls that find the lock free while somebody waits
     "acquire": lambda ghost, name: take(ghost, STRANGER, name),
     "withdraw": lambda ghost, name: release(ghost, STRANGER, name),
-    "renew": lambda ghost, name: run(calls.renew(ghost.wanted(HOLDER, name=name), "keep", LONG)),
+    "renew": lambda ghost, name: run(calls.renew(ghost.request(HOLDER, name=name), "keep", LONG)),
 }
 CALLS: dict[str, Callable[[Ghost, str], object]] = {
     **LATER,
     "release": lambda ghost, name: release(ghost, HOLDER, name),
-    "force": lambda ghost, name: run(calls.force(ghost.backend, ghost.wanted("", name=name).keys, name)),
+    "force": lambda ghost, name: run(calls.force(ghost.partition, ghost.request("", name=name).keys, name)),
     "seize": lambda ghost, name: take(ghost, STRANGER, name, calls.SEIZING),
     "adopt": lambda ghost, name: take(ghost, STRANGER, name, token=TOKEN),
 }
@@ -86,7 +86,7 @@ def test_a_script_that_may_not_write_publishes_nothing(
     if by in LATER:
         vanish(root, name)
     if by == "adopt":
-        run(calls.renew(first.wanted(HOLDER, name=name, token=TOKEN), "detach", LONG))
+        run(calls.renew(first.request(HOLDER, name=name, token=TOKEN), "detach", LONG))
     root.config_set("min-replicas-to-write", 1)
     with pytest.raises(LockUnavailable, match="Not enough good replicas"):
         CALLS[by](second, name)
@@ -157,7 +157,7 @@ def test_a_holder_keeps_its_lock_when_redis_is_out_of_memory(
         second.queue(WAITER, name=name)
         release(first, HOLDER, name)
     root.config_set("maxmemory", 1)
-    renewed = run(calls.renew(ghost.wanted(id, name=name, ttl=LONG), how, 2 * LONG))
+    renewed = run(calls.renew(ghost.request(id, name=name, ttl=LONG), how, 2 * LONG))
     root.config_set("maxmemory", 0)
     assert renewed.state == calls.HELD
     assert renewed.ends - monotonic() > LONG / 2

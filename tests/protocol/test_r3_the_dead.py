@@ -55,14 +55,14 @@ def test_a_handoff_that_finds_no_subscriber_is_published_nowhere(
         client.config_set("repl-diskless-sync-delay", 0)
         replica.replicaof("127.0.0.1", str(server.port))
         eventually(lambda: replica.info("replication")["master_link_status"] == "up")
-        elsewhere.subscribe(dead.backend.channel)
+        elsewhere.subscribe(dead.partition.channel)
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["type"] == "subscribe"
         lock = Lock(NAME)
         lock.acquire()
         dead.queue(WAITER, name=NAME)
         lock.release()
         assert not client.exists(LOCK)
-        client.publish(dead.backend.channel, "end")
+        client.publish(dead.partition.channel, "end")
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["data"] == b"end"
 
 
@@ -190,9 +190,9 @@ def test_a_waiter_that_polls_by_choice_is_not_dropped_by_waiters_with_messages(
     """The lock is left to it for as long as it has said, also by waiters with messages."""
     lock, one = Lock(NAME), ghost(alive=False)
     lock.acquire()
-    wanted = one.wanted(WAITER, name=NAME)
+    request = one.request(WAITER, name=NAME)
     began = monotonic()
-    assert run(calls.acquire(wanted, calls.polled(2.0), None, until=math.inf, by=None)).state == calls.BUSY
+    assert run(calls.acquire(request, calls.polled(2.0), None, until=math.inf, by=None)).state == calls.BUSY
     waiting = line.join(Lock(NAME))
     lock.release()
     assert waiting.result()

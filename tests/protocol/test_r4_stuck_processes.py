@@ -100,11 +100,11 @@ def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
         one.queue(id, name=NAME, ttl=1)
     lock.release()
     assert holder(client) == STUCK[0]
-    wanted = one.wanted(STUCK[0], name=NAME, ttl=1)
+    request = one.request(STUCK[0], name=NAME, ttl=1)
     if how == "release":
-        run(calls.release(wanted, unknown=False))
+        run(calls.release(request, unknown=False))
     else:
-        run(calls.renew(wanted, "confirm", 1.0))
+        run(calls.renew(request, "confirm", 1.0))
         eventually(lambda: not holder(client))  # it ends nevertheless
         assert not Lock(NAME).acquire(blocking=False)
     assert holder(client) == STUCK[1]

@@ -139,7 +139,7 @@ def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_it
 
     monkeypatch.setattr(Receiver, "subscribe", hold_up)
     monkeypatch.setattr(interrupted, "_handle", interrupt)
-    channel = listener().backend.channel
+    channel = listener().partition.channel
     eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
     (reads,) = [one for one in waiting if one.future.done()]
     (stays,) = [one for one in waiting if one is not reads]

@@ -14,7 +14,7 @@ from django_redislock.base.steps import run
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import Crowd, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
@@ -26,9 +26,9 @@ POOL = "pool:accounts:"
 
 def queue_and_leave(client: redis.Redis, name: str) -> None:
     """Somebody in this process has queued, and nobody here knows it any more."""
-    backend = get_backend()
-    wanted = calls.Wanted(backend, make_keys(backend.prefix, name), name, GONE, LONG)
-    taken = run(calls.acquire(wanted, calls.QUEUED, server_time(client), until=math.inf, by=None))
+    partition = get_partition()
+    request = calls.LockRequest(partition, make_keys(partition.prefix, name), name, GONE, LONG)
+    taken = run(calls.acquire(request, calls.QUEUED, server_time(client), until=math.inf, by=None))
     assert taken.state == calls.REQUEUED
 
 
@@ -53,10 +53,10 @@ def test_a_lock_left_to_a_polling_waiter_is_watched_by_the_waiters_that_remain(
 ) -> None:
     """The same where somebody is only told to look: to one who has left, another one of the queue is told."""
     listening()
-    lock, backend = Lock(NAME, ttl=LONG), get_backend()
+    lock, partition = Lock(NAME, ttl=LONG), get_partition()
     lock.acquire()
-    wanted = calls.Wanted(backend, make_keys(backend.prefix, NAME), NAME, "polls-polls-polls-poll", LONG)
-    run(calls.acquire(wanted, calls.polled(0.5), server_time(client), until=math.inf, by=None))
+    request = calls.LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "polls-polls-polls-poll", LONG)
+    run(calls.acquire(request, calls.polled(0.5), server_time(client), until=math.inf, by=None))
     queue_and_leave(client, NAME)
     waiting = line.join(Lock(NAME))
     assert [id for id, _ in listed(client)][1] == GONE

@@ -23,7 +23,7 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
 from tests.helpers.state import listener
@@ -62,7 +62,7 @@ def test_the_key_prefix_of_the_alias_leads_every_key_and_channel(
 ) -> None:
     site = {**alias(backend, server.url), "KEY_PREFIX": "site"}
     with caches(site, other=alias(backend, server.url)), Lock("a"), Lock("b", using="other"):
-        assert get_backend().channel.startswith("site:redislock{0}:wake:")
+        assert get_partition().channel.startswith("site:redislock{0}:wake:")
         with override_settings(REDISLOCK={"KEY_PREFIX": "mine"}), Lock("c"):
             keys = sorted(key.decode() for key in client.scan_iter())
     assert [key for key in keys if ":lock:" in key] == [
@@ -283,7 +283,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
         if crowd.awaits:
-            maker = get_backend().node.maker
+            maker = get_partition().node.maker
             assert isinstance(maker.make(1.0), AsyncOwn)
 
 
@@ -294,7 +294,7 @@ async def test_certificate_checks_are_never_skipped(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     pinned = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0", **files)
     with override_settings(DJANGO_REDIS_CONNECTION_FACTORY=f"{__name__}.PinningFactory"), caches(pinned):
-        assert get_backend().place.origin.kind is Pinning
+        assert get_partition().store.origin.kind is Pinning
         with pytest.raises(LockUnavailable, match="not the certificate"):
             await sync_to_async(Lock("a").acquire)()
         with pytest.raises(ImproperlyConfigured, match=r"Pinning has no counterpart.*alias 'default'.*async_class"):

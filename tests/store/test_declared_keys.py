@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from django_redislock import Lock, list_locks
-from django_redislock.store.places import get_backend
 from django_redislock.store.probe import probe_command
 from django_redislock.store.scripts import Script, keys_of
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.monitor import Monitor, Touched
@@ -125,8 +125,8 @@ def test_locks_of_one_node_are_where_the_alias_leads(one_node: redis.Redis) -> N
 
 def test_every_script_and_the_probe_have_a_key() -> None:
     assert all(script.keys for script in SCRIPTS.values())
-    backend = get_backend()
-    assert keys_of(probe_command(backend)) == (f"{backend.prefix}fence",)
+    partition = get_partition()
+    assert keys_of(probe_command(partition)) == (f"{partition.prefix}fence",)
 
 
 @EVERY_SCRIPT

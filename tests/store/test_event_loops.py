@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import idle
@@ -42,7 +42,7 @@ def test_fifty_event_loops_leave_no_connection_behind(
             asyncio.run(main())
         gc.collect()  # a socket that nobody closed would warn now
         eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
-        assert get_backend().place._loops == {}
+        assert get_partition().store._loops == {}
     assert caplog.text == ""
 
 
@@ -71,7 +71,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
         for turn in range(10):
             asyncio.run(main(turn))
         gc.collect()  # a socket that nobody closed would warn now
-        assert get_backend().place._loops == {}
+        assert get_partition().store._loops == {}
     eventually(lambda: not connections(client))
     assert "never retrieved" not in caplog.text
 
@@ -80,7 +80,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
 def test_a_loop_that_ends_while_its_connections_are_dropped_leaves_none_open(where: Alias, turns: int) -> None:
     async def main() -> None:
         await ause(1)
-        get_backend().place.doubt(get_backend().node)
+        get_partition().store.doubt(get_partition().node)
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -95,11 +95,11 @@ def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, even
         try:
             for _ in range(3):
                 loop.run_until_complete(ause(1))
-                assert len(get_backend().place._loops) == 1
+                assert len(get_partition().store._loops) == 1
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-        eventually(lambda: get_backend().place._loops == {} and len(of_commands(client)) <= 2)
+        eventually(lambda: get_partition().store._loops == {} and len(of_commands(client)) <= 2)
         asyncio.run(ause(1))
 
 
@@ -109,14 +109,14 @@ def test_a_loop_that_was_closed_without_shutdown_disturbs_nobody(server: RedisSe
     def without_an_end() -> None:
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
-        (left,) = get_backend().place._loops.values()
+        (left,) = get_partition().store._loops.values()
         loop.run_until_complete(idle(left)[0].disconnect())
         loop.close()
 
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         without_an_end()
         asyncio.run(ause(1))
-        assert get_backend().place._loops == {}
+        assert get_partition().store._loops == {}
         without_an_end()
     # and the change of the settings does not mind either
 
@@ -127,7 +127,7 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
     with caches(alias(DJANGO_REDIS, own.url, max_connections=3)):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
-        (ours,) = get_backend().place._loops.values()
+        (ours,) = get_partition().store._loops.values()
 
         async def until_all_wait() -> None:
             while len(ours._loans) < 3 or sum(map(len, ours._queues)) < 2:
@@ -171,7 +171,7 @@ def test_generators_that_end_with_their_loop_may_use_locks(
         gc.collect()  # a socket that nobody closed would warn now
         eventually(lambda: not of_commands(client))
         asyncio.run(ause(1))
-        assert get_backend().place._loops == {}
+        assert get_partition().store._loops == {}
 
 
 def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer) -> None:
@@ -199,4 +199,4 @@ def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer
         for done in [threads.submit(run, number) for number in range(2)]:
             done.result(60)
         assert worst == [1] * 50
-        assert get_backend().place._loops == {}
+        assert get_partition().store._loops == {}

@@ -13,7 +13,7 @@ import pytest
 from django_redislock import Lock
 from django_redislock.engine.renewal import watchdog
 from django_redislock.store import loop_connections, thread_connections
-from django_redislock.store.places import get_place
+from django_redislock.store.stores import get_store
 from tests.helpers import state
 from tests.helpers.actors import Other
 
@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def idle() -> int:
-    return sum(len(node.idle) for node in get_place().nodes)
+    return sum(len(node.idle) for node in get_store().nodes)
 
 
 def test_a_process_that_was_busy_and_is_quiet_keeps_one_connection(
@@ -39,7 +39,7 @@ def test_a_process_that_was_busy_and_is_quiet_keeps_one_connection(
 ) -> None:
     threads = [other() for _ in range(8)]
     locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
-    with get_place()._thread_connections._mutex:  # so that each has to connect
+    with get_store()._thread_connections._mutex:  # so that each has to connect
         asking = [thread.start(lock.acquire) for thread, lock in zip(threads, locks, strict=True)]
     assert all(future.result(30) for future in asking)
     eventually(lambda: idle() == 1)
@@ -53,7 +53,7 @@ def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch
     async def main() -> None:
         locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
         await asyncio.gather(*(lock.aacquire() for lock in locks))
-        (connections,) = get_place()._loops.values()
+        (connections,) = get_store()._loops.values()
         assert len(state.idle(connections)) > 1
         monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
         for _ in range(1000):
@@ -61,7 +61,7 @@ def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch
                 break
             await asyncio.sleep(0.03)
         assert len(state.idle(connections)) == 1
-        get_place().trim()  # the last one stays
+        get_store().trim()  # the last one stays
         await asyncio.sleep(0)
         assert len(state.idle(connections)) == 1
 
@@ -90,4 +90,4 @@ def test_connections_in_use_are_not_closed() -> None:
 
 def test_the_setting_bounds_the_connections(settings: Any) -> None:
     settings.REDISLOCK = {"MAX_CONNECTIONS": 3, "KEY_PREFIX": "few"}
-    assert get_place().bound == 3
+    assert get_store().bound == 3

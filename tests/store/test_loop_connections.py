@@ -16,7 +16,7 @@ from django_redislock import Lock, LockUnavailable
 from django_redislock.conf import conf
 from django_redislock.store.loop_connections import ENTERING, LoopConnections, _Loan
 from django_redislock.store.node import Node
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import proxy
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 async def ask(*words: str) -> Any:
     """A command of a new caller."""
-    (answer,), _ = await get_backend().aexchange([words], urgency=ENTERING)
+    (answer,), _ = await get_partition().aexchange([words], urgency=ENTERING)
     if isinstance(answer, redis.ResponseError):
         raise answer
     return answer
@@ -135,7 +135,7 @@ async def test_a_caller_with_time_waits_longer_for_a_connection_than_for_an_answ
 ) -> None:
     retry_for(0.1)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=0.3)):
-        connections, loan, begin = await get_backend().place._of_loop(), _Loan(), monotonic()
+        connections, loan, begin = await get_partition().store._of_loop(), _Loan(), monotonic()
         await connections._enter(loan, GENEROUS, ENTERING)
         lock = Lock("a")
         acquiring = asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS))
@@ -149,12 +149,12 @@ async def test_a_missing_free_connection_does_not_count_against_the_server(
 ) -> None:
     monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.01)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1)):
-        backend, loan = get_backend(), _Loan()
-        assert backend.execute(("ECHO", "1")) == b"1"
-        await (await backend.place._of_loop())._enter(loan, GENEROUS, ENTERING)
+        partition, loan = get_partition(), _Loan()
+        assert partition.execute(("ECHO", "1")) == b"1"
+        await (await partition.store._of_loop())._enter(loan, GENEROUS, ENTERING)
         with pytest.raises(LockUnavailable, match="no connection became free in time"):
             await Lock("a").aacquire(blocking_timeout=0)
-        assert len(backend.node.idle) == 1  # that of this thread is kept
+        assert len(partition.node.idle) == 1  # that of this thread is kept
 
 
 async def test_a_release_goes_before_the_coroutines_that_wait_for_a_connection(
@@ -182,7 +182,7 @@ async def test_a_release_goes_before_the_coroutines_that_wait_for_a_connection(
 async def lone(server: RedisServer) -> Any:
     """The connections of a loop that may have one only, and the loan by which somebody has it."""
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1)):
-        connections, loan = await get_backend().place._of_loop(), _Loan()
+        connections, loan = await get_partition().store._of_loop(), _Loan()
         await connections._enter(loan, GENEROUS, ENTERING)
         yield connections, loan
 
@@ -262,7 +262,7 @@ async def test_an_error_of_the_sites_own_code_propagates_and_takes_no_connection
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no credentials"):
                 await ask("ECHO", "1")
-        assert get_backend().place._loops[asyncio.get_running_loop()]._loans == set()
+        assert get_partition().store._loops[asyncio.get_running_loop()]._loans == set()
 
 
 # -- whose answer it is ---------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ async def test_a_late_answer_is_given_to_nobody_else(server: RedisServer) -> Non
             await ask("ECHO", "late")
         await ask_again(lambda: ask("ECHO", "between"), b"between")
         with stopped(server), pytest.raises(redis.TimeoutError):
-            await get_backend().aexchange([("ECHO", "late"), ("ECHO", "later")], urgency=ENTERING)
+            await get_partition().aexchange([("ECHO", "late"), ("ECHO", "later")], urgency=ENTERING)
         await ask_again(lambda: ask("ECHO", "next"), b"next")
 
 
@@ -325,7 +325,7 @@ async def test_a_connection_killed_while_it_idles_is_replaced(
             assert not await Lock("a").alocked()
             kill(client)
         assert not await Lock("a").alocked()
-        assert len(idle(get_backend().place._loops[asyncio.get_running_loop()])) == 1
+        assert len(idle(get_partition().store._loops[asyncio.get_running_loop()])) == 1
 
 
 @pytest.mark.parametrize("look_after", [-1.0, 1000.0], ids=["looked at", "not looked at"])
@@ -336,7 +336,7 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
     monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", look_after)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert not await Lock("a").alocked()
-        (connection,) = idle(get_backend().place._loops[asyncio.get_running_loop()])
+        (connection,) = idle(get_partition().store._loops[asyncio.get_running_loop()])
         transport = connection._writer.transport
         transport._fatal_error(ConnectionResetError(errno.ECONNRESET, "as the loop reads it"))
         await aeventually(lambda: transport._sock is None)
@@ -349,13 +349,13 @@ async def test_nothing_of_a_removed_node_is_kept(
     """Clusters replace their nodes, for years."""
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         await ask("PING")
-        place = get_backend().place
-        (of_loop,) = place._loops.values()
+        store = get_partition().store
+        (of_loop,) = store._loops.values()
 
         async def visit(node: Node) -> None:
             await of_loop.exchange(node, [("PING",)], None, urgency=ENTERING)
 
-        gone, busy, there = (Node(place.origin) for _ in range(3))
+        gone, busy, there = (Node(store.origin) for _ in range(3))
         await visit(gone)
         slow = asyncio.create_task(of_loop.exchange(busy, [("BLPOP", "gate", str(GENEROUS))], None, urgency=ENTERING))
         await aeventually(lambda: client.info("clients")["blocked_clients"])
@@ -364,7 +364,7 @@ async def test_nothing_of_a_removed_node_is_kept(
         await visit(there)
         client.rpush("gate", "open")
         await slow
-        assert set(of_loop._idle) == {*place.nodes, there}
+        assert set(of_loop._idle) == {*store.nodes, there}
         await aeventually(lambda: len(connections(client)) == 2)
 
 
@@ -375,7 +375,7 @@ async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
     monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert await ask("ECHO", "1") == b"1"
-        (of_loop,) = get_backend().place._loops.values()
+        (of_loop,) = get_partition().store._loops.values()
         (connection,) = idle(of_loop)
         if how == "closed under our hands":
             await connection.disconnect()
@@ -388,12 +388,12 @@ async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
 
 @pytest.mark.parametrize("using", ["default", "memory"])
 async def test_the_errors_of_single_commands_stand_among_the_answers(using: str) -> None:
-    backend = get_backend(using)
+    partition = get_partition(using)
     for _ in range(2):  # the connection is still good
         commands = [("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")]
-        (first, error, second), _ = await backend.aexchange(commands, urgency=ENTERING)
+        (first, error, second), _ = await partition.aexchange(commands, urgency=ENTERING)
         assert (first, second) == (b"1", b"2")
         assert isinstance(error, redis.ResponseError)
-    (alone,), _ = await backend.aexchange([("NO-SUCH",)], urgency=ENTERING)
+    (alone,), _ = await partition.aexchange([("NO-SUCH",)], urgency=ENTERING)
     assert isinstance(alone, redis.ResponseError)
-    assert (await backend.aexchange([("ECHO", "1")], urgency=ENTERING))[0] == [b"1"]
+    assert (await partition.aexchange([("ECHO", "1")], urgency=ENTERING))[0] == [b"1"]

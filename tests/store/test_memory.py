@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_redislock import Lock, LockError, LockLost, get_lock
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
@@ -46,7 +46,7 @@ def waiters(name: str = NAME) -> int:
 
 @KINDS
 def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
-    assert get_backend().place.memory
+    assert get_partition().store.memory
     exercise()
     all_of_them(crowd, eventually)
 
@@ -117,7 +117,7 @@ def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None
 def test_two_key_prefixes_are_on_one_server() -> None:
     with Lock("a"):
         with override_settings(REDISLOCK={"KEY_PREFIX": "other"}), Lock("a"):
-            assert get_backend().execute(("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a")) == 2
+            assert get_partition().execute(("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a")) == 2
         assert Lock("a").locked()
 
 

@@ -13,7 +13,7 @@ from django_redislock import Lock, LockUnavailable
 from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.keys import make_keys
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import queued
@@ -166,11 +166,11 @@ def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
 
 
 def test_a_command_that_redis_refuses_is_not_retried(client: redis.Redis) -> None:
-    backend = get_backend()
+    partition = get_partition()
     client.set("redislock{0}:index", "foreign")
     client.config_resetstat()
-    keys = make_keys(backend.prefix, "a")
+    keys = make_keys(partition.prefix, "a")
     with pytest.raises(LockUnavailable, match="Redis refuses to serve the lock 'a'"):
-        run(calls.force(backend, keys, "a"))
+        run(calls.force(partition, keys, "a"))
     stats: Any = client.info("commandstats")
     assert sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval")) <= 2

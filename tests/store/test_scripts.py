@@ -61,10 +61,10 @@ def test_a_script_uses_every_key_and_argument_that_its_header_names(name: str) -
         used: set[str] = set()
         for script in SCRIPTS.values():
             if script.name == name:
-                places = script.keys if array == "KEYS" else script.args
+                stores = script.keys if array == "KEYS" else script.args
                 numbers = re.findall(rf"\b{array}\[(\d+)\]", script.source)
                 loops = re.findall(rf"(?m)^for i = (\d+), .*#{array}", script.source)  # through all from this one on
-                used |= {places[int(number) - 1] for number in (*numbers, *loops)}
+                used |= {stores[int(number) - 1] for number in (*numbers, *loops)}
         if (name, array) == ("probe", "KEYS"):
             used.add("fence")  # which is not touched: every script has a key, see test_declared_keys.py
         assert named <= used
@@ -123,8 +123,8 @@ def test_names_in_the_text_stand_for_positions_in_the_call(stored: str, monkeypa
     monkeypatch.setattr(scripts, "_text", texts.__getitem__)
     keys, args, source = scripts.assemble("made", stored)
     assert (keys[-1], args) == ("index", ("name", "more"))
-    place = {"key": 1, "member": 4}[stored]
-    assert source == f"local kind = KEYS[{place}]\nreturn {{KEYS[{len(keys)}], ARGV[2], kind}}\n"
+    store = {"key": 1, "member": 4}[stored]
+    assert source == f"local kind = KEYS[{store}]\nreturn {{KEYS[{len(keys)}], ARGV[2], kind}}\n"
 
 
 @pytest.mark.parametrize("name", ["KEYS.queue", "ARGV.ttl"])

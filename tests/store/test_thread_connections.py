@@ -12,7 +12,7 @@ import redis
 
 from django_redislock import Lock, LockUnavailable, get_lock
 from django_redislock.conf import conf
-from django_redislock.store.places import get_backend
+from django_redislock.store.stores import get_partition
 from django_redislock.store.thread_connections import _Loan
 from django_redislock.store.wire import NotAsked, exchange
 from redisserver import RedisServer
@@ -82,9 +82,9 @@ def test_a_holder_can_release_while_many_wait_on_a_pool_of_one(
 
 @pytest.fixture
 def one_connection(server: RedisServer) -> Any:
-    """The backend of an alias that may have one only."""
+    """The partition of an alias that may have one only."""
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, client_name=NAME)):
-        yield get_backend()
+        yield get_partition()
 
 
 def test_who_finds_no_connection_free_is_told_so_in_the_end(
@@ -92,7 +92,7 @@ def test_who_finds_no_connection_free_is_told_so_in_the_end(
 ) -> None:
     monkeypatch.setattr("django_redislock.store.thread_connections.PATIENCE", 0.02)
     retry_for(0.05)
-    pool, node, loan = one_connection.place._thread_connections, one_connection.node, _Loan()
+    pool, node, loan = one_connection.store._thread_connections, one_connection.node, _Loan()
     pool._enter(loan, None)
     with pytest.raises(LockUnavailable, match="no connection became free in time"):
         Lock("a").acquire()
@@ -104,7 +104,7 @@ def test_who_finds_no_connection_free_is_told_so_in_the_end(
 def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
     one_connection: Any, other: Callable[[], Other], eventually: Eventually
 ) -> None:
-    pool, node, loan = one_connection.place._thread_connections, one_connection.node, _Loan()
+    pool, node, loan = one_connection.store._thread_connections, one_connection.node, _Loan()
     pool._enter(loan, None)
     waiting = [other().start(lambda: one_connection.execute(("ECHO", "1"))) for _ in range(5)]
     eventually(lambda: pool._waiting == 5)
@@ -115,17 +115,17 @@ def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
 
 def test_nobody_waits_for_a_connection_beyond_its_own_deadline(one_connection: Any) -> None:
     loan = _Loan()
-    one_connection.place._thread_connections._enter(loan, None)
+    one_connection.store._thread_connections._enter(loan, None)
     with pytest.raises(NotAsked, match="no connection became free in time"):
         one_connection.exchange([("ECHO", "1")], by=monotonic() + 0.05)
-    one_connection.place._thread_connections._leave(one_connection.node, loan)
+    one_connection.store._thread_connections._leave(one_connection.node, loan)
     assert one_connection.exchange([("ECHO", "1")], by=monotonic() + GENEROUS)[0] == [b"1"]
 
 
 def test_a_loan_that_nobody_gives_back_ends_with_its_object(one_connection: Any) -> None:
     """As where a signal handler raises in the very moment of giving it back."""
     loan = _Loan()
-    one_connection.place._thread_connections._enter(loan, None)
+    one_connection.store._thread_connections._enter(loan, None)
     del loan
     assert one_connection.execute(("ECHO", "1")) == b"1"
 
@@ -135,22 +135,22 @@ def test_a_loan_that_nobody_gives_back_ends_with_its_object(one_connection: Any)
 
 def test_a_late_answer_is_given_to_nobody_else(server: RedisServer) -> None:
     with caches(alias(DJANGO_REDIS, server.url, socket_timeout=0.1, max_connections=1)):
-        backend = get_backend()
-        ask_again(lambda: backend.execute(("ECHO", "first")), b"first")
+        partition = get_partition()
+        ask_again(lambda: partition.execute(("ECHO", "first")), b"first")
         with stopped(server), pytest.raises(redis.TimeoutError):
-            backend.execute(("ECHO", "late"))
-        ask_again(lambda: backend.execute(("ECHO", "between")), b"between")
+            partition.execute(("ECHO", "late"))
+        ask_again(lambda: partition.execute(("ECHO", "between")), b"between")
         with stopped(server), pytest.raises(redis.TimeoutError):
-            backend.exchange([("ECHO", "late"), ("ECHO", "later")])
-        ask_again(lambda: backend.execute(("ECHO", "next")), b"next")
-        ask_again(lambda: backend.exchange([("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")])[0][::2], [b"1", b"2"])
+            partition.exchange([("ECHO", "late"), ("ECHO", "later")])
+        ask_again(lambda: partition.execute(("ECHO", "next")), b"next")
+        ask_again(lambda: partition.exchange([("ECHO", "1"), ("NO-SUCH",), ("ECHO", "2")])[0][::2], [b"1", b"2"])
 
 
 def test_an_answer_is_waited_for_no_longer_than_to_the_deadline(one_connection: Any, server: RedisServer) -> None:
     assert one_connection.execute(("ECHO", "first")) == b"first"
     for warm in (True, False):
         if not warm:
-            one_connection.place.doubt(one_connection.node)
+            one_connection.store.doubt(one_connection.node)
         begin = monotonic()
         with stopped(server), pytest.raises((redis.TimeoutError, redis.ConnectionError)):
             one_connection.exchange([("ECHO", "late")], by=begin + 0.1)
@@ -166,7 +166,7 @@ def test_a_connection_that_was_made_under_a_deadline_is_used_again_without_it(
     for _ in range(3):
         assert one_connection.exchange([("ECHO", "1")], by=monotonic() + GENEROUS)[0] == [b"1"]
         (connection,) = (connection for connection, _ in node.idle)
-    one_connection.place.doubt(node)
+    one_connection.store.doubt(node)
     assert one_connection.exchange([("ECHO", "2")], by=monotonic() + 0.5)[0] == [b"2"]
     (again,) = (connection for connection, _ in node.idle)
     assert again is not connection

@@ -22,8 +22,8 @@ from django_redislock import (
     lock_acquired,
     locked_view,
 )
-from django_redislock.cachelock import CacheLock
-from django_redislock.store.places import get_backend
+from django_redislock.cache_lock import CacheLock
+from django_redislock.store.stores import get_partition
 from django_redislock.testing import assert_locked, assert_not_locked, hold, lose, redis_away
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.state import NAME, lease_of, listener, reader_of
@@ -219,9 +219,9 @@ def test_it_is_as_before_afterwards(other: Callable[[], Other], eventually: Even
         eventually(lambda: reader_of(ears) is not None and get_lock(NAME).waiters)  # type: ignore[union-attr]
         generation = ears.generation
         with redis_away():
-            if not get_backend().place.memory:
+            if not get_partition().store.memory:
                 eventually(lambda: not ears.ready)
-        eventually(lambda: ears.ready and (get_backend().place.memory or ears.generation > generation))
+        eventually(lambda: ears.ready and (get_partition().store.memory or ears.generation > generation))
     assert got.result(GENEROUS)
 
 

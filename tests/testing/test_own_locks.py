@@ -24,7 +24,7 @@ from django_redislock import (
     lock_lost,
 )
 from django_redislock.conf import conf
-from django_redislock.store.places import get_backend, made_places
+from django_redislock.store.stores import get_partition, made_stores
 from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
 from redisserver import RedisServer
 from tests.checks import BACKEND
@@ -67,12 +67,12 @@ def test_two_blocks_have_nothing_in_common() -> None:
 
 
 def test_in_the_end_nothing_is_left_in_redis_nor_renewed_here(client: redis.Redis) -> None:
-    get_backend()
+    get_partition()
     with own_locks():
         leave_all_kinds()
-        backend = get_backend()
-        assert backend.execute(("KEYS", "*"))
-    assert backend.execute(("KEYS", "*")) == []
+        partition = get_partition()
+        assert partition.execute(("KEYS", "*"))
+    assert partition.execute(("KEYS", "*")) == []
     assert leases() == []
 
 
@@ -87,15 +87,15 @@ def test_nothing_is_asked_where_nothing_was_locked(client: redis.Redis) -> None:
 def test_only_keys_of_the_block_are_deleted(settings: Any) -> None:
     """The pattern of SCAN takes the prefix literally, and however many keys there are."""
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": r"a*[b]?\c"}}
-    backend = get_backend()
-    backend.execute(("SET", r"aXb?\c:other", "1"))
+    partition = get_partition()
+    partition.execute(("SET", r"aXb?\c:other", "1"))
     Counter("outside").incr()
     with own_locks():
         LockPool("many").extend(map(str, range(10)))
         for number in range(1200):
             Counter(str(number)).incr()
-    assert set(backend.execute(("KEYS", "*"))) >= {rb"aXb?\c:other"}
-    assert len([key for key in backend.execute(("KEYS", "*")) if b"-test-" in key]) == 0
+    assert set(partition.execute(("KEYS", "*"))) >= {rb"aXb?\c:other"}
+    assert len([key for key in partition.execute(("KEYS", "*")) if b"-test-" in key]) == 0
     assert Counter("outside").get() == 1
 
 
@@ -176,7 +176,7 @@ def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest
         if own is not None:
             own.stop()
     assert leases() == []
-    assert made_places() == []
+    assert made_stores() == []
 
 
 # -- reset -------------------------------------------------------------------------------------------------------------

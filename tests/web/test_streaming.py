@@ -167,7 +167,7 @@ async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: p
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
     (lease,) = leases()
     with monkeypatch.context() as patch:
-        patch.setattr(type(lease.backend), "execute", None)  # which would block
+        patch.setattr(type(lease.partition), "execute", None)  # which would block
         response.close()
         response.close()
     assert lease.closed

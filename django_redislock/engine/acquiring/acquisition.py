@@ -15,8 +15,8 @@ from ...conf import conf
 from ...exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ...options import Options
 from ...store import calls
-from ...store.place import Backend
-from ...store.places import get_backend
+from ...store.lock_store import Partition
+from ...store.stores import get_partition
 from ..leases.canceller import Canceller
 from ..leases.interruptions import Witness
 from ..leases.lease import Lease
@@ -26,7 +26,7 @@ from ..runtime import runtime
 from . import wait_loop
 from .announcements import tell_acquired, tell_refused
 from .attempt import Attempt, Granted, give_up_at
-from .effective_options import apply_to, deadline_of, make_canceller, make_wanted
+from .effective_options import apply_to, deadline_of, make_canceller, make_request
 from .release import release, release_later
 
 
@@ -64,7 +64,7 @@ class Acquisition:
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
-        self.backend: Backend = get_backend(options.using, name)
+        self.partition: Partition = get_partition(options.using, name)
         self._runtime = runtime()
         self.lease: Lease | None = None
         self._attempt: Attempt | None = None
@@ -82,9 +82,9 @@ class Acquisition:
         """
         begun, deadline = monotonic(), deadline_of(self.options, blocking, blocking_timeout)
         canceller = make_canceller(self.options, self.owner, self.name)
-        held = self.owner.lease_on(self.backend, self.name)
+        held = self.owner.lease_on(self.partition, self.name)
         if held is not None and self._runtime.watchdog.interruptions.undo_under(held):
-            held = self.owner.lease_on(self.backend, self.name)  # another section may use it as well
+            held = self.owner.lease_on(self.partition, self.name)  # another section may use it as well
         if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
             return None
         attempt = self._attempt = self._make_attempt(deadline)
@@ -116,7 +116,7 @@ class Acquisition:
         if not reentrant and not seizes and (adopts or not endless):
             return False  # it waits for itself, but not without end; or wants another acquisition than its own
         by = give_up_at(deadline)
-        answer = yield from calls.renew(held.wanted, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
+        answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
         if answer.state != calls.HELD:
             self._runtime.watchdog.lose(held, reason_of(answer))
             return False
@@ -136,25 +136,25 @@ class Acquisition:
 
     def _make_attempt(self, deadline: Deadline) -> Attempt:
         options, watchdog = self.options, self._runtime.watchdog
-        wanted = make_wanted(self.backend, self.name, options, self.token, self.purpose)
+        request = make_request(self.partition, self.name, options, self.token, self.purpose)
         attempt = Attempt(
-            wanted,
-            self._runtime.listener(self.backend),
+            request,
+            self._runtime.listener(self.partition),
             deadline=deadline,
             at_work=watchdog.knows,
-            polls=not wanted.listens,
+            polls=not request.listens,
             backoff=options.backoff,
             attempts=options.attempts,
             slow_wait=conf().SLOW_WAIT,
         )
         if self.token is not None:
-            watchdog.attempts[wanted.id] = attempt
+            watchdog.attempts[request.id] = attempt
         return attempt
 
     def _take(self, attempt: Attempt, granted: Granted, canceller: Canceller | None) -> None:
         """The lock is ours."""
         lease = Lease(
-            attempt.wanted, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
+            attempt.request, fence=granted.fence, ends=granted.ends, handed=granted.handed, unknown=attempt.unknown
         )
         apply_to(lease, self.options, self.name)
         lease.canceller = canceller
@@ -291,7 +291,7 @@ class Acquisition:
         elif here and attempt is not None and attempt.asked and not attempt.over:
             attempt.over = True
             unknown = attempt.unknown or attempt.asking
-            self._runtime.watchdog.release_later(attempt.wanted, unknown=unknown, how=calls.WITHDRAWAL)
+            self._runtime.watchdog.release_later(attempt.request, unknown=unknown, how=calls.WITHDRAWAL)
         if here and attempt is not None:
             attempt.leave()
         self._witness = None

@@ -18,7 +18,7 @@ def tell_acquired(lease: Lease, waited: float, seized: bytes | None) -> Steps[No
     """``seized``: the value of the lock when somebody else held it; empty: unknown."""
     log_event(DEBUG, "acquired", name=lease.name, template=lease.template, fence=lease.fence, waited=waited)
     if seized is not None:
-        by = lease.wanted.owner.partition("\n")[0]
+        by = lease.request.owner.partition("\n")[0]
         old = parse_holder(seized)
         was = "?" if old is None else old.described
         log_event(WARNING, "seized", name=lease.name, fence=lease.fence, by=by, owner=was)

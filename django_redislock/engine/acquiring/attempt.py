@@ -15,7 +15,7 @@ from ...base.steps import DrivingLoop, Pause, Steps
 from ...base.times import Deadline
 from ...exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ...store import calls
-from ...store.calls import Taken, Wanted
+from ...store.calls import LockRequest, Taken
 from ...store.keys import make_keys
 from ...store.loop_connections import ENTERING, RETURNING
 from ...store.retry import ACKNOWLEDGED_WITHIN
@@ -47,7 +47,7 @@ class Attempt:
 
     def __init__(
         self,
-        wanted: Wanted,
+        request: LockRequest,
         listener: Listener,
         *,
         deadline: Deadline,
@@ -57,7 +57,7 @@ class Attempt:
         attempts: int | None = None,
         slow_wait: float | None = None,
     ) -> None:
-        self.wanted: Wanted = wanted
+        self.request: LockRequest = request
         self.listener: Listener = listener
         self.deadline: Deadline = deadline
         # whether an acquisition of this process, by its id, is in use or may come to be
@@ -91,7 +91,7 @@ class Attempt:
         yield from self.listen_first()
         taken, granted = yield from self.look(calls.ADOPTING)
         if taken.state == calls.GIVEN_UP:
-            raise LockLost(f"Could not adopt the lock {self.wanted.name!r}: {GONE}.", self.wanted.name, reason=GONE)
+            raise LockLost(f"Could not adopt the lock {self.request.name!r}: {GONE}.", self.request.name, reason=GONE)
         return granted
 
     def listen_first(self) -> Steps[None]:
@@ -106,7 +106,7 @@ class Attempt:
         waiter = self.waiter
         if waiter is None:
             loop = yield DrivingLoop()
-            self.waiter = waiter = self.listener.make_waiter(self.wanted.id, self.wanted.name, loop)
+            self.waiter = waiter = self.listener.make_waiter(self.request.id, self.request.name, loop)
         if not waiter.registered:
             self.listener.register(waiter)
             self.listener.start()
@@ -117,18 +117,18 @@ class Attempt:
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
         """
-        failing_since, late, wanted = 0.0, 0, self.wanted
+        failing_since, late, request = 0.0, 0, self.request
         self.tries += 1
         while True:
             urgency = RETURNING if self.asked else ENTERING
             by = give_up_at(self.deadline)
             self.asked = self.asking = True
-            if wanted.token is not None and not self.polls:
+            if request.token is not None and not self.polls:
                 # else a process that does not listen passes for dead
-                wanted = wanted._replace(listens=wait == calls.QUEUED or self.listener.hears)
+                request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
                 taken = yield from calls.acquire(
-                    wanted, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
+                    request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
                 )
             except LockUnavailable:
                 self.asking, self.unknown = False, True
@@ -140,33 +140,33 @@ class Attempt:
                 yield Pause(min(0.5, patience - now))
                 continue
             self.asking, self.unknown = False, self.unknown or taken.repeated
-            if taken.namesake and taken.namesake != wanted.adopts and not self.at_work(taken.namesake):
-                wanted = self.wanted = self.wanted._replace(adopts=taken.namesake)
+            if taken.namesake and taken.namesake != request.adopts and not self.at_work(taken.namesake):
+                request = self.request = self.request._replace(adopts=taken.namesake)
                 self.ticket = taken.number or self.ticket
                 continue
             if taken.state not in (calls.GRANTED, calls.ALREADY):
-                if not (wanted.listens or self.polls) and self.listener.hears:
+                if not (request.listens or self.polls) and self.listener.hears:
                     continue  # subscribed since: the script may have taken our own process for another one
                 self.current_holder.note(taken.holder, taken.left, self.waiter)
                 self.current_holder.full = taken.state == calls.FULL
                 return taken, None
             ends = calls.lease_end(taken.sent, taken.left)
             if monotonic() < ends:
-                self.got(f"{self.wanted.name}{taken.member}")
+                self.got(f"{self.request.name}{taken.member}")
                 granted: Granted | None = Granted(taken.number, ends, taken.state == calls.ALREADY)
                 if taken.state == calls.GRANTED:
                     self._check_acknowledged(taken.acknowledged)
-                elif wanted.replicas:
+                elif request.replicas:
                     granted = yield from self.confirm(taken.number)
                 if granted is None:
                     continue
                 return taken, granted
             late += 1
             if late >= LATE_ANSWERS:
-                noun, name = known_as(self.wanted.name)
+                noun, name = known_as(self.request.name)
                 raise LockUnavailable(
                     f"Could not acquire the {noun} {name!r}: Redis responds more slowly than its TTL "
-                    f"({self.wanted.ttl:g} s).",
+                    f"({self.request.ttl:g} s).",
                     name,
                 )
 
@@ -175,10 +175,10 @@ class Attempt:
 
         None: it is lost already.
         """
-        wanted = self.wanted
+        request = self.request
         until, by = self.deadline.at, give_up_at(self.deadline)
         answer = yield from calls.renew(
-            wanted, "confirm", wanted.ttl, fence, until=until, by=by, replicas=wanted.replicas
+            request, "confirm", request.ttl, fence, until=until, by=by, replicas=request.replicas
         )
         if answer.state != calls.HELD or monotonic() >= answer.ends:
             return None
@@ -186,28 +186,28 @@ class Attempt:
         return Granted(fence, answer.ends, False)
 
     def _check_acknowledged(self, count: int) -> None:
-        wanted = self.wanted
-        if count >= wanted.replicas:
+        request = self.request
+        if count >= request.replicas:
             return
-        noun, name = known_as(wanted.name)
+        noun, name = known_as(request.name)
         raise LockUnavailable(
-            f"Could not acquire the {noun} {name!r}: {count} of {wanted.replicas} replicas acknowledged it within "
+            f"Could not acquire the {noun} {name!r}: {count} of {request.replicas} replicas acknowledged it within "
             f"{ACKNOWLEDGED_WITHIN:g} s.",
             name,
         )
 
     def got(self, name: str) -> None:
         """A pool's member was granted: use its own name from now on."""
-        if name != self.wanted.name:
-            keys = make_keys(self.wanted.backend.prefix, name)
-            self.wanted = self.wanted._replace(name=name, keys=keys)
+        if name != self.request.name:
+            keys = make_keys(self.request.partition.prefix, name)
+            self.request = self.request._replace(name=name, keys=keys)
 
     def withdraw(self) -> Steps[None]:
         """Leave the queue. A grant that came in this very moment is passed on."""
         if self.ticket is not None or self.unknown:
             by = monotonic() + GRACE
             answer = yield from calls.release(
-                self.wanted, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
+                self.request, unknown=self.unknown, how=calls.WITHDRAWAL, until=by - GRACE, by=by
             )
             if answer.holder is not None:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
@@ -216,7 +216,9 @@ class Attempt:
     def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
         """The error for a lock that was not acquired."""
         waited, waits = monotonic() - self.begun, self.deadline.waits
-        return self.current_holder.refusal(self.wanted, tries=self.tries, waited=waited, waits=waits, adopting=adopting)
+        return self.current_holder.refusal(
+            self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting
+        )
 
     def leave(self) -> None:
         """Stop listening."""

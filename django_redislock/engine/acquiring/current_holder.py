@@ -11,7 +11,7 @@ from ...base.names import known_as, named
 from ...base.steps import Steps
 from ...exceptions import LockNotAcquired, LockUnavailable
 from ...store import calls
-from ...store.calls import Wanted
+from ...store.calls import LockRequest
 from ...store.holder import Holder, parse_holder
 from ..messages.waiters import Seen, Waiter
 
@@ -38,10 +38,10 @@ class CurrentHolder:
         if waiter is not None:
             waiter.group.seen = Seen(monotonic(), self.holder, self.busy_for)
 
-    def learn(self, wanted: Wanted, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
+    def learn(self, request: LockRequest, waiter: Waiter, *, until: float, by: float | None) -> Steps[bool]:
         """Find out who holds it now; one waiter of this process asks for all. False: the answer is on its way."""
         group, now = waiter.group, monotonic()
-        if wanted.keys.any:
+        if request.keys.any:
             return True  # a pool has no holder
         if group.seen.at >= now - NEWS:
             _, self.holder, self.busy_for = group.seen
@@ -51,7 +51,9 @@ class CurrentHolder:
             return False
         group.asks_until = now + ANSWERED_WITHIN
         try:
-            value, left, *_ = yield from calls.info(wanted.backend, wanted.keys, wanted.name, 0, until=until, by=by)
+            value, left, *_ = yield from calls.info(
+                request.partition, request.keys, request.name, 0, until=until, by=by
+            )
         except LockUnavailable:
             return True  # the last answer will have to do
         self.note(value, left / 1000, waiter)
@@ -64,16 +66,18 @@ class CurrentHolder:
         held = {} if self.holder is None else {"owner": self.holder.described, "fence": self.holder.fence}
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
-    def refusal(self, wanted: Wanted, *, tries: int, waited: float, waits: bool, adopting: bool) -> LockNotAcquired:
+    def refusal(
+        self, request: LockRequest, *, tries: int, waited: float, waits: bool, adopting: bool
+    ) -> LockNotAcquired:
         """The error for a lock that was not acquired. ``waits``: whether the attempt was to wait for it."""
-        noun, name = known_as(wanted.name)
+        noun, name = known_as(request.name)
         holder = self.holder
         owner = "" if holder is None else holder.described
         within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
         elif self.full:
-            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={wanted.most})."
+            text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={request.most})."
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:

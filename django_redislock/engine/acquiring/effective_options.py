@@ -9,9 +9,9 @@ from ...base.names import known_as
 from ...base.times import Deadline
 from ...conf import check_flag, conf
 from ...options import Options
-from ...store.calls import Wanted
+from ...store.calls import LockRequest
 from ...store.keys import make_keys
-from ...store.place import Backend
+from ...store.lock_store import Partition
 from ..leases.canceller import Canceller
 from ..leases.lease import Lease
 from ..owners.description import describe_owner
@@ -31,15 +31,15 @@ def deadline_of(options: Options, blocking: bool | None, blocking_timeout: float
     return Deadline.after(blocking_timeout)
 
 
-def make_wanted(backend: Backend, name: str, options: Options, token: str | None, purpose: str) -> Wanted:
+def make_request(partition: Partition, name: str, options: Options, token: str | None, purpose: str) -> LockRequest:
     """What to ask Redis for, under a new id."""
     settings = conf()
     if options.adopt and token is None:
         raise ValueError(f"Cannot adopt the lock {name!r} without its token: pass the one that detach() returned.")
     text = describe_owner(purpose or options.purpose)
-    return Wanted(
-        backend,
-        make_keys(backend.prefix, name),
+    return LockRequest(
+        partition,
+        make_keys(partition.prefix, name),
         name,
         Secret(secrets.token_urlsafe(16)),
         settings.ttl_of(name) if options.ttl is None else options.ttl,

@@ -7,7 +7,7 @@ from time import monotonic
 
 from ...base.steps import Steps
 from ...store import calls
-from ...store.place import Backend
+from ...store.lock_store import Partition
 from ..leases.lease import Lease, Section
 from ..leases.loss import reason_of
 from ..runtime import runtime
@@ -23,7 +23,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
-    answer = yield from calls.renew(lease.wanted, how, left, lease.fence)
+    answer = yield from calls.renew(lease.request, how, left, lease.fence)
     if answer.state != calls.HELD:
         runtime().watchdog.lose(lease, reason_of(answer))
         raise lease.lost_error()
@@ -44,20 +44,20 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
     lease.raising = True
     try:
         # without the old fence, so that a repetition still finds the lock
-        answer = yield from calls.renew(lease.wanted, "raise", lease.ttl)
+        answer = yield from calls.renew(lease.request, "raise", lease.ttl)
         if answer.state != calls.HELD or not answer.fence:  # no fence: it was detached meanwhile
             watchdog.lose(lease, reason_of(answer))
             raise lease.lost_error()
         lease.fence = answer.fence
-        lease.backend.known = max(lease.backend.known, answer.fence)
+        lease.partition.known = max(lease.partition.known, answer.fence)
         watchdog.extended(lease, answer.ends)
     finally:
         lease.raising = False
 
 
-def renew_by_token(backend: Backend, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
+def renew_by_token(partition: Partition, name: str, bears: Callable[[str], bool], how: str, left: float) -> Steps[bool]:
     """Move the end of the lease, whoever acquired it, if ``bears`` accepts its token. Returns whether that was done."""
-    held = yield from calls.find_held(backend, name, bears)
+    held = yield from calls.find_held(partition, name, bears)
     return held is not None and (yield from calls.renew(held, how, left)).state == calls.HELD
 
 
@@ -79,5 +79,5 @@ def detach(section: Section, left: float) -> Steps[str]:
 
 def start_listening(lease: Lease) -> None:
     """Subscribe: somebody is about to learn the token, and must not take this process for dead."""
-    if lease.wanted.listens:
-        runtime().listener(lease.wanted.backend).start()
+    if lease.request.listens:
+        runtime().listener(lease.request.partition).start()

@@ -10,7 +10,7 @@ from ...base.log import log_event
 from ...base.steps import Steps
 from ...exceptions import LockNotOwned, LockUnavailable
 from ...store import calls
-from ...store.place import Backend
+from ...store.lock_store import Partition
 from ..leases.lease import RELEASED, VANISHED, Lease, Section
 from ..runtime import runtime
 from .announcements import tell_released
@@ -25,7 +25,7 @@ def release(lease: Lease, section: Section, *, bearer: bool = False) -> Steps[No
     try:
         watchdog.unwatch(lease)
         how = calls.BEARER if bearer or lease.detaching else calls.HOLDER
-        answer = yield from calls.release(lease.wanted, unknown=lease.unknown, how=how)
+        answer = yield from calls.release(lease.request, unknown=lease.unknown, how=how)
         # a repeated release that finds nothing within the lease did its work the first time; a closed lease was
         # released in the background meanwhile, because its block was interrupted
         repeated = answer.twice or lease.tried_release
@@ -74,13 +74,13 @@ def release_later(lease: Lease) -> None:
     how = calls.BEARER if lease.detaching else calls.HOLDER
     # a renewal whose answer was lost may have moved its end
     lasts = max(lease.ttl, lease.remaining())
-    watchdog.release_later(lease.wanted, unknown=lease.unknown, how=how, lasts=lasts)
+    watchdog.release_later(lease.request, unknown=lease.unknown, how=how, lasts=lasts)
     watchdog.end(lease)
 
 
-def release_by_token(backend: Backend, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
+def release_by_token(partition: Partition, name: str, bears: Callable[[str], bool]) -> Steps[bool]:
     """Release the lock, whoever acquired it, if ``bears`` accepts its token. Returns whether it was held with it."""
-    held = yield from calls.find_held(backend, name, bears)
+    held = yield from calls.find_held(partition, name, bears)
     if held is None:
         return False
     answer = yield from calls.release(held, unknown=False, how=calls.BEARER)

@@ -44,7 +44,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
     unasked = False  # this look was made by the clock alone, and in time
     heard = counted = 0
     pace: Pace | None = None
-    if attempt.wanted.token is not None:
+    if attempt.request.token is not None:
         yield from attempt.listen_first()
     while True:
         if attempt.deadline.waits and listener.ready:
@@ -75,7 +75,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             continue  # asked under no subscription, or an older one
         listener.schedule(waiter, taken.left, delay)
         if taken.state == calls.REQUEUED and unasked:
-            listener.tell_all(attempt.wanted.name)
+            listener.tell_all(attempt.request.name)
         heard = listener.heard
         granted, unasked = yield from _wait(attempt, waiter, taken.us)
         if granted is not None:
@@ -87,7 +87,7 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
 def _check_subscription(attempt: Attempt) -> Steps[None]:
     """R19: we were dropped though we are subscribed, as far as we know. Connect again if the server says no."""
     try:
-        counted = yield from counts_us(attempt.wanted.backend)
+        counted = yield from counts_us(attempt.request.partition)
     except LockUnavailable:
         return  # the next look says so
     if not counted:
@@ -109,13 +109,13 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             ends = listener.deadline_of(grant)
             if monotonic() < ends:
                 attempt.got(grant.name)
-                backend = attempt.wanted.backend
-                backend.known = max(backend.known, grant.fence)
-                if attempt.wanted.replicas:
+                partition = attempt.request.partition
+                partition.known = max(partition.known, grant.fence)
+                if attempt.request.replicas:
                     return (yield from attempt.confirm(grant.fence)), False
                 return Granted(grant.fence, ends, True), False
             # woken too late: it may be somebody else's by now, and others here may have been dropped for that
-            listener.doubt(attempt.wanted.name)
+            listener.doubt(attempt.request.name)
             return None, False
         if waiter.look:
             waiter.look = False
@@ -127,7 +127,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             return None, now < due + LOOK_LATE
         if now >= attempt.current_holder.tell_at:
             until, by = attempt.deadline.at, give_up_at(attempt.deadline)
-            if (yield from attempt.current_holder.learn(attempt.wanted, waiter, until=until, by=by)):
+            if (yield from attempt.current_holder.learn(attempt.request, waiter, until=until, by=by)):
                 _tell_that_it_waits(attempt)  # another may have had it since the last look
             continue
         due = min(due, attempt.current_holder.tell_at)
@@ -135,4 +135,4 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
 
 
 def _tell_that_it_waits(attempt: Attempt) -> None:
-    attempt.current_holder.tell(attempt.wanted.name, monotonic() - attempt.begun)
+    attempt.current_holder.tell(attempt.request.name, monotonic() - attempt.begun)

@@ -11,8 +11,8 @@ from typing import Protocol
 from ...base.steps import Steps
 from ...exceptions import LockLost, LockUnavailable
 from ...options import OnLost
-from ...store.calls import Wanted
-from ...store.place import Backend
+from ...store.calls import LockRequest
+from ...store.lock_store import Partition
 from .canceller import Canceller
 
 # why a lease was lost
@@ -38,8 +38,8 @@ class Lease:
     the server's clock jumps.
     """
 
-    def __init__(self, wanted: Wanted, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
-        self.wanted: Wanted = wanted
+    def __init__(self, request: LockRequest, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
+        self.request: LockRequest = request
         self.fence: int = fence
         self.ends: float = ends
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
@@ -48,7 +48,7 @@ class Lease:
         self.pid: int = os.getpid()
         self.renewing: bool = True
         self.max_hold: float | None = None  # seconds
-        self.template: str = wanted.name  # the name as it was written
+        self.template: str = request.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
         self.owner: weakref.ref[Lives] | None = None  # who acquired it
@@ -78,24 +78,24 @@ class Lease:
     # -- what was asked for -----------------------------------------------------------------------------------------
 
     @property
-    def backend(self) -> Backend:
-        return self.wanted.backend
+    def partition(self) -> Partition:
+        return self.request.partition
 
     @property
     def name(self) -> str:
-        return self.wanted.name
+        return self.request.name
 
     @property
     def id(self) -> str:
-        return self.wanted.id
+        return self.request.id
 
     @property
     def token(self) -> str:
-        return self.wanted.token or self.wanted.id
+        return self.request.token or self.request.id
 
     @property
     def ttl(self) -> float:
-        return self.wanted.ttl
+        return self.request.ttl
 
     # -- what has become of it --------------------------------------------------------------------------------------
 

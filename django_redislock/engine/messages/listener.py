@@ -1,4 +1,4 @@
-"""A listener: the waiters of this process for the locks of one backend, and the messages for them.
+"""A listener: the waiters of this process for the locks of one partition, and the messages for them.
 
 A message is a hint; the key is the truth. After each (re)subscription, all waiters are told to ask Redis.
 """
@@ -12,8 +12,8 @@ from time import monotonic
 
 from ...base.names import TOKEN, can_be_asked_for
 from ...store.calls import ENDLESS, FREE, lease_end
+from ...store.lock_store import Partition
 from ...store.node import Node
-from ...store.place import Backend
 from .reader import Reader
 from .receiver import Receiver
 from .waiters import Grant, Loop, TaskWaiter, ThreadWaiter, Waiter, Waiters
@@ -30,7 +30,7 @@ _GRANT = r"(\d{1,16}) (\d{1,17}) (\d{1,12})(|@[0-9a-f]{40}|@\?) "
 _MESSAGE = re.compile(rf"(?:(g)|([wfar])) ({TOKEN}) (?(1){_GRANT})([^\ud800-\udfff]+)")
 
 # handles a message for an id that no waiter here has: kind, id, name
-Stray = Callable[[Backend, str, str, str], None]
+Stray = Callable[[Partition, str, str, str], None]
 
 
 class Listener:
@@ -42,13 +42,13 @@ class Listener:
 
     def __init__(
         self,
-        backend: Backend,
+        partition: Partition,
         want: Callable[[Listener], object],
         on_stray: Stray,
-        on_left: Callable[[Backend, str, str], None],
-        on_subscribed: Callable[[Backend], None],
+        on_left: Callable[[Partition, str, str], None],
+        on_subscribed: Callable[[Partition], None],
     ) -> None:
-        self.backend: Backend = backend
+        self.partition: Partition = partition
         self.ready: bool = False
         self.polled: bool = False
         self.generation: int = 0
@@ -59,9 +59,9 @@ class Listener:
         self._on_stray = on_stray
         self._on_left = on_left
         self._on_subscribed = on_subscribed
-        backend.on_other_node = self.on_other_node
-        backend.place.when_closed(self.close)
-        backend.place.on_loop_end.append(self.bury)
+        partition.on_other_node = self.on_other_node
+        partition.store.when_closed(self.close)
+        partition.store.on_loop_end.append(self.bury)
 
     @property
     def hears(self) -> bool:
@@ -84,7 +84,7 @@ class Listener:
     def bury(self, loop: Loop) -> None:
         """The loop has ended, and its waiters with it: pass on what they may have been granted."""
         for waiter in self.waiters.discard_loop(loop):
-            self._on_left(self.backend, waiter.id, waiter.group.name)
+            self._on_left(self.partition, waiter.id, waiter.group.name)
 
     def schedule(self, waiter: Waiter, left: float, delay: float) -> None:
         """A look found the lock busy for ``left`` more seconds, or free but reserved for somebody else.
@@ -108,7 +108,7 @@ class Listener:
 
     def deadline_of(self, grant: Grant) -> float:
         """The local monotonic time at which to presume a handoff's lease over (never too late)."""
-        anchor = (grant.node or self.backend.node).anchor
+        anchor = (grant.node or self.partition.node).anchor
         if anchor is None:
             return 0.0
         us, sent = anchor
@@ -143,17 +143,17 @@ class Listener:
         """Messages arrive by ``receiver``; None: they do not arrive."""
         self.polled = polled
         self.generation += 1
-        self.backend.subscribed_at = None if receiver is None else receiver.node
+        self.partition.subscribed_at = None if receiver is None else receiver.node
         self.ready = True
         self.tell_all()
-        self._on_subscribed(self.backend)
+        self._on_subscribed(self.partition)
         self.receiver = receiver  # after all were told: a waiter that reads the connection itself could not be woken
 
     def unsubscribed(self) -> None:
         """Messages no longer arrive."""
         self.ready = False
         self.receiver = None
-        self.backend.subscribed_at = None
+        self.partition.subscribed_at = None
 
     def on_other_node(self) -> None:
         """C3: another node runs the scripts now. Subscribe there, and look again."""
@@ -184,7 +184,7 @@ class Listener:
 
     def on_message(self, data: bytes, node: Node) -> None:
         """Handle a message from ``node``."""
-        if node is not self.backend.subscribed_at:
+        if node is not self.partition.subscribed_at:
             return  # C3: a former master
         self.heard += 1
         found = _MESSAGE.fullmatch(data.decode(errors="surrogateescape"))
@@ -201,4 +201,4 @@ class Listener:
         if waiter is not None:
             waiter.tell(grant)
         elif can_be_asked_for(name):
-            self._on_stray(self.backend, kind, id, name)
+            self._on_stray(self.partition, kind, id, name)

@@ -11,8 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from redis.connection import Connection
 from redis.exceptions import ResponseError
 
+from ...store.lock_store import Partition
 from ...store.node import Node
-from ...store.place import Backend
 from ...store.probe import probe_command, probed
 from ...store.wire import PASSING, classified, exchange, pack
 from .reader import Reader
@@ -24,7 +24,7 @@ MESSAGE_WITHIN = 1.0  # seconds from the first byte of a message to its last
 class Hears(Protocol):
     """A listener, as its receiver sees it."""
 
-    backend: Backend
+    partition: Partition
     waiters: Waiters
 
     def on_message(self, data: bytes, node: Node) -> None: ...
@@ -51,11 +51,11 @@ class Receiver(Generic[L]):
         self.reader: Reader = Reader(self.connection, self._on_message, self._threads_may_read)
         self._kind_of_socket = socket.socket
         self.since: float = 0.0  # monotonic
-        self._channels = {listener.backend.channel.encode(): listener for listener in listeners}
+        self._channels = {listener.partition.channel.encode(): listener for listener in listeners}
         self._waiters = [listener.waiters for listener in listeners]
         self._ended = ended
         self._retired = threading.Event()
-        self._sharded = listeners[0].backend.place.clustered
+        self._sharded = listeners[0].partition.store.clustered
         self._memory = node.origin.memory
         self.thread: threading.Thread = threading.Thread(target=self._run, name="redislock-listener", daemon=True)
 
@@ -66,7 +66,7 @@ class Receiver(Generic[L]):
         """
         self.connection.connect()
         word = "SSUBSCRIBE" if self._sharded else "SUBSCRIBE"
-        self.connection.send_packed_command([pack([(word, each.backend.channel) for each in self.listeners])])
+        self.connection.send_packed_command([pack([(word, each.partition.channel) for each in self.listeners])])
         refused: dict[L, int | ResponseError] = {}
         for listener in self.listeners:
             try:
@@ -85,7 +85,7 @@ class Receiver(Generic[L]):
             connection.connect()
             for listener in asked:
                 sent = monotonic()
-                (answer,) = exchange(connection, [probe_command(listener.backend)])
+                (answer,) = exchange(connection, [probe_command(listener.partition)])
                 found[listener] = counted = probed(self.node, answer, sent)
                 if not isinstance(counted, PASSING):  # as of one channel of this connection, so of all
                     return dict.fromkeys(asked, counted) | found
@@ -102,7 +102,7 @@ class Receiver(Generic[L]):
         self._retired.set()
         if self._memory:
             # with fakeredis there is no socket to shut down; a message ends the wait
-            self.listeners[0].backend.execute(probe_command(self.listeners[0].backend))
+            self.listeners[0].partition.execute(probe_command(self.listeners[0].partition))
         else:
             self.reader.end()
 

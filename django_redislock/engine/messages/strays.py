@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from time import monotonic
 
-from ...store.calls import WITHDRAWAL, Wanted
+from ...store.calls import WITHDRAWAL, LockRequest
 from ...store.keys import make_keys
-from ...store.place import Backend
+from ...store.lock_store import Partition
 from ..leases.loss import TOLD
 from ..renewal.watchdog import Watchdog
 
@@ -21,17 +21,17 @@ class Strays:
         self._count = 0  # up to this time (monotonic):
         self._count_until = 0.0
 
-    def take(self, backend: Backend, kind: str, id: str, name: str) -> None:
+    def take(self, partition: Partition, kind: str, id: str, name: str) -> None:
         """A message for an id with which nobody here waits."""
         if self._watchdog.holds(id):
             if kind in TOLD:
                 self._watchdog.lose_by_id(id, TOLD[kind])
         elif kind in "gw" and self._may_answer():  # it has left in the meantime
-            self.pass_on(backend, id, name)
+            self.pass_on(partition, id, name)
 
-    def pass_on(self, backend: Backend, id: str, name: str) -> None:
+    def pass_on(self, partition: Partition, id: str, name: str) -> None:
         """Nobody waits with this id any more: what it was granted, or may yet be, goes to the next waiter."""
-        left = Wanted(backend, make_keys(backend.prefix, name), name, id)
+        left = LockRequest(partition, make_keys(partition.prefix, name), name, id)
         self._watchdog.release_later(left, unknown=False, how=WITHDRAWAL)
 
     def _may_answer(self) -> bool:

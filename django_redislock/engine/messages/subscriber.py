@@ -1,4 +1,4 @@
-"""The subscriber keeps the listeners of a place subscribed, each at the node that runs its scripts (R3, C3).
+"""The subscriber keeps the listeners of a store subscribed, each at the node that runs its scripts (R3, C3).
 
 Its thread lives only while there is something to subscribe.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ...store.lock_store import LockStore, Partition
 from ...store.node import Node
-from ...store.place import Backend, Place
 from ...store.wire import PASSING, wording
 from ..background.notifier import Notifier
 from ..background.outage import Outage
@@ -32,8 +32,8 @@ STANDS = 1.0  # seconds that a subscription must last, for its end to be a new o
 class Subscriber:
     """See the module."""
 
-    def __init__(self, place: Place, notifier: Notifier, listener_of: Callable[[Backend], Listener]) -> None:
-        self.place: Place = place
+    def __init__(self, store: LockStore, notifier: Notifier, listener_of: Callable[[Partition], Listener]) -> None:
+        self.store: LockStore = store
         self._notifier = notifier
         self._listener_of = listener_of
         self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
@@ -45,12 +45,12 @@ class Subscriber:
         self._outage: Outage | None = None
         self._pauses: dict[Listener, float] = {}  # listeners that were refused: seconds until the next try
         self._last_refusal = ""
-        place.when_closed(self.close)
+        store.when_closed(self.close)
 
     def want(self, listener: Listener) -> None:
         """Subscribe this listener, or check that it is at the right node. Returns at once; ``ready`` is set later."""
         with self._mutex:
-            if self.place.closed:
+            if self.store.closed:
                 return
             self._due.setdefault(listener, 0.0)  # after a refusal, the next try comes no sooner for this
             begun = self._wake()
@@ -115,9 +115,9 @@ class Subscriber:
         groups: dict[Node, list[Listener]] = defaultdict(list)
         # tags that nobody uses do not notice a failover, and would keep a receiver at every former master
         served = [(each, receiver.node) for receiver in list(self._receivers.values()) for each in _served_by(receiver)]
-        left_behind = [each for each, node in served if each.backend.node_if_known not in (None, node)]
+        left_behind = [each for each, node in served if each.partition.node_if_known not in (None, node)]
         for listener in dict.fromkeys([*batch, *left_behind]):
-            node, receiver = self.place.node_of(listener.backend.tag), listener.receiver
+            node, receiver = self.store.node_of(listener.partition.tag), listener.receiver
             if listener.hears and receiver is not None and receiver.node is node and not receiver.reader.interrupted:
                 continue  # it is subscribed at the right node
             groups[node].append(listener)
@@ -125,7 +125,7 @@ class Subscriber:
             try:
                 self._subscribe_at(node, listeners)
             except Exception as error:
-                self.place.doubt(node)
+                self.store.doubt(node)
                 self._failed(listeners, error)
 
     def _subscribe_at(self, node: Node, listeners: Sequence[Listener]) -> None:
@@ -152,7 +152,7 @@ class Subscriber:
             receiver.reader.end()
             raise
         with self._mutex:
-            closed = self.place.closed
+            closed = self.store.closed
             self._receivers[node] = receiver
         self._joining = None
         if old is not None:
@@ -165,7 +165,7 @@ class Subscriber:
 
     def _neighbours(self, node: Node, listeners: Sequence[Listener]) -> list[Listener]:
         """The others whose tags this node has: each would take a new connection when somebody first waits there."""
-        here = [self._listener_of(each) for each in self.place.everywhere() if each.node_if_known is node]
+        here = [self._listener_of(each) for each in self.store.everywhere() if each.node_if_known is node]
         return [each for each in here if not each.ready and each not in self._due and each not in listeners]
 
     @staticmethod
@@ -183,7 +183,7 @@ class Subscriber:
 
     def _stand(self, listener: Listener, receiver: Receiver[Listener], counted: int | ResponseError) -> None:
         if isinstance(counted, PASSING):
-            self.place.redirect(listener.backend, counted, receiver.node)
+            self.store.redirect(listener.partition, counted, receiver.node)
             self._retry_less_often(listener, RECONNECTING / 10, RECONNECTING)
         elif isinstance(counted, ResponseError):
             # perhaps for a moment (BUSY, a password that is being changed), perhaps for good (a missing right)
@@ -206,8 +206,8 @@ class Subscriber:
             return
         receiver.reader.end()
         self._forget(receiver)
-        if error is not None and not self.place.closed:
-            self.place.doubt(receiver.node)
+        if error is not None and not self.store.closed:
+            self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
             self._go_on_with(lambda: self._failed(concerned, error))
@@ -251,14 +251,14 @@ class Subscriber:
 
     def _retry(self, listeners: Iterable[Listener], delay: float) -> None:
         with self._mutex:
-            if not self.place.closed:
+            if not self.store.closed:
                 due = monotonic() + delay
                 for listener in listeners:
                     self._due[listener] = due
                 self._wake()
 
     def _log(self, event: str, **facts: Any) -> None:
-        self._notifier.log(WARNING, event, alias=self.place.alias, **facts)
+        self._notifier.log(WARNING, event, alias=self.store.alias, **facts)
 
 
 def _served_by(receiver: Receiver[Listener]) -> list[Listener]:

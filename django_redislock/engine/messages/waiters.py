@@ -176,7 +176,7 @@ class Group:
 
 
 class Waiters:
-    """All waiters of this process for the locks of one backend, by id and in groups. Thread-safe.
+    """All waiters of this process for the locks of one partition, by id and in groups. Thread-safe.
 
     A method that was interrupted can be called again: each step leaves a state from which a second call can go on.
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 from asgiref.sync import SyncToAsync
 
-from ...store.place import Backend
+from ...store.lock_store import Partition
 from ..leases.lease import Lease, Section
 from .bridges import Task, root_of, runs_below
 
@@ -38,7 +38,7 @@ class Owner:
         self.is_task: bool = asyncio.isfuture(who)
         self._pid = os.getpid()
         self._held: dict[int, list[Section]] = {}  # by the object's id(); its sections keep it alive
-        self._leases: dict[tuple[Backend, str], Lease] = {}
+        self._leases: dict[tuple[Partition, str], Lease] = {}
         self._sweep_at = MANY
 
     # -- what it holds ----------------------------------------------------------------------------------------------
@@ -48,21 +48,21 @@ class Owner:
         held = self._held.get(id(through))
         return held[-1] if held else None
 
-    def lease_on(self, backend: Backend, name: str) -> Lease | None:
+    def lease_on(self, partition: Partition, name: str) -> Lease | None:
         """The lease on the lock of this name, unless it may be over."""
-        lease = self._leases.get((backend, name))
+        lease = self._leases.get((partition, name))
         # after a failed release, nothing renews it, and the lock may be somebody else's by now
         return lease if lease is not None and not (lease.closed or lease.lost or lease.tried_release) else None
 
-    def id_on(self, backend: Backend, name: str) -> str | None:
+    def id_on(self, partition: Partition, name: str) -> str | None:
         """The id of its acquisition of the lock of this name, if there is one, though it may be lost."""
-        lease = self._leases.get((backend, name))
+        lease = self._leases.get((partition, name))
         return None if lease is None else lease.id
 
     def enter(self, section: Section, lease: Lease) -> None:
         """The section uses the lease from now on."""
         lease.shares[section] = None
-        self._leases[lease.backend, lease.name] = lease
+        self._leases[lease.partition, lease.name] = lease
         held = self._held.setdefault(id(section.through), [])
         for other in [other for other in held if other.held.lost]:
             _discard(held, other)
@@ -84,21 +84,21 @@ class Owner:
         """The section no longer uses the lease. May be called again, and from any thread."""
         lease.shares.pop(section, None)
         self.forget(section)
-        key = lease.backend, lease.name
+        key = lease.partition, lease.name
         if not lease.shares and self._leases.get(key) is lease:
             self._leases.pop(key, None)
 
     def disown(self, section: Section, lease: Lease, *, known: bool = False) -> None:
         """Leaving the lease is up to somebody else. ``known``: until then, this owner goes on under the lease."""
         self.forget(section)
-        key = lease.backend, lease.name
+        key = lease.partition, lease.name
         if not known and len(lease.shares) <= 1 and self._leases.get(key) is lease:
             self._leases.pop(key, None)
 
     @contextmanager
     def under(self, lease: Lease) -> Iterator[None]:
         """During a block, this owner goes on under a lease that somebody else will leave."""
-        key = lease.backend, lease.name
+        key = lease.partition, lease.name
         unknown = key not in self._leases
         try:
             if unknown:

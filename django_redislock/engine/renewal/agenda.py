@@ -6,8 +6,8 @@ import heapq
 import itertools
 from typing import NamedTuple
 
-from ...store.calls import WITHDRAWAL, Wanted, release_command
-from ...store.place import Backend
+from ...store.calls import WITHDRAWAL, LockRequest, release_command
+from ...store.lock_store import Partition
 from ..leases.lease import Lease
 from .sender import Parcel
 
@@ -17,14 +17,14 @@ MANY = 1000  # entries, above which stale ones are dropped
 class PendingRelease(NamedTuple):
     """A release, or a withdrawal from a queue, that still has to be sent."""
 
-    wanted: Wanted
+    request: LockRequest
     unknown: bool  # an acquire of this attempt may still arrive
     until: float
     how: str  # WITHDRAWAL: the attempt was given up, and there may be nothing to release
 
     @property
-    def backend(self) -> Backend:
-        return self.wanted.backend
+    def partition(self) -> Partition:
+        return self.request.partition
 
     @property
     def matters(self) -> bool:
@@ -32,7 +32,7 @@ class PendingRelease(NamedTuple):
         return self.how != WITHDRAWAL
 
     def parcel(self) -> Parcel:
-        return Parcel(self, release_command(self.wanted, unknown=self.unknown, how=self.how), 0.0)
+        return Parcel(self, release_command(self.request, unknown=self.unknown, how=self.how), 0.0)
 
 
 Task = Lease | PendingRelease

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 from redis.exceptions import ClusterDownError, ResponseError
 
 from ...base.log import log_event
+from ...store.lock_store import Partition
 from ...store.node import Node
-from ...store.place import Backend
 from ...store.wire import wording
 from ..background.notifier import Notifier
 from ..background.outage import LAST_RETRY, Outage
@@ -28,7 +28,7 @@ LAST_WORDS = 1.0  # seconds that the end of the process may wait for Redis
 
 class Dispatch:
     """Calls ``answered(parcel, answer, node, sent)``; ``again(parcels, delay)`` for what has to be sent once more after
-    so many seconds; and ``recovered(backend)`` when a node has answered that had failed before.
+    so many seconds; and ``recovered(partition)`` when a node has answered that had failed before.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Dispatch:
         notifier: Notifier,
         answered: Callable[[Parcel, Any, Node, float], object],
         again: Callable[[list[Parcel], float], object],
-        recovered: Callable[[Backend], object],
+        recovered: Callable[[Partition], object],
     ) -> None:
         self._notifier = notifier
         self._on_answer = answered
@@ -69,11 +69,11 @@ class Dispatch:
         refused: list[Parcel] = []
         trouble: ResponseError | None = None
         for parcel, answer in zip(parcels, answers, strict=True):
-            backend = parcel.task.backend
-            backend.heard_from(node)
+            partition = parcel.task.partition
+            partition.heard_from(node)
             if not isinstance(answer, ResponseError):
                 self._on_answer(parcel, answer, node, sent)
-            elif backend.place.redirect(backend, answer, node):
+            elif partition.store.redirect(partition, answer, node):
                 moved.append(parcel)
             else:
                 trouble = trouble or answer
@@ -86,8 +86,8 @@ class Dispatch:
         if over is not None:
             if over.end_is_due() and not over.is_stale(node.origin.timeout):
                 self._notifier.log(WARNING, "renewal-recovered", alias=node.origin.alias, outage=over.lasted)
-            for backend in {parcel.task.backend for parcel in parcels}:
-                self._on_recovery(backend)
+            for partition in {parcel.task.partition for parcel in parcels}:
+                self._on_recovery(partition)
 
     def _failed(self, node: Node, parcels: list[Parcel], error: Exception) -> None:
         outage = self._outages.get(node)
@@ -105,8 +105,8 @@ class Dispatch:
             )
         # a node of a cluster that says so may be cut off from the others, and not know who has its slots now
         if isinstance(error, ClusterDownError) or not isinstance(error, ResponseError):
-            for place in {parcel.task.backend.place for parcel in parcels}:
-                place.look_around(node)
+            for store in {parcel.task.partition.store for parcel in parcels}:
+                store.look_around(node)
 
 
 def _by_node(parcels: Iterable[Parcel]) -> tuple[dict[Node, list[Parcel]], list[Parcel]]:
@@ -114,6 +114,6 @@ def _by_node(parcels: Iterable[Parcel]) -> tuple[dict[Node, list[Parcel]], list[
     batches: dict[Node, list[Parcel]] = defaultdict(list)
     lost: list[Parcel] = []
     for parcel in parcels:
-        node = parcel.task.backend.node_if_known
+        node = parcel.task.partition.node_if_known
         (lost if node is None else batches[node]).append(parcel)
     return batches, lost

@@ -19,10 +19,10 @@ from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ...store.calls import HELD, HOLDER, WITHDRAWAL, Renewed, Wanted, left_to_release, renew_command, renewed
+from ...store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
+from ...store.lock_store import Partition
 from ...store.node import Node
-from ...store.place import Backend
-from ...store.places import all_places
+from ...store.stores import all_stores
 from ..background.notifier import Notifier
 from ..background.outage import LAST_RETRY
 from ..background.threads import make_thread, start
@@ -43,10 +43,10 @@ UNRENEWED = "no longer renewed"
 class Watchdog:
     """See the module. All times are absolute and monotonic.
 
-    ``listen`` makes the process hear of what happens to a lock of this backend.
+    ``listen`` makes the process hear of what happens to a lock of this partition.
     """
 
-    def __init__(self, notifier: Notifier, listen: Callable[[Backend], None]) -> None:
+    def __init__(self, notifier: Notifier, listen: Callable[[Partition], None]) -> None:
         self._notifier = notifier
         self._listen = listen
         self._lock = threading.RLock()  # a finalizer may run on this thread and close a generator that holds a lock
@@ -79,7 +79,7 @@ class Watchdog:
         with self._mutex:
             lease.watched = True
             self._leases[lease.id] = lease
-            if lease.wanted.token is not None:
+            if lease.request.token is not None:
                 self.attempts.pop(lease.id, None)  # from now on, it is known by its lease
             self._plan(first_look(lease), lease)
 
@@ -125,14 +125,14 @@ class Watchdog:
         """All that this process holds."""
         return list(self._leases.values())
 
-    def release_later(self, wanted: Wanted, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
+    def release_later(self, request: LockRequest, *, unknown: bool, how: str = HOLDER, lasts: float = 0.0) -> None:
         """Release or withdraw in the background, as often as it takes. Failures to release are logged.
 
         ``lasts``: seconds after which the lease has ended by itself.
         """
         with self._mutex:
             now = monotonic()
-            pending = PendingRelease(wanted, unknown, now + max(lasts, REMEMBER_FOR), how)
+            pending = PendingRelease(request, unknown, now + max(lasts, REMEMBER_FOR), how)
             self._pending.add(pending)
             self._plan(now, pending)
 
@@ -177,12 +177,12 @@ class Watchdog:
         if lease is not None:
             self.lose(lease, reason)
 
-    def renew_all(self, backend: Backend) -> None:
+    def renew_all(self, partition: Partition) -> None:
         """After a reconnect: a flush or restart is noticed at once."""
         with self._mutex:
             now = monotonic()
             for lease in self.leases():
-                if lease.backend is backend and lease.watched:
+                if lease.partition is partition and lease.watched:
                     lease.urgent = True
                     self._plan(now, lease)
 
@@ -232,8 +232,8 @@ class Watchdog:
         """Close connections that nobody needs any more: a server has room for so many."""
         if monotonic() >= self._trim_at:
             self._trim_at = monotonic() + IDLE_LOOK
-            for place in all_places():
-                place.trim()
+            for store in all_stores():
+                store.trim()
 
     def _work(self, tasks: Sequence[Task]) -> None:
         parcels: list[Parcel] = []
@@ -262,10 +262,10 @@ class Watchdog:
             return None  # released in the meantime, by an owner that may have ended since
         first, lease.seen = not lease.seen, True
         urgent, lease.urgent = lease.urgent, False
-        if lease.wanted.listens:
+        if lease.request.listens:
             # held for long enough to care: hear at once when it is force-released, or Redis restarts. Each time: the
             # first time there may have been no thread to be had
-            self._listen(lease.backend)
+            self._listen(lease.partition)
         if lease.renewing and released:
             self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.renewing = False
@@ -282,7 +282,7 @@ class Watchdog:
                 self._plan(min(now + CONFIRM_AFTER, lease.ends), lease)
             return None
         lease.asked_fence = lease.fence
-        command = renew_command(lease.wanted, how, lease.ttl, lease.fence)
+        command = renew_command(lease.request, how, lease.ttl, lease.fence)
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
@@ -296,7 +296,7 @@ class Watchdog:
             self._note(task, due, renewed(node, answer, sent))
             return
         self._pending.discard(task)
-        rest = left_to_release(task.wanted, answer)
+        rest = left_to_release(task.request, answer)
         if rest is not None:
             self.release_later(rest, unknown=False, how=WITHDRAWAL)
 
@@ -307,7 +307,7 @@ class Watchdog:
                 if isinstance(task, Lease):
                     if task.watched and task.due == due:
                         self._plan(min(now + delay, task.ends), task)
-                elif now < task.until and not task.backend.place.closed:
+                elif now < task.until and not task.partition.store.closed:
                     self._plan(now + delay, task)
                 else:
                     self._pending.discard(task)

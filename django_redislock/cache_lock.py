@@ -31,8 +31,8 @@ from .exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailabl
 from .open_transactions import warn_of_release
 from .options import Options
 from .store.calls import find_held, read_holder
-from .store.place import Backend
-from .store.places import get_backend, get_place
+from .store.lock_store import Partition
+from .store.stores import get_partition, get_store
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class CacheLock:
         check_name(name)
         self._options()
         _patience(blocking_timeout)
-        _ask(lambda: get_place(using))
+        _ask(lambda: get_store(using))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -157,7 +157,7 @@ class CacheLock:
             if held is not None:
                 # as with redis-py: whoever bears the token may release, whoever has extended the lock since
                 _run(self._give_back(held))
-            elif not _run(release_by_token(self._backend(), self.name, partial(bears, token))):
+            elif not _run(release_by_token(self._partition(), self.name, partial(bears, token))):
                 raise self._not_owned("release")
         except LockUnavailable:
             self.local.token, self.local.held = bytes(token), held  # so that it can be tried again
@@ -180,7 +180,7 @@ class CacheLock:
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
-        held, _ = _run(read_holder(self._backend(), self.name))
+        held, _ = _run(read_holder(self._partition(), self.name))
         return held
 
     def owned(self) -> bool:
@@ -189,7 +189,7 @@ class CacheLock:
             token = self._token("own")
         except LockError:
             return False
-        return _run(find_held(self._backend(), self.name, partial(bears, token))) is not None
+        return _run(find_held(self._partition(), self.name, partial(bears, token))) is not None
 
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
@@ -201,8 +201,8 @@ class CacheLock:
 
     # -- how it is done ---------------------------------------------------------------------------------------------
 
-    def _backend(self) -> Backend:
-        return _ask(lambda: get_backend(self.using, self.name))
+    def _partition(self) -> Partition:
+        return _ask(lambda: get_partition(self.using, self.name))
 
     def _options(self) -> Options:
         """Those of the next acquisition, as the attributes say now."""
@@ -246,7 +246,7 @@ class CacheLock:
         held = self._held(token)
         if held is not None and not held.held.lost:
             _run(renew(held.held, how, left))
-        elif not _run(renew_by_token(self._backend(), self.name, partial(bears, token), how, left)):
+        elif not _run(renew_by_token(self._partition(), self.name, partial(bears, token), how, left)):
             # None: another process has acquired it, and gave us the token
             raise self._not_owned(verb) if held is None else held.held.lost_error()
         return True
@@ -266,7 +266,7 @@ class CacheLock:
         lease = held.held
         if not lease.lost:
             yield from release(lease, held, bearer=True)
-        elif not (yield from release_by_token(lease.backend, lease.name, lease.token.__eq__)):
+        elif not (yield from release_by_token(lease.partition, lease.name, lease.token.__eq__)):
             raise lease.lost_error()  # unless another bearer has extended it in time
 
     def _not_owned(self, verb: str) -> LockNotOwned:

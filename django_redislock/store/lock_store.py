@@ -1,4 +1,7 @@
-"""Where the locks of one cache alias live, as far as this process knows: one server, or (cluster.py) many."""
+"""A lock store: the locks of one cache alias, and the connections of this process to their Redis.
+
+``LockStore`` is for one server or Sentinel's master, cluster.py for a cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from .wire import Command, Replaced
 CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
-class Place:
+class LockStore:
     """The connections of this process to the Redis of one alias: here, to one server or to Sentinel's master.
 
     All keys of one name have the same hash tag, a number. Here there is only one tag.
@@ -36,12 +39,12 @@ class Place:
         self.timeout: float = origin.timeout
         own = f"{origin.key_prefix}:" if origin.key_prefix else ""
         self.prefix: str = f"{own}{key_prefix}"
-        # locks in the same place exclude each other
+        # locks in the same store exclude each other
         self.identity: tuple[object, ...] = (origin.database, self.prefix)
         self.closed: bool = False
         self._on_close: list[Callable[[], object]] = []
         self.on_loop_end: list[Callable[[asyncio.AbstractEventLoop], object]] = []
-        self.backends: dict[int, Backend] = {}  # by tag; those that were needed so far
+        self.partitions: dict[int, Partition] = {}  # by tag; those that were needed so far
         self.bound: int = min(origin.max_connections, conf().MAX_CONNECTIONS)
         self._nodes: dict[str, Node] = {} if self.clustered else {"": Node(origin)}  # by address
         self._thread_connections = ThreadConnections(self.bound, self._nodes.values())
@@ -49,13 +52,13 @@ class Place:
 
     # -- its locks --------------------------------------------------------------------------------------------------
 
-    def backend(self, tag: int) -> Backend:
-        """The backend of a tag: the same object each time."""
-        return self.backends.get(tag) or self.backends.setdefault(tag, Backend(self, tag))
+    def partition(self, tag: int) -> Partition:
+        """The partition of a tag: the same object each time."""
+        return self.partitions.get(tag) or self.partitions.setdefault(tag, Partition(self, tag))
 
-    def everywhere(self) -> list[Backend]:
-        """The backends of all tags."""
-        return [self.backend(tag) for tag in range(self.tags)]
+    def everywhere(self) -> list[Partition]:
+        """The partitions of all tags."""
+        return [self.partition(tag) for tag in range(self.tags)]
 
     # -- its nodes --------------------------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Place:
     def look_around(self, node: Node) -> None:
         """After trouble with this node, find out in the background whether others have taken over its slots."""
 
-    def redirect(self, backend: Backend, error: ResponseError, node: Node) -> bool:
+    def redirect(self, partition: Partition, error: ResponseError, node: Node) -> bool:
         """Learn from an error of ``node`` which node has these locks now. Returns whether the error says so."""
         return False
 
@@ -170,19 +173,19 @@ class Place:
                     pass  # the loop is closed, and so are its connections
 
 
-class Backend:
+class Partition:
     """The locks of one alias that share a hash tag: they are all in one slot, and so on one node.
 
     ``known`` is the highest fence that this process has seen among them.
     """
 
-    def __init__(self, place: Place, tag: int) -> None:
-        self.place: Place = place
+    def __init__(self, store: LockStore, tag: int) -> None:
+        self.store: LockStore = store
         self.tag: int = tag
-        self.alias: str = place.alias
-        self.prefix: str = f"{place.prefix}{{{tag}}}:"
+        self.alias: str = store.alias
+        self.prefix: str = f"{store.prefix}{{{tag}}}:"
         # "!" marks a channel of sharded pub/sub, see channel.lua
-        self.channel: str = f"{self.prefix}wake{'!' if place.clustered else ':'}{secrets.token_urlsafe(12)}"
+        self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
         self.known = 0
         # called when another node than the one that this process is subscribed at has answered
         self.subscribed_at: Node | None = None
@@ -191,12 +194,12 @@ class Backend:
     @property
     def node_if_known(self) -> Node | None:
         """The node that runs the scripts, as far as it is known."""
-        return self.place.known_node(self.tag)
+        return self.store.known_node(self.tag)
 
     @property
     def node(self) -> Node:
         """The same; if it is not known, the cluster is asked."""
-        return self.node_if_known or self.place.node_of(self.tag)
+        return self.node_if_known or self.store.node_of(self.tag)
 
     def heard_from(self, node: Node) -> None:
         """C3: ``node`` has answered. If this process is subscribed at another one, its waiters have to look."""
@@ -205,21 +208,21 @@ class Backend:
 
     def exchange(self, commands: Sequence[Command], by: float | None = None) -> tuple[list[Any], Node]:
         """The answers to several commands in one write, errors of single ones among them; and whose they are."""
-        node = self.place.node_of(self.tag, by)
-        answers, sent = self.place.exchange(node, commands, by)
-        if self.place.doubts(node, sent):
-            _believe(node, self.place.node_of(self.tag, _confirmed_by(by), node.answered_at))
+        node = self.store.node_of(self.tag, by)
+        answers, sent = self.store.exchange(node, commands, by)
+        if self.store.doubts(node, sent):
+            _believe(node, self.store.node_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
 
     async def aexchange(
         self, commands: Sequence[Command], by: float | None = None, *, urgency: int = ENTERING
     ) -> tuple[list[Any], Node]:
-        """See exchange(). ``urgency``: see Place.aexchange()."""
-        node = await self.place.anode_of(self.tag, by)
-        answers, sent = await self.place.aexchange(node, commands, by, urgency=urgency)
-        if self.place.doubts(node, sent):
-            _believe(node, await self.place.anode_of(self.tag, _confirmed_by(by), node.answered_at))
+        """See exchange(). ``urgency``: see LockStore.aexchange()."""
+        node = await self.store.anode_of(self.tag, by)
+        answers, sent = await self.store.aexchange(node, commands, by, urgency=urgency)
+        if self.store.doubts(node, sent):
+            _believe(node, await self.store.anode_of(self.tag, _confirmed_by(by), node.answered_at))
         self.heard_from(node)
         return answers, node
 

@@ -1,4 +1,4 @@
-"""One backend for each alias and process: when it is made, what a change of the settings does to it, and a fork."""
+"""One lock store for each alias and process: when it is made, what a change of the settings does to it, and a fork."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from django.test import override_settings
 
 from django_redislock import Lock
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import places as module
+from django_redislock.store import stores as module
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import ENTERING
-from django_redislock.store.place import Place
-from django_redislock.store.places import get_backend, get_place, make_place
+from django_redislock.store.stores import get_partition, get_store, make_store
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.processes import Worker
@@ -34,23 +34,23 @@ pytestmark = pytest.mark.usefixtures("own_pools")
 
 
 def test_threads_that_come_first_together_share_one(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Place] = []
-    make = Place.__init__
+    made: list[LockStore] = []
+    make = LockStore.__init__
 
-    def noted(self: Place, *args: Any) -> None:
+    def noted(self: LockStore, *args: Any) -> None:
         made.append(self)
         make(self, *args)
 
-    monkeypatch.setattr(Place, "__init__", noted)
+    monkeypatch.setattr(LockStore, "__init__", noted)
     with caches(alias(DJANGO, server.url)):
-        all_at_once(lambda _: get_backend(), 20)
+        all_at_once(lambda _: get_partition(), 20)
     assert len(made) == 1
 
 
 def test_a_single_command_raises_the_error_of_redis(client: redis.Redis) -> None:
     client.set("text", "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        get_backend().execute(("LPOP", "text"))
+        get_partition().execute(("LPOP", "text"))
 
 
 # -- changed settings -----------------------------------------------------------------------------------------------
@@ -61,14 +61,14 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
     backend: str, server: RedisServer, client: redis.Redis, me: Any, exercise: Exercise, eventually: Eventually
 ) -> None:
     with caches(alias(backend, server.url, client_name=NAME)):
-        first = get_backend()
-        assert get_backend("default") is first
+        first = get_partition()
+        assert get_partition("default") is first
         exercise()
         ears = listener()
         thread = ears.receiver.thread
         assert connections(client)
         with redis_server() as another, caches(alias(backend, another.url)):
-            assert get_backend() is not first
+            assert get_partition() is not first
             me(Lock("a"), "acquire")
             with another.client() as there:
                 assert there.exists("redislock{0}:lock:a")
@@ -81,15 +81,15 @@ def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_beh
     eventually(lambda: not connections(client))
 
 
-def test_a_closed_backend_is_not_used_again(fresh: None, client: redis.Redis, eventually: Eventually) -> None:
-    closed = get_backend()
-    closed.place.close()
-    assert get_backend() is not closed
+def test_a_closed_store_is_not_used_again(fresh: None, client: redis.Redis, eventually: Eventually) -> None:
+    closed = get_partition()
+    closed.store.close()
+    assert get_partition() is not closed
     with Lock("a", ttl=600):  # it is held for long, so its process listens
-        eventually(lambda: client.pubsub_numsub(get_backend().channel)[0][1])
-    again = get_backend()
-    closed.place.close()
-    assert get_backend() is again
+        eventually(lambda: client.pubsub_numsub(get_partition().channel)[0][1])
+    again = get_partition()
+    closed.store.close()
+    assert get_partition() is again
 
 
 def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_connection(
@@ -111,7 +111,7 @@ def test_a_release_in_the_background_after_a_change_leaves_no_connection_behind(
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         lock.acquire()
         lease = lease_of(lock)
-    runtime().watchdog.release_later(lease.wanted, unknown=False)
+    runtime().watchdog.release_later(lease.request, unknown=False)
     eventually(lambda: not client.exists("redislock{0}:lock:a"))
     eventually(lambda: not connections(client))
 
@@ -125,7 +125,7 @@ def test_a_lock_that_is_held_for_long_beyond_a_change_starts_nothing_that_listen
     lease = me.read(lambda: lease_of(lock))
     # the watchdog has seen it and has planned its next look
     eventually(lambda: lease.seen and lease.due > monotonic() + 1)
-    assert not listens(runtime().listener(lease.backend))
+    assert not listens(runtime().listener(lease.partition))
     me(lock, "release")
     eventually(lambda: not connections(client))
 
@@ -134,12 +134,12 @@ async def test_what_coroutines_send_after_a_change_leaves_no_connection_behind(
     server: RedisServer, client: redis.Redis, aeventually: Callable[..., Any]
 ) -> None:
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        used = get_backend()
+        used = get_partition()
         await ause(1)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        unused = get_backend()
-    for backend in (used, unused):
-        answers, _ = await backend.aexchange([("ECHO", "1"), ("ECHO", "2")], urgency=ENTERING)
+        unused = get_partition()
+    for partition in (used, unused):
+        answers, _ = await partition.aexchange([("ECHO", "1"), ("ECHO", "2")], urgency=ENTERING)
         assert answers == [b"1", b"2"]
     await aeventually(lambda: not connections(client))
 
@@ -186,7 +186,7 @@ def test_changed_settings_choose_another_alias_at_once(me: Any, server: RedisSer
     with caches(alias(DJANGO_REDIS, server.url), third=third):
         me(Lock("a"), "acquire")
         with override_settings(REDISLOCK={"CACHE": "third"}):
-            assert get_backend().alias == "third"
+            assert get_partition().alias == "third"
             assert not me(Lock("a"), "locked")
         assert me(Lock("a"), "locked")
 
@@ -200,7 +200,7 @@ held = Lock("held", ttl=600)
 held.acquire()
 while not listener().ready:
     time.sleep(0.01)
-say("parent", listener().backend.channel)
+say("parent", listener().partition.channel)
 child = os.fork()
 if child == 0:
     hear()
@@ -212,7 +212,7 @@ if child == 0:
     while not listener().ready:
         time.sleep(0.01)
     hear()
-    say("child", listener().backend.channel, held.token, len(list_locks()))
+    say("child", listener().partition.channel, held.token, len(list_locks()))
     hear()
     with Lock("c"):
         say("still", "alive")
@@ -254,18 +254,18 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_finalizer_may_use_an_alias_while_its_backend_is_made(
+def test_a_finalizer_may_use_an_alias_while_its_store_is_made(
     other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The garbage collector runs it on the thread that makes the backend, in the midst of that."""
-    nested: list[Place] = []
+    """The garbage collector runs it on the thread that makes the store, in the midst of that."""
+    nested: list[LockStore] = []
 
-    def make(alias: str, prefix: str) -> Place:
+    def make(alias: str, prefix: str) -> LockStore:
         if not nested:
-            nested.append(make_place(alias, prefix))
-            nested[0] = get_place("ours")
-        return make_place(alias, prefix)
+            nested.append(make_store(alias, prefix))
+            nested[0] = get_store("ours")
+        return make_store(alias, prefix)
 
     with override_settings(CACHES=settings.CACHES | {"ours": settings.CACHES["default"]}):
-        monkeypatch.setattr(module, "make_place", make)
-        assert other()(lambda: get_place("ours")) is get_place("ours") is nested[0]
+        monkeypatch.setattr(module, "make_store", make)
+        assert other()(lambda: get_store("ours")) is get_store("ours") is nested[0]

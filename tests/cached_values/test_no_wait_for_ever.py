@@ -16,10 +16,10 @@ from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.cache import caches
 
 import django_redislock
-from django_redislock import LockError, alocked_get_or_set, cached, force_release, locked_get_or_set
+from django_redislock import LockError, alocked_get_or_set, cached_values, force_release, locked_get_or_set
 from django_redislock.base.steps import Steps, arun, run
 from django_redislock.base.times import NEVER
-from django_redislock.cached import _Wanted
+from django_redislock.cached_values import _Request
 from django_redislock.computations import Computation
 from django_redislock.engine import Acquisition, Frame, current_owner
 from django_redislock.engine.messages.waiters import Park
@@ -39,7 +39,7 @@ PATIENCE = 2  # seconds of who would wait for ever without
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters look more often than once a second."""
-    monkeypatch.setattr(cached, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(cached_values, "LOOK_EVERY", 0.05)
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_wait
         await arun(self)
 
     monkeypatch.setattr(Park, "arun", noted)
-    monkeypatch.setattr(cached, "LOOK_EVERY", 0.001)
+    monkeypatch.setattr(cached_values, "LOOK_EVERY", 0.001)
     with computing() as value:
         waits = asyncio.create_task(Value("never").aget())
         await until(lambda: len(looks) > 20)
@@ -275,13 +275,13 @@ async def test_a_coroutine_that_waits_long_leaves_nothing_behind_at_what_it_wait
 def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
     drive: Callable[[Steps[bool]], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cached, "LOOK_EVERY", GENEROUS)
+    monkeypatch.setattr(cached_values, "LOOK_EVERY", GENEROUS)
     frame = Frame()
     computation = Computation(current_owner(), frame)
     computation.end(None)
-    wanted = _Wanted(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
+    request = _Request(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
     begun = monotonic()
-    assert drive(wanted._wait_for(computation, NEVER))
+    assert drive(request._wait_for(computation, NEVER))
     assert monotonic() < begun + GENEROUS / 2
     assert not computation.waiters
 

@@ -28,7 +28,7 @@ from .engine.messages.waiters import Park, lone_waiter
 from .engine.owners.bridges import launching_task
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
-from .store.places import get_backend
+from .store.stores import get_partition
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -110,17 +110,17 @@ def get_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -
     """The same for the backend ``cache`` that belongs to ``alias``."""
     if iscoroutinefunction(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
-    wanted = _Wanted(cache, alias, key, default, **options)
-    return run_blocking(wanted.get(current_owner()), "Await alocked_get_or_set() instead")
+    request = _Request(cache, alias, key, default, **options)
+    return run_blocking(request.get(current_owner()), "Await alocked_get_or_set() instead")
 
 
 async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
     """See get_or_set()."""
-    wanted = _Wanted(cache, alias, key, default, **options)
-    return await arun(wanted.get(current_owner()))
+    request = _Request(cache, alias, key, default, **options)
+    return await arun(request.get(current_owner()))
 
 
-class _Wanted:
+class _Request:
     """One value that somebody wants."""
 
     def __init__(
@@ -157,7 +157,7 @@ class _Wanted:
         frame = Frame()
         # a default that asks for its own value does not wait for itself: the lock raises the error
         computation: Computation | None = None
-        while owner.lease_on(get_backend(self.lock_alias, name), name) is None:
+        while owner.lease_on(get_partition(self.lock_alias, name), name) is None:
             computation, leads = computations.get().join((self.lock_alias, name), owner, frame)
             if leads:
                 break

@@ -1,0 +1,99 @@
+"""The lock stores of this process, by cache alias and settings, and the partition of each name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from django.core.signals import setting_changed
+
+from ..base.names import slot_text
+from ..base.per_process import PerProcess
+from ..conf import conf
+from .aliases import find_origin, lock_aliases
+from .cluster import Cluster, tag_of
+from .lock_store import LockStore, Partition
+from .memory import check_allowed, forget_servers
+
+_Key = tuple[str, str, bool]  # alias, prefix, whether CLUSTER names it
+
+
+class _Stores:
+    def __init__(self) -> None:
+        self.found: dict[_Key, LockStore] = {}
+        self.mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may use one of our locks
+
+
+_stores = PerProcess(_Stores)
+
+
+def make_store(alias: str, key_prefix: str) -> LockStore:
+    """Make a lock store; ImproperlyConfigured if locks cannot use the alias."""
+    origin = find_origin(alias)
+    return (Cluster if origin.clustered else LockStore)(origin, key_prefix)
+
+
+def get_store(using: str | None = None) -> LockStore:
+    """The store of the alias ``using`` (None: the one in the settings). One per alias and process."""
+    settings = conf()
+    alias = settings.CACHE if using is None else using
+    key = (alias, settings.KEY_PREFIX, settings.is_cluster(alias))
+    stores = _stores.get()
+    found = stores.found.get(key)
+    if found is None:
+        with stores.mutex:
+            found = stores.found.get(key)
+            if found is None:
+                found = stores.found.setdefault(key, make_store(alias, settings.KEY_PREFIX))
+                found.when_closed(lambda: _drop(key, found))
+    elif found.memory:
+        check_allowed(found.alias)  # the setting may have changed
+    return found
+
+
+def get_partition(using: str | None = None, name: str = "") -> Partition:
+    """The partition that has all keys of ``name``: the name of a lock, a pool or a value."""
+    store = get_store(using)
+    return store.partition(tag_of(slot_text(name)) if store.clustered else 0)
+
+
+def made_stores() -> list[LockStore]:
+    """The stores that this process has made under the current KEY_PREFIX."""
+    return [store for (_, prefix, _), store in list(_stores.get().found.items()) if prefix == conf().KEY_PREFIX]
+
+
+def all_stores() -> list[LockStore]:
+    """All stores that this process has made."""
+    return list(_stores.get().found.values())
+
+
+def get_stores(using: str | None = None) -> list[LockStore]:
+    """The store of ``using``; None: the stores of all aliases that have locks, that of the settings first.
+
+    Where several aliases lead to the same store, the first of them counts.
+    """
+    if using is not None:
+        return [get_store(using)]
+    found: dict[object, LockStore] = {}
+    for store in map(get_store, lock_aliases(conf().CACHE)):
+        found.setdefault(store.identity, store)
+    return list(found.values())
+
+
+def _drop(key: _Key, closed: LockStore) -> None:
+    """Stop giving out a closed store: nothing listens there."""
+    stores = _stores.get()
+    with stores.mutex:
+        if stores.found.get(key) is closed:
+            del stores.found[key]
+
+
+def _on_setting_changed(*, setting: str, **kwargs: Any) -> None:
+    if setting == "CACHES":
+        closing = _stores.reset()
+        forget_servers()
+        for store in list(closing.found.values()) if closing is not None else ():
+            store.close()
+
+
+setting_changed.connect(_on_setting_changed, dispatch_uid="django_redislock.stores")
