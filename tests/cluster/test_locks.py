@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,15 @@ from django_redislock import (
     locked_get_or_set,
 )
 from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.messages.reader import Interrupted
+from django_redislock.engine.messages.reader import Interrupted, Reader
 from django_redislock.engine.messages.receiver import Receiver
+from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls
 from django_redislock.store.node import Node
 from django_redislock.store.stores import get_partition, get_store
+from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
 from tests.helpers.state import reader_of
@@ -299,22 +302,80 @@ def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed
     eventually(lambda: one.hears and one.generation > generation)
 
 
-def test_whose_reader_was_interrupted_as_another_listener_joins_looks_again(
-    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_waiters_look_again_as_another_listener_joins(
+    interrupts: bool, neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message that it was about to read may have been for a waiter here."""
+    """A message for one of them may be unread in the old connection. Whoever reads that one cannot be told later."""
     one, two = neighbours
-    told: list[Listener] = []
-    subscribe, reader = Receiver.subscribe, reader_of(one)
+    told: list[object] = []
+    subscribe, reader, receiver = Receiver.subscribe, reader_of(one), one.receiver
 
     def interrupted(self: Receiver[Any], new: Any) -> Any:
         reader._trouble = Interrupted()
         return subscribe(self, new)
 
-    monkeypatch.setattr(Receiver, "subscribe", interrupted)
-    monkeypatch.setattr(one, "tell_all", lambda: told.append(one))
+    if interrupts:
+        monkeypatch.setattr(Receiver, "subscribe", interrupted)
+    monkeypatch.setattr(one, "tell_all", lambda: told.append(one.receiver))
     two.start()
     eventually(lambda: two.hears and one.receiver is two.receiver and told)
+    assert told[0] is receiver
+
+
+def test_a_receiver_that_ends_as_soon_as_it_has_begun_leaves_nobody_deaf(
+    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own thread does not know those who become its listeners while it ends."""
+    one, two = neighbours
+    start, end, replace = Receiver.start, Reader.end, Subscriber._replace
+    cut: list[Reader] = []
+    ends, replaced = threading.Event(), threading.Event()
+
+    def start_and_cut(self: Receiver[Any]) -> None:
+        start(self)
+        if not cut:
+            cut.append(self.reader)
+            end(self.reader)
+            assert ends.wait(GENEROUS)
+
+    def end_late(self: Reader) -> None:
+        if self in cut and not replaced.is_set():
+            ends.set()
+            assert replaced.wait(GENEROUS)
+        end(self)
+
+    def replace_and_tell(*args: Any) -> None:
+        replace(*args)
+        replaced.set()
+
+    monkeypatch.setattr(Receiver, "start", start_and_cut)
+    monkeypatch.setattr(Reader, "end", end_late)
+    monkeypatch.setattr(Subscriber, "_replace", staticmethod(replace_and_tell))
+    two.start()
+    eventually(lambda: replaced.is_set() and hears(one) and hears(two))
+
+
+def test_a_receiver_whose_thread_cannot_be_started_leaves_nobody_deaf(
+    cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = Receiver.start, list[object]()
+
+    def refuse_once(self: Receiver[Any]) -> None:
+        if not refused:
+            refused.append(self)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(Receiver, "start", refuse_once)
+    one, *others = [runtime().listener(each) for each in get_store().everywhere()]
+    one.start()
+    eventually(lambda: refused and hears(one))
+    assert all(hears(each) or not each.ready for each in others)
+
+
+def hears(listener: Listener) -> bool:
+    return listener.hears and listener.receiver is not None and listener.receiver.thread.is_alive()
 
 
 def test_nobody_stays_with_an_interrupted_reader(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import traceback
 from collections.abc import Iterable
 from itertools import count
 from typing import Any
@@ -10,10 +12,12 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
+from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.node import Node
 from django_redislock.store.stores import get_partition, get_store
 from rediscluster import HOST
+from tests.helpers.actors import Other
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import lease_of
 
@@ -57,6 +61,34 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     info = get_lock(name)
     assert info is not None
     assert info.fence > fence
+
+
+def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
+    own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other tags of its node stay, and their messages go on arriving on the old connection."""
+    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 600)
+    settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
+    first, target = own_cluster.masters()[:2]
+    (name,) = names_on(own_cluster, first)
+    listener = runtime().listener(get_partition(None, name))
+    held, thread = Lock(name, ttl=600), other()
+    held.acquire()
+    waiting = thread.start(Lock(name).acquire)
+    eventually(lambda: listener.hears and (info := get_lock(name)) is not None and info.waiters == 1)
+    receiver = listener.receiver
+    assert receiver is not None
+    eventually(lambda: reads_messages(thread))
+    own_cluster.move(slot_of(name), to=target)
+    eventually(lambda: port_of(listener) == target.port)
+    assert receiver.thread.is_alive()
+    held.release()
+    assert waiting.result(60)
+
+
+def reads_messages(thread: Other) -> bool:
+    frames = traceback.walk_stack(sys._current_frames().get(thread._thread.ident or 0))
+    return any(frame.f_code is Reader.lead.__code__ for frame, _ in frames)
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])

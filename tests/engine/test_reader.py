@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from redis.connection import Connection
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, InvalidResponse, TimeoutError
 
 from django_redislock import Lock, force_release
 from django_redislock.engine.messages import reader as module
@@ -329,6 +329,21 @@ def test_an_exception_that_interrupts_reading_propagates_and_ends_the_connection
         desk.reader.lead(desk.waiter("one"), GENEROUS)
     assert desk.reader.lead(desk.waiter("two"), GENEROUS) is False
     assert str(desk.reader._trouble) == "reading was interrupted"
+
+
+def test_nonsense_that_a_leader_reads_ends_the_connection_and_is_no_error_of_the_leader(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TLS connection that is cut while it is read yields bytes that are still encrypted."""
+
+    def read_response() -> None:
+        raise InvalidResponse("Protocol error")
+
+    monkeypatch.setattr(desk.connection, "can_read", lambda timeout: True)
+    monkeypatch.setattr(desk.connection, "read_response", read_response)
+    assert desk.reader.lead(desk.waiter("one"), GENEROUS) is False
+    assert isinstance(desk.reader.trouble, InvalidResponse)
+    assert desk.reader.trouble.__traceback__ is None  # or it would keep the turn, and its reader
 
 
 def test_an_incomplete_message_is_an_error() -> None:

@@ -118,6 +118,27 @@ def looks(ears: Ears, *waiters: Waiter) -> list[bool]:
     return [ears.next_look(waiter) is not None for waiter in waiters]
 
 
+def test_who_has_read_until_the_connection_failed_waits_only_for_the_rest(
+    ears: Ears, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = [0.0]
+
+    class Failing:
+        def lead(self, waiter: object, seconds: float) -> bool:
+            hours.append(seconds)
+            return False
+
+        def unfollow(self, waiter: object) -> None: ...
+
+    monkeypatch.setattr("django_redislock.engine.messages.waiters.monotonic", lambda: monotonic() + hours[-1])
+    monkeypatch.setattr(ears, "_reader", Failing)
+    waiter = ears.make_waiter("a" * 22, NAME, None)
+    assert isinstance(waiter, ThreadWaiter)
+    ears.register(waiter)
+    other().start(lambda: waiter.park(3600.0)).result(GENEROUS)
+    assert hours == [0.0, 3600.0]
+
+
 def test_the_oldest_that_waits_for_a_name_looks_for_all_and_the_next_one_inherits(ears: Ears) -> None:
     one, two, three, another = ears.add("one"), ears.add("two"), ears.add("three"), ears.add("four", "another")
     assert looks(ears, one, two, three, another) == [True, False, False, True]

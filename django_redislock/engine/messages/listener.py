@@ -165,7 +165,8 @@ class Listener:
     def on_unsubscribed(self) -> None:
         """C3: the node has ended the subscription by itself, as it no longer has the slot."""
         self.unsubscribed()
-        self._want(self)
+        self.tell_all()  # a waiter that reads the connection itself would go on reading it
+        self.on_other_node()
 
     def reconnect(self) -> None:
         """Cut the connection: wakes should arrive on it, and do not."""

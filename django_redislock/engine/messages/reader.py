@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from redis.connection import Connection
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, RedisError
 
 SWEEP_EVERY = 0.03  # seconds between reads of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after a wait in which the next one is expected
@@ -86,8 +86,8 @@ class Reader:
                     break
                 if self._connection.can_read(left):  # type: ignore[arg-type]  # None: without end
                     self._read()
-        except (ConnectionError, TimeoutError) as error:
-            self._trouble = error
+        except RedisError as error:  # of any kind: a TLS connection that is cut yields nonsense
+            self._trouble = error.with_traceback(None)  # which would keep our turn alive
         except BaseException as error:
             # From a signal handler, for instance: it must propagate, and half a message may be left unread. But
             # redis-py or ssl may raise some of these types when end() cuts the connection
@@ -130,6 +130,11 @@ class Reader:
     def unfollow(self, waiter: Told) -> None:
         """The waiter no longer waits."""
         self._followers.pop(waiter, None)
+
+    @property
+    def trouble(self) -> Exception | None:
+        """What has ended all reading, if anything."""
+        return self._trouble
 
     @property
     def interrupted(self) -> bool:

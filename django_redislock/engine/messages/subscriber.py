@@ -15,12 +15,12 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ...base.threads import make_thread, start
 from ...store.lock_store import LockStore, Partition
 from ...store.node import Node
 from ...store.wire import PASSING, wording
 from ..background.notifier import Notifier
 from ..background.outage import Outage
-from ..background.threads import make_thread, start
 from .listener import RECONNECTING, SIT_OUT, Listener
 from .reader import Interrupted
 from .receiver import Receiver
@@ -149,7 +149,11 @@ class Subscriber:
                 return
             receiver.start()
         except BaseException:
+            self._joining = None
             receiver.reader.end()
+            for each in joining:
+                if each.receiver in (None, receiver):
+                    each.unsubscribed()
             raise
         with self._mutex:
             closed = self.store.closed
@@ -157,6 +161,9 @@ class Subscriber:
         self._joining = None
         if old is not None:
             self._replace(old, receiver, others, found)
+        trouble = receiver.reader.trouble
+        if trouble is not None:  # its thread may have ended before all of these were its listeners
+            self._fell_silent(_served_by(receiver), trouble)
         if closed:
             receiver.retire()
         # if the receiver has ended meanwhile, another outage has begun
@@ -175,9 +182,8 @@ class Subscriber:
         """Move ``others``, which were subscribed before, from the old receiver to the new one."""
         for each in others:
             if each not in refused:
+                each.tell_all()  # messages for them may be left unread; see Listener.subscribed() for the order
                 each.receiver = new
-                if old.reader.interrupted:
-                    each.tell_all()  # the message that it was reading may have been for them
         for each in _served_by(old):
             each.on_unsubscribed()  # it was refused: another node has its slot now
 
@@ -202,7 +208,7 @@ class Subscriber:
         concerned = _served_by(receiver)
         if isinstance(error, Interrupted):
             # while this connection is open, others do not take our waiters for dead: subscribe the next one first
-            self._go_on_with(lambda: self._retry(concerned, 0.0))
+            self._go_on_with(lambda: self._fell_silent(concerned, error))
             return
         receiver.reader.end()
         self._forget(receiver)
@@ -210,7 +216,7 @@ class Subscriber:
             self.store.doubt(receiver.node)
             if monotonic() - receiver.since >= STANDS:
                 self._outage = None
-            self._go_on_with(lambda: self._failed(concerned, error))
+            self._go_on_with(lambda: self._fell_silent(concerned, error))
         else:
             for listener in concerned:
                 listener.unsubscribed()
@@ -230,6 +236,13 @@ class Subscriber:
                     return  # pragma: no cover (another thread was faster)
                 me = self._thread = threading.current_thread()
             self._run(me)
+
+    def _fell_silent(self, listeners: Sequence[Listener], error: Exception) -> None:
+        """The receiver of these has ended."""
+        if isinstance(error, Interrupted):
+            self._retry(listeners, 0.0)
+        else:
+            self._failed(listeners, error)
 
     def _failed(self, listeners: Sequence[Listener], error: Exception) -> None:
         for listener in listeners:

@@ -81,12 +81,14 @@ class ThreadWaiter(Waiter):
 
     def park(self, seconds: float | None) -> None:
         """Wait in this thread until told, for at most ``seconds`` (None: without end)."""
+        end = None if seconds is None else monotonic() + seconds
         reader = self._reader() if self.group.oldest is self else None
         try:
             if reader is not None and reader.lead(self, seconds):
                 self._gate.acquire(blocking=False)
-            else:
-                self._gate.acquire(timeout=-1 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX))
+            else:  # it may have read for a while, until the connection failed
+                left = -1 if end is None else min(max(end - monotonic(), 0.0), threading.TIMEOUT_MAX)
+                self._gate.acquire(timeout=left)
         finally:
             if reader is not None:
                 reader.unfollow(self)
