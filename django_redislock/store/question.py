@@ -15,6 +15,7 @@ from time import monotonic
 
 from redis.exceptions import ConnectionError
 
+from ..base.threads import start
 from .wire import NotAsked
 
 
@@ -32,9 +33,11 @@ class Question:
 
     def begin(self) -> None:
         try:
-            self._thread.start()
-        except RuntimeError:  # no thread can be started
-            self._run()
+            if start(self._thread):
+                return
+        except RuntimeError:
+            pass
+        self._run()  # no thread can be started
 
     def _run(self) -> None:
         try:

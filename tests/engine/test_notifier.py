@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,14 @@ def test_calls_that_are_interrupted_use_up_no_threads(eventually: Eventually) ->
             eventually(lambda: not any(thread.is_alive() for thread in notifier._threads))
     notifier.call(partial(receiver, 1))
     eventually(lambda: 1 in receiver.told)
+
+
+def test_at_interpreter_exit_calls_are_made_without_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.10 and 3.11 would wait for ever for the thread to begin."""
+    monkeypatch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
+    made: list[threading.Thread] = []
+    Notifier().call(lambda: made.append(threading.current_thread()))
+    assert made == [threading.current_thread()]
 
 
 def test_a_call_from_within_a_call_is_made_as_well(eventually: Eventually) -> None:

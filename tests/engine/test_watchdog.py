@@ -670,8 +670,8 @@ def test_at_interpreter_exit_nobody_waits_for_a_stopped_thread(
 ) -> None:
     last = Watchdog(Notifier(), lambda partition: None)
     other()(last._mutex.acquire)  # by one who will never go on
-    for module in ("renewal.watchdog", "background.threads"):
-        monkeypatch.setattr(f"django_redislock.engine.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
+    for module in ("engine.renewal.watchdog", "base.threads"):
+        monkeypatch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
     partition = get_partition(None, NAME)
     last.release_later(LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "a" * 22), unknown=False)
     assert last._thread is not None

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -100,10 +101,14 @@ def test_a_loop_that_was_closed_with_waiting_tasks_disturbs_nobody(
     assert caplog.text == ""
 
 
-def test_without_another_thread_it_is_asked_at_once(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", ["too many", "the interpreter ends"])
+def test_without_another_thread_it_is_asked_at_once(why: str, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
+        assert why == "too many", "Python 3.10 and 3.11 would wait for ever for the thread to begin"
         raise RuntimeError("can't start new thread")
 
+    if why == "the interpreter ends":
+        monkeypatch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
     monkeypatch.setattr(threading.Thread, "start", start)
     gate.open.set()
     question = Question(gate)

@@ -19,13 +19,13 @@ from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ...base.threads import make_thread, start
 from ...store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
 from ...store.lock_store import Partition
 from ...store.node import Node
 from ...store.stores import all_stores
 from ..background.notifier import Notifier
 from ..background.outage import LAST_RETRY
-from ..background.threads import make_thread, start
 from ..leases.interruptions import Interruptions, Witness
 from ..leases.lease import Lease, Section
 from ..leases.loss import reason_of, tell_lost
