@@ -98,6 +98,8 @@ class ThreadConnections:
                 loan.connection.disconnect()
             else:
                 node.idle.append((loan.connection, monotonic()))
+                if self._closed or node.closed:  # by another thread, at this very moment
+                    node.drop_idle()
         if self._waiting:
             with self._mutex:
                 self._changed.notify()

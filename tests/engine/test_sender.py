@@ -16,7 +16,7 @@ from django_redislock.store.keys import make_keys
 from django_redislock.store.lock_store import LockStore
 from django_redislock.store.node import Node
 from django_redislock.store.stores import make_store
-from tests.helpers.actors import GENEROUS
+from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
 
@@ -117,6 +117,16 @@ def test_of_two_connections_one_is_kept(desk: Desk, far: Proxy, eventually: Even
     desk.idle()
     eventually(lambda: sum(link.threads[0].is_alive() for link in far.links) == 1)
     assert len(far.links) == 2
+
+
+def test_a_finalizer_that_runs_in_the_middle_of_it_may_close_the_node(desk: Desk, other: Callable[[], Other]) -> None:
+    """One that uses a lock, and learns that the node has left the cluster."""
+
+    def send() -> None:
+        with desk.sender._mutex:
+            desk.sender._forget(desk.node)
+
+    other().start(send).result(GENEROUS)
 
 
 def test_what_could_not_be_delivered_is_told(desk: Desk, far: Proxy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -111,6 +112,21 @@ def test_who_waits_for_a_connection_gets_the_one_that_becomes_free(
     pool._leave(node, loan)
     assert [asked.result(GENEROUS) for asked in waiting] == [b"1"] * 5
     assert not pool._loans
+
+
+def test_a_connection_that_comes_back_while_its_node_is_closed_is_not_kept(one_connection: Any) -> None:
+    class Closing(deque[Any]):
+        def append(self, entry: Any) -> None:
+            super().append(entry)
+            node.closed = True
+
+    pool, node, loan = one_connection.store._thread_connections, one_connection.node, _Loan()
+    node.idle = Closing()
+    loan.connection = node.connect(None)
+    pool._leave(node, loan)
+    assert loan.connection._sock is None
+    assert not node.idle
+    node.closed = False
 
 
 def test_nobody_waits_for_a_connection_beyond_its_own_deadline(one_connection: Any) -> None:

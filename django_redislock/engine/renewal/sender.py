@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
+from ...base.threads import start
 from ...store.node import Node
 from ...store.scripts import with_source
 from ...store.wire import Command, exchange, is_demoted
-from ..background.threads import start
 
 
 class Parcel(NamedTuple):
@@ -49,7 +49,7 @@ class Sender:
     def __init__(self, answered: Answered, failed: Failed) -> None:
         self._answered = answered
         self._failed = failed
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()  # reentrant: a finalizer that runs on this thread may find a node closed
         self._trips: WeakKeyDictionary[Node, list[_Trip]] = WeakKeyDictionary()
         self._spare: dict[Node, tuple[float, Connection]] = {}
 
