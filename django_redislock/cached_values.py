@@ -73,7 +73,7 @@ def locked_get_or_set(
     it needs: the lock is renewed meanwhile.
 
     A value that is there costs one ``get``. What ``default`` raises propagates to its caller, and the next one who
-    waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by one after the other.
+    waits tries. A value that the cache does not keep (``timeout=0``, DummyCache) is computed by each caller in turn.
     Sync code below ``sync_to_async`` waits for a coroutine of the same event loop for a second, then computes by
     itself: the coroutine may be waiting for that very thread. Two computations that ask for each other's values wait
     for each other: give a ``blocking_timeout``.
@@ -110,17 +110,17 @@ def get_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -
     """The same for the backend ``cache`` that belongs to ``alias``."""
     if iscoroutinefunction(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
-    request = _Request(cache, alias, key, default, **options)
-    return run_blocking(request.get(current_owner()), "Await alocked_get_or_set() instead")
+    lookup = _Lookup(cache, alias, key, default, **options)
+    return run_blocking(lookup.get(current_owner()), "Await alocked_get_or_set() instead")
 
 
 async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
     """See get_or_set()."""
-    request = _Request(cache, alias, key, default, **options)
-    return await arun(request.get(current_owner()))
+    lookup = _Lookup(cache, alias, key, default, **options)
+    return await arun(lookup.get(current_owner()))
 
 
-class _Request:
+class _Lookup:
     """One value that somebody wants."""
 
     def __init__(

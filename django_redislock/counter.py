@@ -61,7 +61,7 @@ class Counter(Stored):
         return await arun(self._get())
 
     def reset(self) -> int:
-        """Start again from 0, without a TTL; return the last count. What is added meanwhile is in one of the two."""
+        """Start again from 0, without a TTL; return the last count. Each increment counts in one of the two."""
         return run_blocking(self._reset(), "Await areset() instead")
 
     async def areset(self) -> int:

@@ -79,7 +79,7 @@ class LockLost(LockNotOwned):
 
 
 class LockUnavailable(LockError):
-    """Redis cannot be reached or cannot serve the lock now. Nothing is known to be held.
+    """Redis cannot be reached or cannot serve the lock now. Whether the lock is held is unknown.
 
     ``lease_left``: after a failed release, the seconds for which the lock stays locked, by the local clock, unless the
     release is tried again; 0.0 if unknown.

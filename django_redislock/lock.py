@@ -275,7 +275,7 @@ class Lock:
             raise lease.lost_error()
 
     def claim(self, using: str = DEFAULT_DB_ALIAS) -> None:
-        """Write the lock's fence into the database, first of all in a transaction of your own on the alias ``using``.
+        """Write the lock's fence into the database ``using``, as the first statement of a transaction of your own.
 
         From then on until COMMIT, nobody else can claim the lock; afterwards, nobody with a lower fence. So a holder
         that has lost the lock without knowing (a pause, a failover, a flush) can write nothing over what its successor

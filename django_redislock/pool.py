@@ -54,7 +54,7 @@ class LockPool:
     # -- members ----------------------------------------------------------------------------------------------------
 
     def extend(self, keys: Iterable[str]) -> int:
-        """Add members; return how many are new. Waiters are served. Also repairs what an eviction took of them.
+        """Add members; return how many are new. Waiters are served. Also restores what was evicted of them.
 
         Many are added in steps of 250, each atomic. After LockUnavailable, some may have been added: call it again.
         """
@@ -166,7 +166,7 @@ class LockPool:
     def suspend(self, key: str, seconds: Seconds, note: str = "") -> None:
         """Take a member out of use: for so many seconds from now, nobody acquires it; see :meth:`Lock.suspend`.
 
-        Raises ValueError if ``key`` is no member.
+        Raises ValueError if ``key`` is not a member.
         """
         run_blocking(self._suspend(key, seconds, note), "Await asuspend() instead")
 
@@ -280,7 +280,7 @@ class LockPool:
     def _suspend(self, key: str, seconds: Seconds, note: str) -> Steps[None]:
         self._quote(key)
         if not (yield from self._contains(key)):
-            raise ValueError(f"Could not suspend {shown(key)}: it is no member of the pool {self.name!r}.")
+            raise ValueError(f"Could not suspend {shown(key)}: it is not a member of the pool {self.name!r}.")
         name = member_name(self.name, key)
         yield from suspend(get_partition(self.using, name), name, seconds, note)
 

@@ -17,7 +17,7 @@ from .store.stores import get_partition
 T = TypeVar("T")
 
 # what Redis says of a key that holds something else, and what we say
-_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "no whole number"}
+_FOREIGN = {"WRONGTYPE": "another Redis type", "not an integer": "not a whole number"}
 
 
 class Stored:

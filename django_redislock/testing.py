@@ -158,8 +158,8 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     partition = get_partition(using, check_name(name))
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
     request = LockRequest(partition, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
-    taken = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
-    if taken.state != calls.GRANTED:
+    reply = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    if reply.state != calls.GRANTED:
         raise LockNotAcquired(f"Could not hold the lock {name!r} as somebody else: it is not free.", name)
     try:
         yield
@@ -168,7 +168,7 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
 
 
 def lose(lock: Lock | CacheLock | str, *, using: str | None = None) -> None:
-    """Let a lock be lost that this process holds, by any of its threads and tasks, as by a force-release.
+    """Make this process lose a lock that any of its threads or tasks holds, as if it were force-released.
 
     Takes the lock or its name (on the alias ``using``). The next waiter gets it. On return ``lock.lost`` is True;
     ``on_lost`` and the signal ``lock_lost`` follow in a background thread. Raises LockNotOwned when nobody in this
@@ -194,12 +194,12 @@ def overtaken(
     ``database`` and, with ``fenced()``, changed the ``rows``. So a claim, or an update of these rows, must raise
     LockLost. Raises AssertionError when nobody has acquired the lock.
     """
-    partition, watchdog, request = get_partition(using, check_name(name)), runtime().watchdog, name
+    partition, watchdog, expected = get_partition(using, check_name(name)), runtime().watchdog, name
     overtakes: list[Exception | None] = []
 
     def overtake(*, name: str, **facts: Any) -> None:
         for lease in watchdog.leases():
-            if lease.partition is partition and lease.name == name == request:
+            if lease.partition is partition and lease.name == name == expected:
                 try:
                     watchdog.unwatch(lease)  # nothing tells its holder
                     run(calls.force(partition, lease.request.keys, name, lease.fence))
@@ -216,7 +216,7 @@ def overtaken(
         if error := next(filter(None, overtakes), None):
             raise error
     if not overtakes:
-        raise AssertionError(f"Nobody has acquired the lock {name!r}, to be overtaken.")
+        raise AssertionError(f"Nobody acquired the lock {name!r} in this block, so nobody was overtaken.")
 
 
 class _Successor(NamedTuple):

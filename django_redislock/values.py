@@ -76,7 +76,7 @@ class ConditionalValue(Stored):
         return await arun(self._get())
 
     def set_if(self, op: str, value: Value, new: Value | None = None, ttl: Seconds | None = None) -> bool:
-        """Store ``new`` (None: ``value`` itself) if ``value op stored``, or if nothing is stored. Returns whether.
+        """Store ``new`` (None: ``value`` itself) if ``value op stored``, or if nothing is. Return whether it was.
 
         ``op`` is one of ``> < >= <= == !=``. ``ttl``: seconds after which the value is gone; None: never, even where
         the value that is replaced had a TTL. A value that is not replaced keeps its TTL.

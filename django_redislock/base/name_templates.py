@@ -42,8 +42,8 @@ class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if inspect.isroutine(value) or _has_no_text(type(value)):
             raise TypeError(
-                f"{shown(value)} has no text but an address, which differs from process to process. Name a field of "
-                f"it; for the result of a call, give a function instead of the template"
+                f"{shown(value)} has no text of its own, only its address, which differs from process to process. "
+                f"Use one of its attributes; for the result of a call, give a function instead of the template"
             )
         text = lock_digest(value) if format_spec == DIGEST else super().format_field(value, format_spec)
         return self._finish(text)
@@ -80,7 +80,7 @@ class Template:
         """The name of the value that the field shows."""
         value, *attributes = re.sub(r"\[[^]]*\]", "", field).split(".")
         if not _FIELD.fullmatch(field):
-            trouble = f"that is no plain name: write {{pk}}, {{user.pk}} or {{items[0]}}, not {{{field}}}"
+            trouble = f"that is not a plain name: write {{pk}}, {{user.pk}} or {{items[0]}}, not {{{field}}}"
         elif private := next((name for name in attributes if name.startswith("_")), None):
             trouble = f"with the private attribute {private!r}: {{{field}}}"
         elif "{" in spec:

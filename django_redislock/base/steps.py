@@ -21,7 +21,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 T = TypeVar("T")
 
 
-class Request(Protocol):
+class Step(Protocol):
     """Something that steps wait for."""
 
     def run(self) -> Any: ...
@@ -29,7 +29,7 @@ class Request(Protocol):
     async def arun(self) -> Any: ...
 
 
-Steps = Generator[Request, Any, T]
+Steps = Generator[Step, Any, T]
 
 
 class Pause:
@@ -135,7 +135,7 @@ def run(steps: Steps[T]) -> T:
 
     What is raised here, by a signal handler for instance, is thrown into ``steps``, so that they can clean up.
     """
-    resume: Callable[[Any], Request] = steps.send
+    resume: Callable[[Any], Step] = steps.send
     value: Any = None
     try:
         while True:
@@ -155,7 +155,7 @@ def run(steps: Steps[T]) -> T:
 
 async def arun(steps: Steps[T]) -> T:
     """Drive ``steps`` to their end in the running event loop and return their result."""
-    resume: Callable[[Any], Request] = steps.send
+    resume: Callable[[Any], Step] = steps.send
     value: Any = None
     try:
         while True:

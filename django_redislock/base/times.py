@@ -30,7 +30,7 @@ def seconds(value: object, what: str, *, positive: bool = True) -> float:
 
 
 class Deadline:
-    """Until when to wait: never without end, at once, or up to a moment of the monotonic clock.
+    """How long to wait: without end, not at all, or until a moment of the monotonic clock.
 
     ``at`` is that moment (infinite: no deadline). ``waits`` tells "try once" from a deadline that has passed meanwhile.
     """

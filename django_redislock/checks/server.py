@@ -114,7 +114,7 @@ def _unseen(alias: str, trouble: Exception) -> CheckMessage:
 def _useless(partition: Partition, trouble: object) -> CheckMessage:
     return Error(
         f"{_server(partition.alias)} refuses all locks: {trouble}.",
-        hint='Name a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
+        hint='Use a master, and a user with the rights on the page "A Redis user for the locks" of the documentation.',
         id="django_redislock.E008",
     )
 

@@ -140,7 +140,8 @@ def _coroutines(store: LockStore) -> Iterator[CheckMessage]:
     except ImproperlyConfigured as error:
         yield Warning(
             str(error),
-            hint="Give this alias what redis.asyncio knows, or silence this if no coroutine uses its locks.",
+            hint="Use a connection class and options that redis.asyncio supports, or silence this if no coroutine uses "
+            "these locks.",
             id="django_redislock.W007",
         )
 

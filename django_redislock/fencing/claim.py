@@ -30,14 +30,14 @@ def claims_on(lease: Lease, aliases: Sequence[str], *, required: bool = False) -
     wanted = lease.fenced
     if required and wanted and not aliases:
         raise RuntimeError(
-            f"The lock {lease.name!r} is to be claimed in a transaction, and none is open: use locked_atomic(), or "
+            f"The lock {lease.name!r} must be claimed in a transaction, but none is open: use locked_atomic(), or "
             f"locked_view() with ATOMIC_REQUESTS, or call claim() in a transaction of your own."
         )
     if isinstance(wanted, bool):
         return list(aliases) if wanted else []
     if missing := [alias for alias in wanted if alias not in aliases]:
         raise RuntimeError(
-            f"The lock {lease.name!r} is to be claimed on the database {missing[0]!r}, where no transaction is open. "
+            f"The lock {lease.name!r} must be claimed on the database {missing[0]!r}, where no transaction is open. "
             f"Those with a transaction are: {', '.join(map(repr, aliases)) or 'none'}."
         )
     return list(wanted)
@@ -71,8 +71,8 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             raise explained from error
         raise
     if met is not None:
-        lease.partition.known = max(lease.partition.known, met)  # Redis hears of it with the next call
-        reason = f"the database {alias!r} has met the fence {met}, and that of this holder is {lease.fence}"
+        lease.partition.highest_fence = max(lease.partition.highest_fence, met)  # Redis hears of it with the next call
+        reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)
     lease.claimed |= {alias}

@@ -77,7 +77,7 @@ class LockRequest(NamedTuple):
         return self.partition.channel if self.listens else "-"
 
 
-class Taken(NamedTuple):
+class AcquireReply(NamedTuple):
     """The answer to an attempt."""
 
     state: int
@@ -95,13 +95,13 @@ class Taken(NamedTuple):
 
 def acquire(
     request: LockRequest, wait: str, ticket: int | None, *, until: float, by: float | None, urgency: int = ENTERING
-) -> Steps[Taken]:
+) -> Steps[AcquireReply]:
     """Acquire the lock (or any member of a pool), or queue for it. Idempotent per attempt.
 
     ``wait``: NOT_AT_ALL, QUEUED, polled(), SEIZING or ADOPTING. ``until``, ``by``: see call().
     """
     partition, keys, name = request.partition, request.keys, request.name
-    known, ttl, token, drawn = str(partition.known), _ms(request.ttl), request.token or "-", str(ticket or "")
+    known, ttl, token, drawn = str(partition.highest_fence), _ms(request.ttl), request.token or "-", str(ticket or "")
     script = _CHECKOUT if keys.any else _ACQUIRE[keys.stored]
     more_args = () if keys.any else (request.adopts, "" if request.most is None else str(request.most))
     args = (name, request.id, request.channel, known, ttl, wait, drawn, token, *more_args, request.owner)
@@ -118,14 +118,14 @@ def acquire(
             # C3: a node that was paused, for instance, may have granted what another node has by now: ask that one
             repeated = True
             continue
-        if number > partition.known:
-            partition.known = number
+        if number > partition.highest_fence:
+            partition.highest_fence = number
         if state != MORE:
             extra, unheard, namesake = (*more, None, None, None)[:3]
             member = check_member(partition, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""
             holder = None if keys.any or extra is None else SecretBytes(extra)
             same = Secret(namesake.decode()) if namesake else ""
-            return Taken(
+            return AcquireReply(
                 state, us, number, _seconds(left), sent, repeated, member, holder, unheard == 1, same, acknowledged
             )
 
@@ -174,7 +174,7 @@ def left_to_release(request: LockRequest, answer: Sequence[Any]) -> LockRequest 
 def release_command(request: LockRequest, *, unknown: bool, how: str = HOLDER) -> Command:
     partition, keys = request.partition, request.keys
     declared = (*keys.all, _gone(partition, request.id)) if unknown else keys.all
-    args = (request.name, request.id, request.channel, str(partition.known))
+    args = (request.name, request.id, request.channel, str(partition.highest_fence))
     if keys.any:
         return _LEAVE.command(declared, args)
     return _RELEASE[keys.stored].command(declared, (*args, how))
@@ -185,7 +185,7 @@ class Renewed(NamedTuple):
 
     state: int
     ends: float  # local monotonic time at which to presume the lease over
-    taken: bool  # if it was lost: somebody else holds the lock
+    held_by_other: bool  # if it was lost: somebody else holds the lock
     acknowledged: int = 0  # how many replicas have acknowledged it, if that was asked for
     fence: int = 0  # the new fence, if one was asked for
 
@@ -196,7 +196,7 @@ def renew_command(request: LockRequest, how: str, left: float, fence: int | None
     fence). ``fence``: of the acquisition; None: whatever this attempt holds.
     """
     partition, keys = request.partition, request.keys
-    args = (request.name, request.id, request.channel, str(partition.known), _ms(request.ttl), how, _ms(left))
+    args = (request.name, request.id, request.channel, str(partition.highest_fence), _ms(request.ttl), how, _ms(left))
     return _RENEW[keys.stored].command(keys.all, (*args, request.token or request.id, str(fence or "")))
 
 
@@ -232,7 +232,7 @@ def force(
     """
     value: bytes | None = None
     while True:
-        args = (name, partition.channel, str(partition.known), "" if highest is None else str(highest), what)
+        args = (name, partition.channel, str(partition.highest_fence), "" if highest is None else str(highest), what)
         reply = yield from call(partition, _FORCE[keys.stored].command(keys.all, args), name)
         held, more = reply.answer
         value = value or held
@@ -243,7 +243,7 @@ def force(
 
 def suspend(partition: Partition, keys: Keys, name: str, seconds: float, owner: str) -> Steps[bool]:
     """Grant the lock to nobody for ``seconds``; return whether that has begun, or somebody still holds the lock."""
-    args = (name, partition.channel, str(partition.known), _ms(seconds), owner)
+    args = (name, partition.channel, str(partition.highest_fence), _ms(seconds), owner)
     reply = yield from call(partition, _SUSPEND[keys.stored].command(keys.all, args), name)
     return bool(reply.answer)
 

@@ -73,7 +73,7 @@ def check_member(partition: Partition, pool: str, raw: bytes) -> str:
         return found
     raise LockError(
         f"Somebody else has written {shown(raw)} into the keys {f'{partition.prefix}members:{pool}'!r} or "
-        f"{f'{partition.prefix}free:{pool}'!r}: that is no member of a pool. Remove it (ZREM), or "
+        f"{f'{partition.prefix}free:{pool}'!r}: that is not a member of a pool. Remove it (ZREM), or "
         f"assign() the members anew.",
         known_as(pool)[1],
     )

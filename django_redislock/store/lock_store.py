@@ -176,7 +176,7 @@ class LockStore:
 class Partition:
     """The locks of one alias that share a hash tag: they are all in one slot, and so on one node.
 
-    ``known`` is the highest fence that this process has seen among them.
+    ``highest_fence`` is the highest that this process has seen among them.
     """
 
     def __init__(self, store: LockStore, tag: int) -> None:
@@ -186,9 +186,9 @@ class Partition:
         self.prefix: str = f"{store.prefix}{{{tag}}}:"
         # "!" marks a channel of sharded pub/sub, see channel.lua
         self.channel: str = f"{self.prefix}wake{'!' if store.clustered else ':'}{secrets.token_urlsafe(12)}"
-        self.known = 0
-        # called when another node than the one that this process is subscribed at has answered
-        self.subscribed_at: Node | None = None
+        self.highest_fence = 0
+        self.subscribed_at: Node | None = None  # the node to whose messages this process is subscribed
+        # called when another node has answered
         self.on_other_node: Callable[[], object] = lambda: None
 
     @property

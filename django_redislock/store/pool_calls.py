@@ -43,7 +43,7 @@ def _step(partition: Partition, keys: Keys, pool: str, how: str, *words: str, st
     declared = (*keys.all, *into, pools_key(partition.prefix))
 
     def run(how: str, *words: str) -> Steps[list[int]]:
-        args = (pool, how, partition.channel, str(partition.known), *words)
+        args = (pool, how, partition.channel, str(partition.highest_fence), *words)
         answer = yield from call_once(partition, _MEMBERS, declared, args, name=pool)
         return [int(number) for number in answer.split()]
 

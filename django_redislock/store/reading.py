@@ -54,8 +54,8 @@ def read_values(
     for batch, some in reads:
         values = next(checked)
         scores: Sequence[bytes | None] = next(checked) if len(some) > 1 else ()
-        for store, i in enumerate(batch):
-            found[i] = _of_member(values[store], scores[store], us) if scores else Found(values[store])
+        for position, i in enumerate(batch):
+            found[i] = _of_member(values[position], scores[position], us) if scores else Found(values[position])
     for i, left in zip(plain if lefts else (), checked, strict=False):
         found[i] = Found(found[i].value, math.inf if left == -1 else left / 1000)
     counted = {key: count if isinstance(count, int) else 0 for key, count in zip(sizes, answers, strict=True)}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..base.steps import Call, Pause, Request, Steps
+from ..base.steps import Call, Pause, Step, Steps
 from .lock_store import LockStore
 from .node import Node
 from .retry import Execute
@@ -14,7 +14,7 @@ from .wire import CONNECTION_ERRORS
 
 T = TypeVar("T")
 
-Resume = Callable[[Any], Request]
+Resume = Callable[[Any], Step]
 
 
 def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
@@ -25,7 +25,7 @@ def together(several: Sequence[Steps[T]]) -> Steps[list[T]]:
     if len(several) == 1:
         return [(yield from several[0])]
     results: dict[int, T] = {}
-    waiting: dict[int, Request] = {}
+    waiting: dict[int, Step] = {}
 
     def resume(i: int, how: Resume, value: Any) -> None:
         waiting.pop(i, None)

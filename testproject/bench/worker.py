@@ -106,11 +106,11 @@ class Worker:
             return
         acquire, tickets = calls.acquire, self._tickets
 
-        def noting(wanted: Any, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
-            taken = yield from acquire(wanted, *args, **options)
-            if taken.number:
-                tickets.setdefault(wanted.id, taken.number)
-            return taken
+        def noting(request: Any, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
+            reply = yield from acquire(request, *args, **options)
+            if reply.number:
+                tickets.setdefault(request.id, reply.number)
+            return reply
 
         calls.acquire = noting  # type: ignore[attr-defined]
 

@@ -79,7 +79,7 @@ def _watch_ours() -> None:
     """Records the ticket and the fence, which are times, as a rule."""
     acquire = calls.acquire
 
-    def watched(*args: Any, **options: Any) -> Steps[calls.Taken]:
+    def watched(*args: Any, **options: Any) -> Steps[calls.AcquireReply]:
         since = monotonic()
         taken = yield from acquire(*args, **options)
         request = _request.get()

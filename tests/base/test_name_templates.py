@@ -116,7 +116,7 @@ class Thing:
 @pytest.mark.parametrize("field", ["value", "value:digest"])
 def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
     """It would be another lock in each process."""
-    with pytest.raises(ValueError, match="no text but an address, which differs from process to process"):
+    with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
         NameTemplate(f"a:{{{field}}}").fill({"value": value})
 
 

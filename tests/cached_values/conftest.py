@@ -14,7 +14,7 @@ from django.core.cache import caches
 from django_redislock import alocked_get_or_set, locked_get_or_set
 from django_redislock.base.steps import Steps
 from django_redislock.base.times import Deadline
-from django_redislock.cached_values import _Request
+from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation, computations
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
@@ -126,14 +126,14 @@ def computing(crowd: Crowd) -> Computing:
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[Computation]:
     """The computations that callers of this process wait for, one entry for each caller."""
     joined: list[Computation] = []
-    wait_for = _Request._wait_for
+    wait_for = _Lookup._wait_for
 
-    def noted(self: _Request, computation: Computation, deadline: Deadline) -> Steps[bool]:
+    def noted(self: _Lookup, computation: Computation, deadline: Deadline) -> Steps[bool]:
         joined.append(computation)
         try:
             return (yield from wait_for(self, computation, deadline))
         finally:
             joined.remove(computation)
 
-    monkeypatch.setattr(_Request, "_wait_for", noted)
+    monkeypatch.setattr(_Lookup, "_wait_for", noted)
     return joined

@@ -19,7 +19,7 @@ import django_redislock
 from django_redislock import LockError, alocked_get_or_set, cached_values, force_release, locked_get_or_set
 from django_redislock.base.steps import Steps, arun, run
 from django_redislock.base.times import NEVER
-from django_redislock.cached_values import _Request
+from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation
 from django_redislock.engine import Acquisition, Frame, current_owner
 from django_redislock.engine.messages.waiters import Park
@@ -279,9 +279,9 @@ def test_a_caller_that_joins_at_the_moment_of_the_end_does_not_wait(
     frame = Frame()
     computation = Computation(current_owner(), frame)
     computation.end(None)
-    request = _Request(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
+    lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
     begun = monotonic()
-    assert drive(request._wait_for(computation, NEVER))
+    assert drive(lookup._wait_for(computation, NEVER))
     assert monotonic() < begun + GENEROUS / 2
     assert not computation.waiters
 

@@ -156,8 +156,8 @@ def test_a_subcommand_must_be_given() -> None:
 
 
 def test_using_names_the_alias(server: RedisServer) -> None:
-    partition = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-    with override_settings(CACHES={"default": partition, "other": {**partition, "KEY_PREFIX": "other"}}):
+    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    with override_settings(CACHES={"default": entry, "other": {**entry, "KEY_PREFIX": "other"}}):
         hold("here")
         hold("there", using="other")
         assert "there" not in redislocks("list")

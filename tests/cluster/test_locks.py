@@ -429,12 +429,12 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
     partition = get_partition(None, name)
     renew, exchange, asked, confirmed = calls.renew, partition.store.exchange, 0, 0
 
-    def too_late(wanted: Any, *rest: Any, **more: Any) -> Any:
+    def too_late(request: Any, *rest: Any, **more: Any) -> Any:
         nonlocal confirmed
         confirmed += 1
         if confirmed == 1:
-            partition.execute(("DEL", wanted.keys.lock))
-        return renew(wanted, *rest, **more)
+            partition.execute(("DEL", request.keys.lock))
+        return renew(request, *rest, **more)
 
     def once_in_vain(node: Node, commands: Any, *rest: Any) -> Any:
         nonlocal asked

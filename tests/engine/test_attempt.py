@@ -77,7 +77,9 @@ def test_three_grants_that_come_after_their_own_lease_are_reported(
     with Lock("warm-up"):
         pass  # the script is known
     late = far.delay_answer(ACQUIRE, 0.1, times=3)
-    with pytest.raises(LockUnavailable, match=r"'order:42': Redis responds more slowly than its TTL \(0\.05") as caught:
+    with pytest.raises(
+        LockUnavailable, match=r"'order:42': Redis takes longer to respond than the TTL of the lock \(0\.05"
+    ) as caught:
         me(Lock(NAME, ttl=0.05, using="far"), "acquire", blocking=False)
     assert (caught.value.name, late.met) == (NAME, 3)
     eventually(lambda: not client.exists(LOCK))

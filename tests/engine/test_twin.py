@@ -77,7 +77,7 @@ async def test_a_call_without_an_owner_is_refused_before_anything_is_sent(client
     """A callback of the event loop is not a task: the lock would belong to a task that ends with the call."""
     loop, made = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop.call_soon(lambda: made.set_result(asyncio.ensure_future(Lock(NAME).aacquire())))
-    with pytest.raises(LockError, match="Await the call in the task that needs the lock"):
+    with pytest.raises(LockError, match="Await it in the task that needs the lock"):
         await (await made)
     assert not client.exists("redislock{0}:index")
 

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
-from django_redislock.base.steps import Request
+from django_redislock.base.steps import Step
 from django_redislock.engine import Lease
 from django_redislock.fencing import claim
 from django_redislock.fencing.table import bounded
@@ -71,7 +71,9 @@ def test_a_holder_who_was_overtaken_is_refused(
     forget()
     other()(quick.book)
     claim = transaction.atomic()(late.claim)
-    with pytest.raises(LockLost, match=r"was refused by the database: the database 'default' has met the fence \d+"):
+    with pytest.raises(
+        LockLost, match=r"was refused by the database: the database 'default' already has the fence \d+"
+    ):
         claim()
     assert account.balance == 1
 
@@ -280,7 +282,7 @@ def test_a_new_fence_is_asked_for_once(account: Account, monkeypatch: pytest.Mon
     run_ahead()
     asked: list[Lease] = []
 
-    def ask(lease: Lease) -> Iterator[Request]:
+    def ask(lease: Lease) -> Iterator[Step]:
         asked.append(lease)
         yield from ()
 
@@ -321,7 +323,7 @@ def forgotten(client: redis.Redis, forget: Callable[[], None]) -> Callable[[Lock
     def forgotten(lock: Lock) -> None:
         forget()
         client.set(FENCE, lock.fence - 1)
-        lease_of(lock).partition.known = 0
+        lease_of(lock).partition.highest_fence = 0
 
     client.set(FENCE, server_time(client) + AHEAD)
     return forgotten

@@ -69,7 +69,7 @@ def test_or_in_those_that_are_named(account: Account, ledger: Account) -> None:
 
 def test_a_view_without_a_transaction_cannot_claim(account: Account, ledger: Account) -> None:
     account.options["ATOMIC_REQUESTS"] = False
-    with pytest.raises(RuntimeError, match="is to be claimed in a transaction, and none is open"):
+    with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
         get(locked_view(NAME, fenced=True)(lambda request: HttpResponse()))
     elsewhere = pytest.raises(RuntimeError, match="on the database 'ledger', where no transaction is open")
     with elsewhere, transaction.atomic():
@@ -124,7 +124,7 @@ def test_a_function_claims_in_the_transaction_in_which_it_is_called(
     book = locked(NAME, fenced=True)(account.book)
     assert transaction.atomic()(book)() == 1  # which does not warn: whoever comes next has to wait for COMMIT
     assert claimed() == [NAME]
-    with pytest.raises(RuntimeError, match="is to be claimed in a transaction, and none is open"):
+    with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
         book()
     assert account.balance == 1
 

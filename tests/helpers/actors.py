@@ -228,7 +228,7 @@ class Ghost:
         keys = make_keys(self.partition.prefix, name)
         return calls.LockRequest(self.partition, keys, name, id, ttl, **{"owner": "ghost", **more})
 
-    def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> calls.Taken:
+    def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> calls.AcquireReply:
         """Queue as a waiter that came ``age`` seconds ago."""
         ticket = server_time(self.client) - round(age * 1e6)
         request = self.request(id, name=name, ttl=ttl)

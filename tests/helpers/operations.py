@@ -102,7 +102,7 @@ def meet_the_dead(name: str) -> None:
         asked = calls.acquire(request(id, listens=listens), wait, None, until=float("inf"), by=None)
         return run(asked).state
 
-    backend_channel, partition.channel = partition.channel, f"{partition.prefix}wake:nobody-listens"
+    own_channel, partition.channel = partition.channel, f"{partition.prefix}wake:nobody-listens"
     try:
         assert acquire("a") == calls.GRANTED
         assert acquire("a") == calls.ALREADY
@@ -118,7 +118,7 @@ def meet_the_dead(name: str) -> None:
         assert run(calls.release(request("d"), unknown=True)).state == calls.NOT_HELD
         assert acquire("d") == calls.GIVEN_UP
     finally:
-        partition.channel = backend_channel
+        partition.channel = own_channel
 
 
 def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:

@@ -108,7 +108,7 @@ def leave(ghost: Ghost, id: str) -> None:
     run(calls.release(ghost.request(id, name=ANY), unknown=False))
 
 
-def poll(ghost: Ghost, id: str, patience: float = 50) -> calls.Taken:
+def poll(ghost: Ghost, id: str, patience: float = 50) -> calls.AcquireReply:
     """A waiter of this process asks for any member, and will look again by itself within ``patience`` seconds."""
     return run(calls.acquire(ghost.request(id, name=ANY), calls.polled(patience), None, until=math.inf, by=None))
 

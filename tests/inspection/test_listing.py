@@ -75,8 +75,8 @@ def test_members_of_pools_are_listed_among_the_others(ghost: Callable[..., Ghost
 
 
 def test_other_prefixes_and_aliases_have_locks_of_their_own(server: RedisServer) -> None:
-    partition = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-    with override_settings(CACHES={"default": partition, "other": {**partition, "KEY_PREFIX": "other"}}):
+    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+    with override_settings(CACHES={"default": entry, "other": {**entry, "KEY_PREFIX": "other"}}):
         hold("here")
         hold("there", using="other")
         assert names() == ["here"]

@@ -74,16 +74,16 @@ def test_a_function_without_a_name_is_locked_by_its_place_in_the_code(crowd: Cro
     def here() -> list[str]:
         return lock_names(client)
 
-    place = f"{__name__}.test_a_function_without_a_name_is_locked_by_its_place_in_the_code.locals.here"
-    assert crowd()(Twins(locked(), here), "call") == [place]
+    name = f"{__name__}.test_a_function_without_a_name_is_locked_by_its_place_in_the_code.locals.here"
+    assert crowd()(Twins(locked(), here), "call") == [name]
 
 
 def test_without_parentheses_the_function_itself_is_locked(crowd: Crowd, client: redis.Redis) -> None:
     def here(number: int) -> tuple[int, list[str]]:
         return number, lock_names(client)
 
-    store = f"{__name__}.test_without_parentheses_the_function_itself_is_locked.locals.here"
-    assert crowd()(Twins(locked, here), "call", 7) == (7, [store])
+    name = f"{__name__}.test_without_parentheses_the_function_itself_is_locked.locals.here"
+    assert crowd()(Twins(locked, here), "call", 7) == (7, [name])
 
 
 def test_a_function_is_no_name_beside_options() -> None:

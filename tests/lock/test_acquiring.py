@@ -174,7 +174,8 @@ def test_fences_grow_strictly_across_names_people_and_a_flush(crowd: Crowd, clie
 def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(get_partition(), "known", 0)  # restored at the end, so that the next test has the real time
+    # restored at the end, so that the next test has the real time
+    monkeypatch.setattr(get_partition(), "highest_fence", 0)
     future = server_time(client) + 10**9
     client.set(FENCE, future)
     with Lock(NAME) as lock:

@@ -322,11 +322,11 @@ async def test_a_body_that_turns_the_cancellation_into_an_error_of_its_own_raise
 def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() -> None:
     with pytest.raises(TypeError, match=r"on_lost='cancel' cancels the task .* use aacquire\(\) or async with"):
         cancelling().acquire()
-    with pytest.raises(TypeError, match="sync code is no task"), cancelling():
+    with pytest.raises(TypeError, match="sync code is not a task"), cancelling():
         raise AssertionError("not reached")
 
 
 @pytest.mark.usefixtures("nowhere")
 async def test_sync_code_of_a_task_cannot_be_cancelled_either() -> None:
-    with pytest.raises(TypeError, match="sync code is no task"):
+    with pytest.raises(TypeError, match="sync code is not a task"):
         await sync_to_async(cancelling().acquire)()

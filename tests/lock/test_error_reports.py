@@ -234,7 +234,7 @@ def test_the_report_of_a_waiter_does_not_show_the_token_of_the_holder(
     assert other()(Lock(NAME, token=TOKEN).acquire)
     lock = Lock(NAME, poll=True, backoff=Second(fail), blocking_timeout=1)
     html = report(lock.acquire)
-    assert "<td>taken</td>" in html
+    assert "<td>reply</td>" in html
     assert not [each for each in (TOKEN, *drawn) if each in html]
 
 

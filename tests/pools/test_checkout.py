@@ -302,7 +302,7 @@ def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
     assert [member.ttl for member in held] == [77, 5]
     with pytest.raises(LockNotAcquired):
         accounts.acquire()
-    with pytest.raises(TypeError, match="no task: give a function") as caught:
+    with pytest.raises(TypeError, match="not a task: give a function") as caught:
         accounts.acquire(on_lost="cancel")
     assert "the pool 'accounts'" in str(caught.value)
 

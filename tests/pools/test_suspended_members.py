@@ -32,7 +32,7 @@ def test_nobody_gets_a_suspended_member(me: Any, pool: LockPool) -> None:
 
 def test_only_members_are_suspended(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice"])
-    with pytest.raises(ValueError, match="Could not suspend 'alcie': it is no member of the pool 'accounts'"):
+    with pytest.raises(ValueError, match="Could not suspend 'alcie': it is not a member of the pool 'accounts'"):
         me(pool, "suspend", "alcie", 60)
     for call in (("suspend", "", 60), ("resume", 7)):
         with pytest.raises(TypeError, match="A member of a pool must be a non-empty str"):

@@ -140,7 +140,7 @@ class Machine(RuleBasedStateMachine):
         self._subscribe(EAR)
         self.advance(0)
         for process, partition in enumerate(self.partitions):
-            partition.known = 0
+            partition.highest_fence = 0
             self.live_or_die(process, dies=False)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Machine(RuleBasedStateMachine):
         partition, owner = self.partitions[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(partition.channel, partition.known), ms, owner)
+            expected = self.reference.suspend(Process(partition.channel, partition.highest_fence), ms, owner)
             begun = run(calls.suspend(partition, KEYS, NAME, ms / 1000, owner))
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
@@ -477,7 +477,7 @@ class Machine(RuleBasedStateMachine):
             renewed = run(calls.renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence))
             note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
-            assert (renewed.state, renewed.taken) == (state, state == calls.LOST and left > 0)
+            assert (renewed.state, renewed.held_by_other) == (state, state == calls.LOST and left > 0)
             assert renewed.fence == raised
             assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
             return raised > 0  # a new fence but the same holder, whoever waits
@@ -488,7 +488,7 @@ class Machine(RuleBasedStateMachine):
         partition = self.partitions[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(partition.channel, partition.known), highest, what)
+            expected = self.reference.force(Process(partition.channel, partition.highest_fence), highest, what)
             value = run(calls.force(partition, KEYS, NAME, highest, what))
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
@@ -617,7 +617,7 @@ def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _caller(request: calls.LockRequest) -> Process:
-    return Process(request.channel, request.partition.known)
+    return Process(request.channel, request.partition.highest_fence)
 
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------

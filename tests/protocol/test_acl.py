@@ -171,11 +171,11 @@ say("done")
 @pytest.mark.complete
 def test_processes_wait_for_each_other(root: redis.Redis, start: Callable[..., Worker], eventually: Eventually) -> None:
     workers = [start(WAITS) for _ in range(3)]
-    for store, worker in enumerate(workers):
+    for number, worker in enumerate(workers):
         worker.tell()
-        if store == 0:
+        if number == 0:
             worker.expect("got")
-        eventually(lambda store=store: root.zcard("redislock{0}:queue:stock") == store)
+        eventually(lambda number=number: root.zcard("redislock{0}:queue:stock") == number)
     for former, following in pairwise(workers):
         former.tell()
         former.expect("done")

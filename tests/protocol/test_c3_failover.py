@@ -22,7 +22,7 @@ def attempt(id: str) -> LockRequest:
     return LockRequest(partition, make_keys(partition.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
 
 
-def acquire(request: LockRequest) -> calls.Taken:
+def acquire(request: LockRequest) -> calls.AcquireReply:
     return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
@@ -60,4 +60,4 @@ def test_a_process_learns_fences_from_handoffs(client: redis.Redis, other: Any, 
     eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
     held.release()
     assert waiting.result(30)
-    assert get_partition().known == thread(lambda: waiter.fence)
+    assert get_partition().highest_fence == thread(lambda: waiter.fence)

@@ -154,7 +154,7 @@ def test_raising_a_fence_changes_neither_holder_nor_queue(
         others.queue(id, name=name, age=age)
     queue = f"{PREFIX}queue:{name}"
     before = listed(client, queue)
-    mine.partition.known = met = granted + 1_000_000_000  # a database has met it
+    mine.partition.highest_fence = met = granted + 1_000_000_000  # a database has met it
 
     raised = [run(calls.renew(request, "raise", 30)).fence for _ in range(2)]
     assert met < raised[0] < raised[1]

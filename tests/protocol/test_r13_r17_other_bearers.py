@@ -60,7 +60,7 @@ def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Event
     network.mend()
 
 
-def adopt(ghost: Ghost) -> calls.Taken:
+def adopt(ghost: Ghost) -> calls.AcquireReply:
     request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
     return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
 

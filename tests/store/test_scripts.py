@@ -123,8 +123,8 @@ def test_names_in_the_text_stand_for_positions_in_the_call(stored: str, monkeypa
     monkeypatch.setattr(scripts, "_text", texts.__getitem__)
     keys, args, source = scripts.assemble("made", stored)
     assert (keys[-1], args) == ("index", ("name", "more"))
-    store = {"key": 1, "member": 4}[stored]
-    assert source == f"local kind = KEYS[{store}]\nreturn {{KEYS[{len(keys)}], ARGV[2], kind}}\n"
+    index = {"key": 1, "member": 4}[stored]
+    assert source == f"local kind = KEYS[{index}]\nreturn {{KEYS[{len(keys)}], ARGV[2], kind}}\n"
 
 
 @pytest.mark.parametrize("name", ["KEYS.queue", "ARGV.ttl"])

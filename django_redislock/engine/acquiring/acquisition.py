@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 
 from ...base.log import log_event
-from ...base.steps import Request, Steps
+from ...base.steps import Step, Steps
 from ...base.times import Deadline
 from ...conf import conf
 from ...exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
@@ -186,8 +186,8 @@ class Acquisition:
         """Give all back in the background if ``block`` dies before this was given back by other means."""
         self._witness = self._runtime.watchdog.undo_after(block, self)
 
-    def around(self, request: Request) -> Steps[Any]:
-        """Get the lock, perform ``request``, and give the lock back; return what the request has sent back.
+    def around(self, step: Step) -> Steps[Any]:
+        """Get the lock, perform ``step``, and give the lock back; return what the step has sent back.
 
         Raises LockNotAcquired, and what obtain() and exit() raise.
         """
@@ -197,7 +197,7 @@ class Acquisition:
             refusal = yield from self.obtain()
             if refusal is not None:
                 raise refusal
-            result = yield request
+            result = yield step
             yield from self.exit(None)
             return result
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""One attempt to get a lock: what it asks of Redis, and what it may leave behind there. How it waits: waiting.py."""
+"""One attempt to get a lock: what it asks of Redis, and what it may leave behind there. How it waits: wait_loop.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...base.steps import DrivingLoop, Pause, Steps
 from ...base.times import Deadline
 from ...exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ...store import calls
-from ...store.calls import LockRequest, Taken
+from ...store.calls import AcquireReply, LockRequest
 from ...store.keys import make_keys
 from ...store.loop_connections import ENTERING, RETURNING
 from ...store.retry import ACKNOWLEDGED_WITHIN
@@ -78,9 +78,9 @@ class Attempt:
 
     def seize(self) -> Steps[Granted | None]:
         """Get the lock whoever holds it."""
-        taken, granted = yield from self.look(calls.SEIZING)
+        reply, granted = yield from self.look(calls.SEIZING)
         # one whose answer was lost may have taken the lock from somebody
-        self.seized = b"" if taken.repeated and taken.state == calls.ALREADY else taken.holder
+        self.seized = b"" if reply.repeated and reply.state == calls.ALREADY else reply.holder
         return granted
 
     def adopt(self) -> Steps[Granted | None]:
@@ -89,8 +89,8 @@ class Attempt:
         It never waits, and never takes a free lock.
         """
         yield from self.listen_first()
-        taken, granted = yield from self.look(calls.ADOPTING)
-        if taken.state == calls.GIVEN_UP:
+        reply, granted = yield from self.look(calls.ADOPTING)
+        if reply.state == calls.GIVEN_UP:
             raise LockLost(f"Could not adopt the lock {self.request.name!r}: {GONE}.", self.request.name, reason=GONE)
         return granted
 
@@ -112,7 +112,7 @@ class Attempt:
             self.listener.start()
         return waiter
 
-    def look(self, wait: str) -> Steps[tuple[Taken, Granted | None]]:
+    def look(self, wait: str) -> Steps[tuple[AcquireReply, Granted | None]]:
         """Ask Redis; again where a grant came after its own end, which is none.
 
         One that already waits sits out an outage of up to SIT_OUT seconds.
@@ -127,7 +127,7 @@ class Attempt:
                 # else a process that does not listen passes for dead
                 request = request._replace(listens=wait == calls.QUEUED or self.listener.hears)
             try:
-                taken = yield from calls.acquire(
+                reply = yield from calls.acquire(
                     request, wait, self.ticket, until=self.deadline.at, by=by, urgency=urgency
                 )
             except LockUnavailable:
@@ -139,34 +139,34 @@ class Attempt:
                     raise
                 yield Pause(min(0.5, patience - now))
                 continue
-            self.asking, self.unknown = False, self.unknown or taken.repeated
-            if taken.namesake and taken.namesake != request.adopts and not self.at_work(taken.namesake):
-                request = self.request = self.request._replace(adopts=taken.namesake)
-                self.ticket = taken.number or self.ticket
+            self.asking, self.unknown = False, self.unknown or reply.repeated
+            if reply.namesake and reply.namesake != request.adopts and not self.at_work(reply.namesake):
+                request = self.request = self.request._replace(adopts=reply.namesake)
+                self.ticket = reply.number or self.ticket
                 continue
-            if taken.state not in (calls.GRANTED, calls.ALREADY):
+            if reply.state not in (calls.GRANTED, calls.ALREADY):
                 if not (request.listens or self.polls) and self.listener.hears:
                     continue  # subscribed since: the script may have taken our own process for another one
-                self.current_holder.note(taken.holder, taken.left, self.waiter)
-                self.current_holder.full = taken.state == calls.FULL
-                return taken, None
-            ends = calls.lease_end(taken.sent, taken.left)
+                self.current_holder.note(reply.holder, reply.left, self.waiter)
+                self.current_holder.full = reply.state == calls.FULL
+                return reply, None
+            ends = calls.lease_end(reply.sent, reply.left)
             if monotonic() < ends:
-                self.got(f"{self.request.name}{taken.member}")
-                granted: Granted | None = Granted(taken.number, ends, taken.state == calls.ALREADY)
-                if taken.state == calls.GRANTED:
-                    self._check_acknowledged(taken.acknowledged)
+                self.got(f"{self.request.name}{reply.member}")
+                granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
+                if reply.state == calls.GRANTED:
+                    self._check_acknowledged(reply.acknowledged)
                 elif request.replicas:
-                    granted = yield from self.confirm(taken.number)
+                    granted = yield from self.confirm(reply.number)
                 if granted is None:
                     continue
-                return taken, granted
+                return reply, granted
             late += 1
             if late >= LATE_ANSWERS:
                 noun, name = known_as(self.request.name)
                 raise LockUnavailable(
-                    f"Could not acquire the {noun} {name!r}: Redis responds more slowly than its TTL "
-                    f"({self.request.ttl:g} s).",
+                    f"Could not acquire the {noun} {name!r}: Redis takes longer to respond than the TTL "
+                    f"of the lock ({self.request.ttl:g} s).",
                     name,
                 )
 

@@ -59,7 +59,7 @@ def make_canceller(options: Options, owner: Owner, name: str) -> Canceller | Non
     if task is None or running_task() is None:
         noun, shown = known_as(name)
         raise TypeError(
-            f"on_lost='cancel' cancels the task that holds the {noun} {shown!r}, and sync code is no task: give a "
+            f"on_lost='cancel' cancels the task that holds the {noun} {shown!r}, but sync code is not a task: give a "
             f"function, or use aacquire() or async with."
         )
     return Canceller(task)

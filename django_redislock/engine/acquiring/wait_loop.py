@@ -29,10 +29,10 @@ def _poll(attempt: Attempt) -> Steps[Granted | None]:
         delay = pace.next_look()
         last = not attempt.deadline.waits or attempt.deadline.passed
         last = last or (attempt.attempts is not None and attempt.attempts <= attempt.tries + 1)
-        taken, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
-        if granted is not None or last or taken.state in (calls.GIVEN_UP, calls.FULL):
+        reply, granted = yield from attempt.look(calls.NOT_AT_ALL if last else calls.polled(alive_for(delay)))
+        if granted is not None or last or reply.state in (calls.GIVEN_UP, calls.FULL):
             return granted
-        attempt.ticket = taken.number or attempt.ticket
+        attempt.ticket = reply.number or attempt.ticket
         if monotonic() >= attempt.current_holder.tell_at:
             _tell_that_it_waits(attempt)
         yield Pause(min(delay, attempt.deadline.left()))
@@ -56,28 +56,28 @@ def _await_wakes(attempt: Attempt) -> Steps[Granted | None]:
             pace = pace or Pace(attempt.backoff)
             delay = pace.next_look()
             wait = calls.polled(alive_for(delay))
-        taken, granted = yield from attempt.look(wait)
+        reply, granted = yield from attempt.look(wait)
         # R19: a handoff of which we have heard nothing, nor anything else meanwhile. (A fence is the time of its
         # grant, as a rule.)
-        missed = taken.state == calls.ALREADY and taken.us - taken.number > WAKE_LATE
-        if unasked and (missed or (taken.unheard and listener.heard == heard)):
+        missed = reply.state == calls.ALREADY and reply.us - reply.number > WAKE_LATE
+        if unasked and (missed or (reply.unheard and listener.heard == heard)):
             listener.reconnect()
-        if unasked and taken.state == calls.REQUEUED and generation == counted:
+        if unasked and reply.state == calls.REQUEUED and generation == counted:
             yield from _check_subscription(attempt)
         counted = generation if queued else 0
         if granted is not None:
             return granted
-        if taken.state in (calls.GIVEN_UP, calls.FULL) or not attempt.deadline.waits:
+        if reply.state in (calls.GIVEN_UP, calls.FULL) or not attempt.deadline.waits:
             return None
-        attempt.ticket = taken.number or attempt.ticket
+        attempt.ticket = reply.number or attempt.ticket
         waiter = yield from attempt.register()
         if listener.ready and not (queued and generation == listener.generation):
             continue  # asked under no subscription, or an older one
-        listener.schedule(waiter, taken.left, delay)
-        if taken.state == calls.REQUEUED and unasked:
+        listener.schedule(waiter, reply.left, delay)
+        if reply.state == calls.REQUEUED and unasked:
             listener.tell_all(attempt.request.name)
         heard = listener.heard
-        granted, unasked = yield from _wait(attempt, waiter, taken.us)
+        granted, unasked = yield from _wait(attempt, waiter, reply.us)
         if granted is not None:
             return granted
         if attempt.deadline.passed:
@@ -110,7 +110,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             if monotonic() < ends:
                 attempt.got(grant.name)
                 partition = attempt.request.partition
-                partition.known = max(partition.known, grant.fence)
+                partition.highest_fence = max(partition.highest_fence, grant.fence)
                 if attempt.request.replicas:
                     return (yield from attempt.confirm(grant.fence)), False
                 return Granted(grant.fence, ends, True), False

@@ -18,7 +18,7 @@ def reason_of(answer: Renewed) -> str:
     """Why a lease was lost, according to the answer to its renewal."""
     if answer.state == ADOPTED_ELSEWHERE:
         return ADOPTED
-    return TAKEN if answer.taken else VANISHED
+    return TAKEN if answer.held_by_other else VANISHED
 
 
 def tell_lost(lease: Lease) -> None:

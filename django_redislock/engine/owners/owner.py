@@ -1,8 +1,9 @@
 """The owners of locks, threads and tasks, and what each of them holds.
 
-Sync code that a task runs by ``sync_to_async`` belongs to that task, and a coroutine that sync code runs by
-``async_to_sync`` to the owner of that sync code, however deep they are nested. A child task, with the sync code that it
-runs, is another owner than its parent. The context does not tell them apart: a child's is a copy of its parent's.
+Sync code that a task runs by ``sync_to_async`` or ``asyncio.to_thread`` belongs to that task, and a coroutine that sync
+code runs by ``async_to_sync`` to the owner of that sync code, however deep they are nested. A child task, with the sync
+code that it runs, is another owner than its parent. The context does not tell them apart: a child's is a copy of its
+parent's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .bridges import Task, root_of, runs_below
 MANY = 100  # objects, above which locks that were lost and never released are swept out
 
 _shown: ContextVar[Owner | None] = ContextVar("django_redislock.owner", default=None)
-_place: ContextVar[object] = ContextVar("django_redislock.place", default=None)  # the thread in which that was set
+_set_in_thread: ContextVar[object] = ContextVar("django_redislock.set_in_thread", default=None)
 
 
 class Owner:
@@ -159,7 +160,7 @@ def current_owner() -> Owner:
     task, shown = running_task(), shown_owner()
     if shown is not None and _is_obvious(shown, task):
         if task is None and shown.task is not None:
-            _place.set(weakref.ref(threading.current_thread()))
+            _set_in_thread.set(weakref.ref(threading.current_thread()))
         return shown
     who = root_of(task, None if shown is None else shown.task)
     if shown is not None and (who is None or _was_left(shown, who)):
@@ -169,7 +170,7 @@ def current_owner() -> Owner:
     if owner is None or not owner.here:
         owner = _owners[who] = Owner(who)
     _shown.set(owner)
-    _place.set(weakref.ref(threading.current_thread()))
+    _set_in_thread.set(weakref.ref(threading.current_thread()))
     return owner
 
 
@@ -199,4 +200,4 @@ def _is_obvious(shown: Owner, task: Task | None) -> bool:
 
 def _was_left(shown: Owner, who: Task | threading.Thread) -> bool:
     """Whether this is sync code of the task in the context, which was cancelled and has ended meanwhile."""
-    return not shown.alive() and _place.get() == weakref.ref(who)
+    return not shown.alive() and _set_in_thread.get() == weakref.ref(who)

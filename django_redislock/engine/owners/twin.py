@@ -42,8 +42,9 @@ class Caller:
             return current_owner()  # the task that awaits it
         if self._owner is None or not self._owner.alive():
             raise LockError(
-                "Cannot use a lock in a task that does nothing else: it would belong to a task that ends with this "
-                "call. Await the call in the task that needs the lock; limit the wait with blocking_timeout=."
+                "Cannot use a lock in a task that runs only this call (as create_task, gather or wait_for make it): "
+                "the lock would belong to a task that ends with this call. Await it in the task that needs the lock; "
+                "limit the wait with blocking_timeout=."
             )
         return self._owner
 

@@ -1,5 +1,5 @@
--- (piece) whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they are
--- dropped here, as nobody else may do so for as long as the lock is held.
+-- (piece) whether as many others wait already as the caller accepts. Those who have died meanwhile do not count: they
+-- are dropped here, as nobody else may do so for as long as the lock is held.
 --#include is_dead
 local function is_full(queue, waiters)
   local most = tonumber(ARGV.most)

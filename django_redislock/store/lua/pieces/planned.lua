@@ -1,5 +1,5 @@
--- (piece) a suspension that is planned: somebody still holds the lock. Its text is `end value`: the server's time, and the
--- value that the lock has from the end of its holder on (see suspend).
+-- (piece) a suspension that is planned: somebody still holds the lock. Its text is `end value`: the server's time, and
+-- the value that the lock has from the end of its holder on (see suspend).
 --#include time
 local function planned_text(value, ms) return string.format('%.0f', us + ms * 1000) .. ' ' .. value end
 
