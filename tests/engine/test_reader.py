@@ -346,6 +346,25 @@ def test_nonsense_that_a_leader_reads_ends_the_connection_and_is_no_error_of_the
     assert desk.reader.trouble.__traceback__ is None  # or it would keep the turn, and its reader
 
 
+def test_what_ssl_raises_when_its_socket_is_cut_under_the_leader_is_no_error_of_the_leader(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def can_read(timeout: float) -> bool:
+        desk.reader.end()
+        raise ValueError("Read on closed or unwrapped SSL socket.")
+
+    monkeypatch.setattr(desk.connection, "can_read", can_read)
+    assert desk.reader.lead(desk.waiter("one"), GENEROUS) is False
+
+
+def test_a_connection_that_a_fork_has_left_behind_is_not_made_again(desk: Desk) -> None:
+    """A thread that was reading it when it forked goes on in the child, where nothing is subscribed."""
+    desk.reader.leave_parent()
+    with pytest.raises(ConnectionError, match="the subscription has ended"):
+        desk.connection.can_read(0)
+    assert desk.reader.lead(desk.waiter("one"), GENEROUS) is False
+
+
 def test_an_incomplete_message_is_an_error() -> None:
     """R19: waiting for its end without a limit would go unnoticed."""
 

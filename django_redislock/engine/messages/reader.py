@@ -89,8 +89,8 @@ class Reader:
         except RedisError as error:  # of any kind: a TLS connection that is cut yields nonsense
             self._trouble = error.with_traceback(None)  # which would keep our turn alive
         except BaseException as error:
-            # From a signal handler, for instance: it must propagate, and half a message may be left unread. But
-            # redis-py or ssl may raise some of these types when end() cuts the connection
+            # From a signal handler, for instance: it must propagate, and half a message may be left unread. But ssl
+            # may raise some of these types when end() cuts the connection, and redis-py after leave_parent()
             if self._trouble is None or not isinstance(error, (TypeError, ValueError, AttributeError)):
                 self._trouble = self._trouble or Interrupted("reading was interrupted")
                 raise
@@ -192,10 +192,8 @@ class Reader:
 
 def _shut_down(connection: Any) -> None:
     """End the connection for whoever reads it, but leave its socket open."""
-    sock = connection._sock
-    if sock is not None:
-        with suppress(OSError):  # the peer was faster
-            sock.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError, AttributeError):  # it has ended by itself
+        connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 def _refuse() -> None:
