@@ -15,9 +15,9 @@ from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.node import Node
+from django_redislock.store.probe import probe_command
 from django_redislock.store.stores import get_partition, get_store
 from rediscluster import HOST
-from tests.helpers.actors import Other
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import lease_of
 
@@ -71,24 +71,26 @@ def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
     settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
-    listener = runtime().listener(get_partition(None, name))
-    held, thread = Lock(name, ttl=600), other()
+    partition = get_partition(None, name)
+    listener = runtime().listener(partition)
+    listener.start()
+    eventually(lambda: listener.hears and listener.receiver is not None)  # who waits before cannot read
+    held, thread, receiver = Lock(name, ttl=600), other(), listener.receiver
+    assert receiver is not None
     held.acquire()
     waiting = thread.start(Lock(name).acquire)
-    eventually(lambda: listener.hears and (info := get_lock(name)) is not None and info.waiters == 1)
-    receiver = listener.receiver
-    assert receiver is not None
-    eventually(lambda: reads_messages(thread))
+
+    def reads_messages() -> bool:
+        partition.execute(probe_command(partition))  # whoever reads now makes room for one who waits
+        frames = traceback.walk_stack(sys._current_frames().get(thread._thread.ident or 0))
+        return any(frame.f_code is Reader.lead.__code__ for frame, _ in frames)
+
+    eventually(reads_messages)
     own_cluster.move(slot_of(name), to=target)
     eventually(lambda: port_of(listener) == target.port)
     assert receiver.thread.is_alive()
     held.release()
     assert waiting.result(60)
-
-
-def reads_messages(thread: Other) -> bool:
-    frames = traceback.walk_stack(sys._current_frames().get(thread._thread.ident or 0))
-    return any(frame.f_code is Reader.lead.__code__ for frame, _ in frames)
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
