@@ -158,9 +158,11 @@ def _unavailable(
 PROTOCOL = 1
 _NEWER = re.compile(rb"protocol (\d{1,9}) ")
 
-# where in a script an error came from: Redis 7 appends it (Valkey 9 without the script's hash), Redis 6 prepends it
+# where in a script an error came from: Redis 7 appends it (Valkey 9 without the script's hash). Redis 6 prepends it,
+# which hides from redis-py the word that it strips elsewhere
 _WHERE = re.compile(
-    r" script: (\w+, )?on @user_script:\d+\.$|^(ERR )?Error running script \(call to \w+\): (@user_script: ?\d+: )+"
+    r" script: (\w+, )?on @user_script:\d+\.$"
+    r"|^(ERR )?Error running script \(call to \w+\): (@user_script: ?\d+: )+(-READONLY )?"
 )
 
 

@@ -173,14 +173,14 @@ def test_a_silent_sentinel_takes_its_share_of_the_time_and_no_more(
 
 def test_a_sentinel_that_refuses_to_answer_is_skipped(three: Sentinels, crowd: Crowd) -> None:
     me, first = crowd(), three.sentinel_clients[0]
-    first.execute_command("ACL", "SETUSER", "default", "-sentinel|masters")
+    first.execute_command("ACL", "SETUSER", "default", "-sentinel")
     try:
         with caches(three.alias()):
             lock = Lock("a")
             me(lock, "acquire")
             me(lock, "release")
     finally:
-        first.execute_command("ACL", "SETUSER", "default", "+sentinel|masters")
+        first.execute_command("ACL", "SETUSER", "default", "+sentinel")
 
 
 def test_the_error_about_a_missing_master_quotes_the_sentinels(
