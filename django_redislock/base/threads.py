@@ -27,3 +27,11 @@ def start(thread: threading.Thread) -> bool:
             raise
         return False
     return True
+
+
+def try_start(thread: threading.Thread) -> bool:
+    """Start a thread. False: none can be started, for whatever reason."""
+    try:
+        return start(thread)
+    except RuntimeError:
+        return False

@@ -15,7 +15,7 @@ from time import monotonic
 
 from redis.exceptions import ConnectionError
 
-from ..base.threads import start
+from ..base.threads import try_start
 from .wire import NotAsked
 
 
@@ -32,12 +32,8 @@ class Question:
         self._thread = threading.Thread(target=self._run, name="redislock-question", daemon=True)
 
     def begin(self) -> None:
-        try:
-            if start(self._thread):
-                return
-        except RuntimeError:
-            pass
-        self._run()  # no thread can be started
+        if not try_start(self._thread):
+            self._run()
 
     def _run(self) -> None:
         try:

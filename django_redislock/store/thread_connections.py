@@ -94,12 +94,9 @@ class ThreadConnections:
         if loan.entry is not None:
             self._loans.discard(loan.entry)
         if loan.connection is not None:
-            if self._closed or node.closed:
-                loan.connection.disconnect()
-            else:
-                node.idle.append((loan.connection, monotonic()))
-                if self._closed or node.closed:  # by another thread, at this very moment
-                    node.drop_idle()
+            node.idle.append((loan.connection, monotonic()))
+            if self._closed or node.closed:  # asked only now: another thread may be closing it at this very moment
+                node.drop_idle()
         if self._waiting:
             with self._mutex:
                 self._changed.notify()

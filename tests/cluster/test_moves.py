@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import traceback
 from collections.abc import Iterable
 from itertools import count
 from typing import Any
@@ -12,12 +10,12 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
-from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.runtime import runtime
 from django_redislock.store.node import Node
 from django_redislock.store.probe import probe_command
 from django_redislock.store.stores import get_partition, get_store
 from rediscluster import HOST
+from tests.helpers.actors import stands_in
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import lease_of
 
@@ -82,8 +80,7 @@ def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
 
     def reads_messages() -> bool:
         partition.execute(probe_command(partition))  # whoever reads now makes room for one who waits
-        frames = traceback.walk_stack(sys._current_frames().get(thread._thread.ident or 0))
-        return any(frame.f_code is Reader.lead.__code__ for frame, _ in frames)
+        return stands_in(thread._thread, "lead", "can_read")
 
     eventually(reads_messages)
     own_cluster.move(slot_of(name), to=target)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from linecache import getline
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import MESSAGE_WITHIN
 from django_redislock.engine.messages.waiters import ThreadWaiter
 from django_redislock.store.stores import make_store
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS, Other, stands_in
 from tests.helpers.state import NAME, listener, queued, reader_of
 
 Eventually = Callable[..., Any]
@@ -81,16 +79,6 @@ class Desk:
 
     def say(self, id: str) -> None:
         assert self.client.publish(self.partition.channel, id) == 1
-
-    def stands_in(self, function: str, code: str = "") -> bool:
-        """Whether the sweeper is in ``function``, at a line with ``code``."""
-        frame = sys._current_frames().get(self.sweeper.ident or 0)
-        while frame is not None:
-            line = getline(frame.f_code.co_filename, frame.f_lineno)
-            if frame.f_code.co_name == function and code in line:
-                return True
-            frame = frame.f_back
-        return False
 
     def close(self) -> None:
         self.closed.set()
@@ -210,7 +198,7 @@ def test_a_waiter_starts_reading_when_the_listener_has_read_a_message(
 ) -> None:
     monkeypatch.setattr(module, "SWEEP_EVERY", float(10 * GENEROUS))
     desk.sweeper.start()
-    eventually(lambda: desk.stands_in("serve", "can_read(None)"))
+    eventually(lambda: stands_in(desk.sweeper, "serve", "can_read(None)"))
     waiter, reading = desk.waiter("one"), desk.other()
 
     def wait() -> None:
@@ -283,7 +271,7 @@ def test_where_nobody_has_waited_for_a_while_the_listener_blocks_in_the_read(
     monkeypatch.setattr(module, "HOT_FOR", 0.0)
     desk.reader.lead(desk.waiter("one"), 0)
     desk.sweeper.start()
-    eventually(lambda: desk.stands_in("serve", "can_read(None)"))
+    eventually(lambda: stands_in(desk.sweeper, "serve", "can_read(None)"))
     assert desk.reader.lead(desk.waiter("two"), GENEROUS) is False
     desk.say("two")
     eventually(lambda: desk.heard)
@@ -297,7 +285,7 @@ def test_the_listener_does_not_block_in_the_read_when_others_have_waited_meanwhi
     leading = desk.other().start(lambda: desk.reader.lead(desk.waiter("one"), GENEROUS))
     eventually(lambda: leads(desk))
     desk.sweeper.start()
-    eventually(lambda: desk.stands_in("_take", "_freed.wait"))
+    eventually(lambda: stands_in(desk.sweeper, "_take", "_freed.wait"))
     monkeypatch.setattr(module, "HOT_FOR", float(10 * GENEROUS))
     second = desk.waiter("two")
     assert desk.reader.lead(second, GENEROUS) is False

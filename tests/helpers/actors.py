@@ -212,6 +212,16 @@ def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
     )
 
 
+def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
+    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Ghost:
     """What looks like another process to Redis: it queues, and does nothing after that. ``alive``: it is subscribed."""
 

@@ -12,7 +12,7 @@ from logging import ERROR
 from typing import Any
 
 from ...base.log import log_event, logger
-from ...base.threads import start
+from ...base.threads import try_start
 
 THREADS = 8  # at most; several, so that a receiver that hangs does not hold up the others
 
@@ -44,12 +44,9 @@ class Notifier:
                 return
             thread = threading.Thread(target=self._run, name="redislock-notifier", daemon=True)
             self._threads.add(thread)
-            try:
-                if start(thread):
-                    return
-            except RuntimeError:
-                pass
-        self._run()  # no thread can be started: run the jobs here
+            if try_start(thread):
+                return
+        self._run()
 
     def log(self, level: int, event: str, **facts: Any) -> None:
         """Log ``event`` soon; see log_event()."""
