@@ -1,4 +1,4 @@
-"""A cluster as lock store, whose slots redis-py's own cluster code knows. See C1 to C7 in docs/protocol.rst.
+"""A Redis Cluster as a lock store. redis-py's own cluster code knows its slots. See C1 to C7 in docs/protocol.rst.
 
 Whatever the cluster looks like, a name has one of TAGS hash tags, and thereby a slot. The cluster may move slots
 between nodes: nothing here depends on where a slot is.

@@ -18,9 +18,10 @@ Sample = dict[str, float]
 
 # How much each may vary. Python gives back the memory of connections that were cut, a quarter of a megabyte each for a
 # coroutine's, but malloc does not give all of it to the system: a process that has allocated 15 MB from it, no more and
-# no less for ten minutes, kept 7 MB besides at first, and then 12 to 22. What Python itself has allocated tells better
-# whether something is kept: one block of each section would be 100,000 and more. Keys that end stand for a minute at
-# most (gone:<token>, for requests with an unknown outcome); one for each section would be ten times as many.
+# no less for ten minutes, kept 7 MB besides at first, and then 12 to 22 (some of that for threads of listeners that had
+# not ended; without them, it grew by 3). What Python itself has allocated tells better whether something is kept: one
+# block of each section would be 100,000 and more. Keys that end stand for a minute at most (gone:<token>, for requests
+# with an unknown outcome); one for each section would be ten times as many.
 BOUNDS: Sample = {
     "blocks of Python, 1000": 40,
     "own memory, MB": 5,

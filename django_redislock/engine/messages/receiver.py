@@ -112,8 +112,10 @@ class Receiver(Generic[L]):
             self.reader.end()
 
     def leave_parent(self) -> None:
-        """In a forked child: while the inherited socket is open here, Redis counts the parent as alive even after its
-        death."""
+        """In a forked child: close the inherited socket.
+
+        While it is open here, Redis counts the parent as alive even after its death.
+        """
         self.reader.leave_parent()
 
     def _run(self) -> None:
