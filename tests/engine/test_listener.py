@@ -221,11 +221,13 @@ def test_a_connection_that_is_cut_while_no_thread_can_be_started_is_made_again(
 ) -> None:
     """Whoever holds a lock for long asks for it once only."""
     ears.start()
-    eventually(lambda: ears.ready and runtime()._subscriber(ears.partition.store)._thread is None)
-    before = ears.generation
+    subscriber = runtime()._subscriber(ears.partition.store)
+    eventually(lambda: ears.ready and ears.receiver is not None and subscriber._thread is None)
+    before, receiver = ears.generation, ears.receiver
+    assert receiver is not None
     no_threads(True)
     client.client_kill_filter(_type="pubsub", skipme=True)
-    eventually(lambda: not ears.ready)
+    eventually(lambda: not ears.ready and subscriber._thread is receiver.thread)  # it goes on in place of another
     no_threads(False)
     eventually(lambda: ears.ready and ears.generation > before)
 
