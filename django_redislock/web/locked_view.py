@@ -110,13 +110,13 @@ class _LockedView:
 
     def wrap(self) -> Callable[..., Any]:
         """The function that takes the place of the view."""
-        view = self.view
+        view, is_async = self.view, _is_async(self.view)
 
         @wraps(view)
         def wrapper(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
             locked = self._locks(request)
             aliases = to_open(request, wrapper, view)
-            if _is_async(view, request):
+            if is_async:
                 refuse_fenced(view, self.options, "locked_view")
                 if aliases:  # as Django does, which our mark keeps from noticing
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
@@ -201,6 +201,13 @@ class _LockedView:
         """
         with begin(aliases[::-1], lease, beside=begun, required=bool(self.options.fenced)):
             response = self.view(*args, **kwargs)
+            if inspect.iscoroutine(response):
+                response.close()  # else Python warns that nobody has awaited it
+                raise TypeError(
+                    f"locked_view cannot lock {self.view!r}, which is no coroutine function and returned a coroutine, "
+                    f"to be run when the lock is free again. If a decorator hides that the view is async, let it use "
+                    f"functools.wraps, or asgiref.sync.markcoroutinefunction."
+                )
             if lease.lost:
                 raise lease.lost_error()
             return response
@@ -231,7 +238,7 @@ def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspec
     ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
     returns the bound method's. None where the URL's arguments do not fit, since a decorator in between changes them.
     """
-    inner = inspect.unwrap(view, stop=lambda each: instance_of(each) is not None)
+    inner = _method_below(view)
     signature = inspect.signature(view if instance_of(inner) is None else getattr(inner, "func", inner))
     try:
         signature.bind(*args, **kwargs)
@@ -240,9 +247,15 @@ def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspec
     return signature
 
 
-def _is_async(view: Callable[..., Any], request: HttpRequest) -> bool:
-    """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say."""
-    if getattr(instance_of(view), "view_is_async", False):
-        return True
-    match = request.resolver_match
-    return match is not None and iscoroutinefunction(match.func)
+def _is_async(view: Callable[..., Any]) -> bool:
+    """Whether this returns a coroutine though it is no coroutine function: ``dispatch()`` of an async class, say.
+
+    Which view the URL names does not matter: that one may be async, and run this one in a thread.
+    """
+    method = _method_below(view)
+    return getattr(method, "__name__", "") == "dispatch" and getattr(instance_of(method), "view_is_async", False)
+
+
+def _method_below(view: Callable[..., Any]) -> Any:
+    """The method that ``method_decorator`` hands over, below other decorators; else the innermost function."""
+    return inspect.unwrap(view, stop=lambda each: instance_of(each) is not None)

@@ -7,9 +7,10 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import wraps
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.core.cache import caches
 from django.db import transaction
 from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -327,14 +328,52 @@ class AsyncOnDispatch(View):
 
 
 def plain(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that hides what it decorates."""
-    return lambda *args, **kwargs: view(*args, **kwargs)
+    return wraps(view)(lambda *args, **kwargs: view(*args, **kwargs))
 
 
 @method_decorator([lock, plain], name="dispatch")
-class AsyncHidden(AsyncOnDispatch):
+class AsyncBelowAnother(AsyncOnDispatch):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         return View.dispatch(self, request, *args, **kwargs)
+
+
+# -- sync views that coroutines run ---------------------------------------------------------------------------------
+
+
+@lock
+def held_names(request: HttpRequest, pk: int) -> HttpResponseBase:
+    return HttpResponse(names())
+
+
+async def by_sync_to_async(request: HttpRequest, pk: int) -> HttpResponseBase:
+    return await sync_to_async(held_names)(request, pk=pk)
+
+
+async def by_to_thread(request: HttpRequest, pk: int) -> HttpResponseBase:
+    return await asyncio.to_thread(held_names, request, pk=pk)
+
+
+class OperationsOfOnePath(View):
+    """Sync and async operations of one path, as django-ninja has them."""
+
+    operations: dict[str, Callable[..., Any]] = {"GET": held_names, "POST": coroutine}
+
+    async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+        operation = self.operations[str(request.method)]
+        if iscoroutinefunction(operation):
+            return await operation(request, pk=pk)  # type: ignore[no-any-return]
+        return await sync_to_async(operation)(request, pk=pk)  # type: ignore[no-any-return]
+
+    post = get
+
+
+class SyncMethodOfAsync(View):
+    async def get(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+        return await sync_to_async(self.book)(request, pk=pk)
+
+    @method_decorator(lock)
+    def book(self, request: HttpRequest, pk: int) -> HttpResponseBase:
+        return HttpResponse(names())
 
 
 # -- the site -------------------------------------------------------------------------------------------------------
@@ -387,7 +426,13 @@ ASYNC = {
     "coroutine": coroutine,
     "async-method": AsyncMethod.as_view(),
     "async-dispatch": AsyncOnDispatch.as_view(),
-    "async-hidden": AsyncHidden.as_view(),
+    "async-below-another": AsyncBelowAnother.as_view(),
+}
+SYNC_IN_ASYNC = {
+    "by-sync-to-async": by_sync_to_async,
+    "by-to-thread": by_to_thread,
+    "operations": OperationsOfOnePath.as_view(),
+    "sync-method-of-async": SyncMethodOfAsync.as_view(),
 }
 OTHERS = {
     "two-locks": two_locks,
@@ -404,6 +449,7 @@ OTHERS = {
 }
 
 urlpatterns = [
-    path(f"{name}/<int:pk>/", view)
-    for name, view in {**LOCKED_INSIDE, **LOCKED_LATE, **EXCLUDED, **STREAMS, **ASYNC, **OTHERS}.items()
+    path(f"{name}/<int:pk>/", view)  # type: ignore[arg-type]
+    for group in (LOCKED_INSIDE, LOCKED_LATE, EXCLUDED, STREAMS, ASYNC, SYNC_IN_ASYNC, OTHERS)
+    for name, view in group.items()
 ]

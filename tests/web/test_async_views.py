@@ -66,6 +66,24 @@ def test_async_views_of_every_kind_lock(account: Account, web: Web) -> None:
     assert web.get("/async-dispatch/1/", method="PUT").body == b""
 
 
+def test_a_sync_view_that_a_coroutine_runs_responds_under_its_lock(account: Account, web: Web) -> None:
+    for name in site.SYNC_IN_ASYNC:
+        assert (name, web.get(f"/{name}/1/").body) == (name, b"account:1")
+    assert web.get("/operations/1/", method="POST").body == b"account:1"
+    assert list_locks() == []
+
+
+def test_a_view_that_hides_that_it_is_async_is_told_so(settings: Any, client: redis.Redis) -> None:
+    @locked_view("order")
+    def hiding(request: HttpRequest) -> Any:
+        return of_a_user(request)
+
+    settings.ROOT_URLCONF = (path("order/", hiding),)
+    with pytest.raises(TypeError, match=r"hiding.* returned a coroutine, .*markcoroutinefunction"):
+        Client().get("/order/")
+    assert lock_names(client) == []
+
+
 def test_async_views_under_atomic_requests_are_refused_as_django_refuses_them(
     atomic: Account, webs: dict[str, Web]
 ) -> None:
