@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
@@ -43,13 +43,7 @@ class CallTexts:
         """Raise ValueError for a field that no call of ``function`` can fill. ``more``: values beside its arguments."""
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
             return
-        available = {*signature.parameters, *more}
-        for text in self._templates:
-            if missing := min(text.fields - available, default=None):
-                raise ValueError(
-                    f"Cannot fill the {text.noun} {text.template!r}: {_called(function)}() has no argument "
-                    f"{missing!r}. Available values: {', '.join(sorted(available)) or 'none'}."
-                )
+        self._refuse_missing({*signature.parameters, *more}, f"{_called(function)}() has no argument")
 
     def fill(
         self,
@@ -57,13 +51,26 @@ class CallTexts:
         signature: inspect.Signature | None,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        trouble: str = "it was called without",
         **more: Any,
     ) -> Texts:
-        """The texts for one call of ``function``; ``more`` are values for the templates beside its arguments."""
+        """The texts for one call of ``function``; ``more`` are values for the templates beside its arguments.
+
+        ``trouble``: what ValueError says before the name of a field that is none of them.
+        """
         values = {**_arguments(function, signature, args, kwargs), **more} if self._templates else {}
+        self._refuse_missing(values.keys(), trouble)
         name = self._name.fill(values) if isinstance(self._name, NameTemplate) else self._name(*args, **kwargs)
         token = None if self._token is None else check_token(self._token.fill(values))
         return Texts(check_name(name), self._note.fill(values), token)
+
+    def _refuse_missing(self, available: Collection[str], trouble: str) -> None:
+        for text in self._templates:
+            if missing := min(text.fields.difference(available), default=None):
+                raise ValueError(
+                    f"Cannot fill the {text.noun} {text.template!r}: {trouble} {missing!r}. "
+                    f"Available values: {', '.join(sorted(available)) or 'none'}."
+                )
 
 
 def template_of(name: Name | None) -> str:

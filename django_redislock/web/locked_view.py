@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import iscoroutinefunction
 from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.decorators import method_decorator
 
 from ..base.log import log_event
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
@@ -65,6 +66,8 @@ def locked_view(
     when they have committed. A streaming response keeps it until its content ends or the response is closed. When the
     lock is known to be lost as the view returns, LockLost propagates and the transactions are rolled back.
 
+    On a method, whose first argument is ``self``, it works as through ``method_decorator``.
+
     LockUnavailable, when Redis cannot be reached, propagates (or becomes a response with the status in the setting
     VIEW_UNAVAILABLE_STATUS); the view never runs unlocked.
 
@@ -92,6 +95,8 @@ def locked_view(
         if instance_of(view) is None:  # else method_decorator decorates anew for each request
             # as it is called: a decorator in between may change the arguments
             texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
+        if instance_of(_method_below(view)) is None and next(iter(inspect.signature(view).parameters), "") == "self":
+            return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view)
         return _LockedView(view, texts, checked, locking, on_conflict).wrap()
 
@@ -157,7 +162,7 @@ class _LockedView:
         view = self.view
         signature = _signature(view, request, *args, **kwargs)
         made, note, token = yield Evaluate(
-            lambda: self.texts.fill(view, signature, (request, *args), kwargs, request=request)
+            lambda: self.texts.fill(view, signature, (request, *args), kwargs, _no_value(request), request=request)
         )
         options = self.options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))
@@ -230,6 +235,12 @@ def _unavailable(request: HttpRequest, name: str, purpose: str, error: LockUnava
         raise error
     log_event(ERROR, "unavailable", name=name, request=purpose, error=error)
     return (yield Evaluate(lambda: unavailable(request, status)))
+
+
+def _no_value(request: HttpRequest) -> str:
+    """What to say before the name of a field that a call of the view has no value for."""
+    match = request.resolver_match
+    return "it was called without" if match is None else f"this URL (route {match.view_name!r}) has no"
 
 
 def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.Signature | None:

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import redis
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.decorators import action
+from rest_framework.routers import SimpleRouter
+from rest_framework.viewsets import ViewSet
 
 from django_redislock import Lock, LockLost, list_locks, lock_digest, locked_view
 from django_redislock.store.keys import make_keys
@@ -84,6 +87,50 @@ def test_a_class_of_views_runs_under_the_lock_of_its_url(crowd: Crowd, pages: Pa
         assert (path, statuses()) == (path, busy)
         you(lock, "release")
         assert lock_names(client) == []
+
+
+def test_a_method_is_locked_as_by_method_decorator(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+    methods = Twins(locked_view("order:{pk}"), lambda self, request, pk: lock_names(client), HttpResponse)
+
+    class Page(View):
+        get = methods.acall if pages.awaits else methods.call
+
+    pages.add_view("order/<int:pk>/", Page.as_view())
+    assert crowd()(pages, "get", "/order/3/").content == b"order:3"
+
+
+def test_it_may_stand_above_or_below_an_action(settings: Any) -> None:
+    class Orders(ViewSet):
+        @locked_view("order:{pk}")
+        @action(detail=True)
+        def above(self, request: HttpRequest, pk: str) -> HttpResponse:
+            return respond(request)
+
+        @action(detail=True)
+        @locked_view("order:{pk}")
+        def below(self, request: HttpRequest, pk: str) -> HttpResponse:
+            return respond(request)
+
+    router = SimpleRouter()
+    router.register("orders", Orders, "order")
+    settings.ROOT_URLCONF = tuple(router.urls)
+    for name in ("above", "below"):
+        assert Client().get(f"/orders/3/{name}/").content == b"order:3"
+
+
+def test_a_route_that_lacks_an_argument_of_the_name_is_an_error_that_names_it(settings: Any, crowd: Crowd) -> None:
+    class Orders(ViewSet):
+        list = retrieve = locked_view("order:{pk}")(lambda self, request, **kwargs: respond(request))
+
+    router = SimpleRouter()
+    router.register("orders", Orders, "order")
+    settings.ROOT_URLCONF = tuple(router.urls)
+    assert Client().get("/orders/3/").content == b"order:3"
+    expected = (
+        "Cannot fill the lock name 'order:{pk}': this URL (route 'order-list') has no 'pk'. Available values: request."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        Client().get("/orders/")
 
 
 def test_a_callable_makes_the_name(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
@@ -164,6 +211,8 @@ def test_a_field_that_no_request_can_fill_is_an_error_where_it_decorates(options
     )
     with pytest.raises(ValueError, match=re.escape(expected)):
         locked_view(**options)(view)
+    with pytest.raises(ValueError, match=r"has no argument 'kp'\. Available values: pk, request, self\."):
+        locked_view(**options)(lambda self, request, pk: never())
 
 
 @pytest.mark.parametrize("view", [with_default, Methods.as_view()], ids=["function", "class"])
@@ -401,8 +450,8 @@ def test_what_runs_after_its_call_has_returned_is_refused() -> None:
             locked_view("x")(function)
 
 
-def test_decorating_a_method_as_a_function_is_an_error_that_says_how_to_do_it(crowd: Crowd) -> None:
-    methods = Twins(locked_view("x"), lambda self, request: never())
+def test_decorating_a_method_whose_first_argument_is_not_self_is_an_error_that_says_how_to_do_it(crowd: Crowd) -> None:
+    methods = Twins(locked_view("x"), lambda this, request: never())
 
     class Wrong(View):
         call = methods.call
