@@ -194,7 +194,8 @@ class CacheLock:
     def __enter__(self) -> CacheLock:
         refusal = self._acquire(bool(self.blocking), self.blocking_timeout, None, None, block_of(self))
         if refusal is not None:
-            raise refusal.in_words("Unable to acquire lock within the time specified")
+            own = ": this thread or task holds it already." if refusal.outcome == "own" else ""
+            raise refusal.in_words(f"Unable to acquire lock within the time specified{own}")
         return self
 
     __exit__: ExitMethod = ExitMethod(lambda block, kind, error, traceback: block.lock.release())

@@ -19,7 +19,7 @@ from ..base.steps import refuse_event_loop, run
 from ..base.suggestions import did_you_mean
 from ..base.times import Seconds, seconds
 from ..engine import current_owner, release_surely
-from ..exceptions import LockLost, LockUnavailable
+from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..open_transactions import warn_of_release, warn_unclaimed
 from ..options import LockOptions, choose_waiting
@@ -101,7 +101,7 @@ class LockedCommand(BaseCommand):
         with ExitStack() as stack:
             stack.enter_context(status_kept(self))
             with quiet_when_busy(self, options.get("verbosity", 1)):
-                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least))
+                stack.enter_context(held(lock, busy_status=self.lock_busy_status, at_least=at_least, own=_OWN))
             if (outer := vars(self).get("lock")) is not None:  # the command has executed itself, with other options
                 stack.callback(setattr, self, "lock", outer)
             self.lock = lock
@@ -121,6 +121,7 @@ class LockedCommand(BaseCommand):
             raise ValueError(f"{what}.lock_busy_status must be an exit status from 0 to 255, not {shown(status)}.")
 
 
+_OWN = ' This thread or task holds it already. Pass lock_options = {"reentrant": True} to acquire it again.'
 _ATTRIBUTES = [name for name in LockedCommand.__annotations__ if name.startswith("lock_")]
 
 
@@ -164,14 +165,17 @@ def _forgiving(write: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def held(lock: Lock, *, busy_status: int, at_least: float = 0.0) -> Iterator[None]:
-    """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors."""
+def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") -> Iterator[None]:
+    """Hold ``lock`` during a block, at least for ``at_least`` seconds; errors become CommandErrors.
+
+    ``own``: what else to say where this very thread or task holds it.
+    """
     try:
-        got = lock.acquire()
+        lock.__enter__()
     except LockUnavailable as error:
         raise CommandError(str(error), returncode=UNAVAILABLE) from error
-    if not got:
-        raise LockBusy(_held_by(lock), returncode=busy_status)
+    except LockNotAcquired as error:
+        raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
     since = monotonic()
     try:
         with ExitStack() as stack:

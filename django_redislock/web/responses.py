@@ -60,6 +60,8 @@ def conflict(
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
         wait,
     ) % {"wait": wait}
+    if refusal.outcome == "own":
+        text = gettext("This request holds the lock itself. It could acquire it again with reentrant=True.")
     return (yield Evaluate(lambda: refuse(request, settings.VIEW_STATUS, text, wait)))  # type: ignore[no-any-return]
 
 

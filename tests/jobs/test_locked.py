@@ -389,6 +389,13 @@ def test_another_function_that_calls_itself_does_not_wait_for_itself(crowd: Crow
     assert lock_names(client) == []
 
 
+def test_it_says_so_of_a_call_within_itself_that_does_not_wait_without_end(crowd: Crowd) -> None:
+    for options in ({"blocking": False}, {"blocking_timeout": 0.01}):
+        with pytest.raises(LockNotAcquired, match=r": this thread or task holds it already\. Pass reentr") as caught:
+            crowd()(Recursive(**options), "call", 1)
+        assert caught.value.outcome == "own"
+
+
 # -- the end of the call --------------------------------------------------------------------------------------------
 
 

@@ -108,6 +108,16 @@ def test_a_command_that_executes_itself_keeps_its_lock_in_between() -> None:
     assert locks == ["year:2024", "year:2025", "year:2025", "year:2026"]
 
 
+def test_a_command_that_executes_itself_under_the_same_name_is_told_that_it_holds_the_lock() -> None:
+    def work(command: Any, **options: Any) -> None:
+        text = r"held by .* This thread or task holds it already\. Pass lock_options = {.reentrant.: True} to"
+        with pytest.raises(CommandError, match=text) as caught:
+            command.execute(**options)
+        assert caught.value.returncode == 75
+
+    report(work)
+
+
 async def test_in_an_event_loop_it_is_refused() -> None:
     with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
         report(never)

@@ -216,6 +216,33 @@ def test_the_error_names_the_holder_at_the_end_of_the_wait(
         assert f" fence={fence} waited=" in caplog.text
 
 
+@POLLS
+@pytest.mark.parametrize("options", [{"blocking": False}, {"blocking_timeout": 0.05}], ids=["once", "for a time"])
+def test_a_lock_that_the_caller_holds_itself_is_not_said_to_be_held_elsewhere(
+    polls: bool, options: Any, crowd: Crowd, using: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="django_redislock")
+    outcomes: list[str] = []
+
+    def receive(outcome: str, **facts: Any) -> None:
+        outcomes.append(outcome)
+
+    lock_not_acquired.connect(receive)
+    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
+    me(lock, "acquire")
+    again = Lock(NAME, poll=polls, using=using, **options)
+    error = refused(me, again)
+    told = r": this thread or task holds it already\. Pass reentrant=True to acquire it again\.$"
+    assert re.search(told, str(error))
+    assert error.outcome == "own"
+    assert f"event=not-acquired name={NAME} template={NAME} outcome=own waited=" in caplog.text
+    assert outcomes == ["own"]
+    assert me(again, "acquire") is False
+    assert refused(you, again).outcome in ("busy", "timeout")
+    me(lock, "release")
+    assert me(again, "acquire") is True
+
+
 def test_a_suspended_lock_is_held_by_nobody(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     me(Lock(NAME), "suspend", 60)
@@ -239,6 +266,14 @@ def test_the_error_of_cache_lock_says_the_same(crowd: Crowd) -> None:
     error = caught.value
     assert (error.outcome, error.attempts > 0, error.waited > 0, error.busy_for > 0) == ("timeout", True, True, True)
     assert error.holder
+
+
+def test_cache_lock_says_that_the_caller_holds_the_lock_itself(crowd: Crowd) -> None:
+    with (
+        CacheLock(NAME),
+        pytest.raises(LockNotAcquired, match=r"within the time specified: this thread or task holds it already\.$"),
+    ):
+        CacheLock(NAME, blocking_timeout=0.01).__enter__()
 
 
 def test_naming_the_holder_costs_no_extra_round_trip(crowd: Crowd, client: redis.Redis) -> None:

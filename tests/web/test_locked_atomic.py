@@ -189,6 +189,15 @@ def test_inside_itself_it_is_refused(run: Run, account: Account) -> None:
     assert (account.balance, held()) == (1, [])
 
 
+def test_under_a_lock_of_its_name_it_says_that_the_caller_holds_it(account: Account) -> None:
+    with (
+        Lock(NAME),
+        pytest.raises(LockNotAcquired, match=r": this thread or task holds it already\. Pass reentrant=True"),
+        locked_atomic(NAME, blocking=False),
+    ):
+        raise AssertionError("not reached")
+
+
 def test_with_autocommit_off_it_is_refused(run: Run, account: Account) -> None:
     transaction.set_autocommit(False)
     with pytest.raises(RuntimeError, match="'default' has autocommit off"):

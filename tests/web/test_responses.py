@@ -148,6 +148,35 @@ def test_views_of_rest_framework_respond_in_json() -> None:
             assert "Accept" in response.headers["Vary"]
 
 
+class Nested:
+    """A view that calls another one of the same name."""
+
+    def __init__(self, **options: Any) -> None:
+        lock = locked_view("order", **options)
+
+        @lock
+        async def ainner(request: HttpRequest) -> HttpResponse:
+            return HttpResponse("inside")
+
+        @lock
+        async def acall(request: HttpRequest) -> Any:
+            return await ainner(request)
+
+        self.call, self.acall = lock(lock(lambda request: HttpResponse("inside"))), acall
+
+
+@pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.01}, {"reentrant": True}], ids=str)
+def test_a_request_that_holds_the_lock_itself_is_told_so(options: Any, crowd: Crowd, pages: Pages) -> None:
+    nested = Nested(**options)
+    pages.add_view("order/", nested.acall if pages.awaits else nested.call)
+    response = crowd()(pages, "get", "/order/")
+    if "reentrant" in options:
+        assert (response.status_code, response.content) == (200, b"inside")
+    else:
+        told = b"This request holds the lock itself. It could acquire it again with reentrant=True."
+        assert (response.status_code, response.content) == (423, told)
+
+
 # -- the site's own -------------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ class Acquisition:
                 self.undo()
             attempt.leave()
             self._witness = None  # there is nothing to undo
-            refusal = attempt.refusal(adopting=adopts)
+            refusal = attempt.refusal(adopting=adopts, own=None if held is None else held.id)
             yield from tell_refused(self.name, self.options.template or self.name, refusal)
             return refusal
         self._take(attempt, granted, canceller)

@@ -213,11 +213,11 @@ class Attempt:
                 self.current_holder.note(answer.holder, answer.left, self.waiter)
         self.over = True
 
-    def refusal(self, *, adopting: bool = False) -> LockNotAcquired:
-        """The error for a lock that was not acquired."""
+    def refusal(self, *, adopting: bool = False, own: str | None = None) -> LockNotAcquired:
+        """The error for a lock that was not acquired. ``own``: the id of an acquisition of the same owner."""
         waited, waits = monotonic() - self.begun, self.deadline.waits
         return self.current_holder.refusal(
-            self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting
+            self.request, tries=self.tries, waited=waited, waits=waits, adopting=adopting, own=own
         )
 
     def leave(self) -> None:

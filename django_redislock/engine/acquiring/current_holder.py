@@ -67,16 +67,27 @@ class CurrentHolder:
         log_event(WARNING, "still-waiting", **named(name), **held, waited=waited)
 
     def refusal(
-        self, request: LockRequest, *, tries: int, waited: float, waits: bool, adopting: bool
+        self, request: LockRequest, *, tries: int, waited: float, waits: bool, adopting: bool, own: str | None
     ) -> LockNotAcquired:
-        """The error for a lock that was not acquired. ``waits``: whether the attempt was to wait for it."""
+        """The error for a lock that was not acquired. ``waits``: whether the attempt was to wait for it.
+
+        ``own``: the id by which whoever wants the lock has acquired it before.
+        """
         noun, name = known_as(request.name)
         holder = self.holder
         owner = "" if holder is None else holder.described
         within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
+        outcome = "timeout" if waits and not adopting else "busy"
         if adopting:
             text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
+        elif holder is not None and holder.id == own:
+            outcome = "own"
+            text = (
+                f"Could not acquire the lock {name!r} {within}: this thread or task holds it already. Pass "
+                f"reentrant=True to acquire it again."
+            )
         elif self.full:
+            outcome = "full"
             text = f"Could not acquire the lock {name!r}: its queue is full (max_waiters={request.most})."
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
@@ -87,7 +98,7 @@ class CurrentHolder:
         return LockNotAcquired(
             text,
             name,
-            outcome="full" if self.full else "timeout" if waits and not adopting else "busy",
+            outcome=outcome,
             attempts=tries,
             waited=waited,
             busy_for=self.busy_for,
