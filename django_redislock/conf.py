@@ -136,6 +136,7 @@ class Conf:
     VIEW_STATUS: int = _setting(423, _status)
     VIEW_ON_CONFLICT: str | None = _setting(None, _or_none(_text))
     VIEW_OWNER: str | None = _setting("django_redislock.web.request_owner", _or_none(_text))
+    VIEW_MAX_RETRY_AFTER: int = _setting(30, lambda value, what: check_count(value, what, 1))
     VIEW_UNAVAILABLE_STATUS: int | None = _setting(None, _or_none(_status))
     RELEASE_IN_TRANSACTION: str = _setting("warn", _reaction)
     FENCED: tuple[str, ...] = _setting((), _patterns)

@@ -21,10 +21,10 @@ class LockError(redis.exceptions.LockError):
 class LockNotAcquired(LockError):
     """A ``with`` block or a decorated function did not acquire its lock in time.
 
-    ``outcome``: ``"busy"`` (asked once), ``"timeout"`` (waited in vain), ``"full"`` (``max_waiters`` waited already) or
-    ``"own"`` (whatever it asked for: this thread or task itself holds the lock, which was not to be ``reentrant``).
-    ``attempts``: how often Redis was asked; ``waited``: for how many seconds; ``busy_for``: the seconds of lease that
-    the holder had left at the end; ``holder``: its owner, as far as Redis has said (else empty).
+    ``outcome``: ``"busy"`` (asked once), ``"timeout"`` (waited in vain), ``"full"`` (``max_waiters`` waited already);
+    or, whatever it asked for, ``"own"`` (this thread or task itself holds the lock, which was not to be ``reentrant``)
+    or ``"suspended"``. ``attempts``: how often Redis was asked; ``waited``: for how many seconds; ``busy_for``: the
+    seconds of lease that the holder had left at the end; ``holder``: its owner, as far as Redis has said (else empty).
     """
 
     def __init__(

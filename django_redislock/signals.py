@@ -13,7 +13,8 @@ from .base.steps import Call
 # template: the name as it was written, "order:{pk}" of "order:42"; of a name without fields, the same; of a callable
 # that makes names, where that is. There are few of them, so that metrics can be labelled with it
 lock_acquired: Signal = Signal()  # name, template, fence, waited (seconds)
-lock_not_acquired: Signal = Signal()  # name, template, outcome ("busy", "timeout", "full" or "own"), waited (seconds)
+# outcome: see LockNotAcquired; waited: seconds
+lock_not_acquired: Signal = Signal()  # name, template, outcome, waited
 lock_released: Signal = Signal()  # name, template, fence, held (seconds)
 lock_lost: Signal = Signal()  # name, template, fence, reason
 lock_force_released: Signal = Signal()  # name, by

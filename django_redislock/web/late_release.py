@@ -13,6 +13,7 @@ from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..base.steps import Steps, arun, run
 from ..engine import Acquisition, Frame, current_owner, release_quietly
+from .responses import note_held
 
 CONTENT = ""  # beside the aliases of databases
 
@@ -76,6 +77,7 @@ class LateRelease:
         return self._once.acquire(blocking=False)
 
     def _release(self) -> Steps[None]:
+        note_held(self._section.held)
         return release_quietly(self._section, request=self._section.purpose)
 
     def _follow(self, response: Any, keeper: object) -> Iterator[Any] | AsyncIterator[Any]:

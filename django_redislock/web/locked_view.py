@@ -28,7 +28,7 @@ from .late_release import LateRelease
 from .login_order import warn_above_login
 from .methods import check_methods
 from .owners import describe_request
-from .responses import OnConflict, check_on_conflict, conflict, unavailable
+from .responses import OnConflict, check_on_conflict, conflict, note_held, unavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # Python 3.11 has it in typing
@@ -179,7 +179,7 @@ class _LockedView:
                 section.undo()
                 return (yield from _unavailable(request, made, purpose, error))
             if refusal is not None:
-                return (yield from conflict(request, section.partition, made, refusal, self.on_conflict))
+                return (yield from conflict(request, section, refusal, self.on_conflict))
             function = view if aliases is None else partial(self._in_transactions, section.held, aliases, begun)
             response = yield Call(function, (request, *args), kwargs)
             if begun or isinstance(response, StreamingHttpResponse):
@@ -221,7 +221,8 @@ class _LockedView:
     def _release(section: Acquisition, aliases: list[str]) -> Steps[None]:
         lease = section.held
         try:
-            yield from release_surely(section, request=section.purpose)
+            if (yield from release_surely(section, request=section.purpose)):
+                note_held(lease)
         except LockLost:
             if not lease.binds(aliases):
                 raise

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from inspect import signature
 from math import ceil
+from statistics import median
+from time import monotonic
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import TemplateDoesNotExist
@@ -15,15 +18,32 @@ from django.utils.translation import gettext, ngettext
 from ..base.display import shown
 from ..base.steps import CallOut, Evaluate, Steps
 from ..conf import conf, import_function
+from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable
 from ..inspection import LockInfo
 from ..inspection.info import inspect
-from ..store.lock_store import Partition
 
 OnConflict = Callable[[HttpRequest, LockInfo | None], HttpResponseBase]
 
 # in the order in which a client without a preference gets them
 MEDIA_TYPES = ["text/html", "text/plain", "application/json"]
+
+
+MOST_TEMPLATES, RECENT = 1000, 9
+_held_for: dict[str, deque[float]] = {}  # by template: the seconds of the latest views of this process
+
+
+def note_held(lease: Lease) -> None:
+    """Remember for how long a view has held its lock, which it releases now."""
+    if len(_held_for) >= MOST_TEMPLATES:  # each step here is atomic, so that it needs no lock
+        _held_for.clear()
+    _held_for.setdefault(lease.template, deque(maxlen=RECENT)).append(monotonic() - lease.since)
+
+
+def _usually_held_for(template: str) -> int:
+    """Whole seconds: the median of the latest ones, not above VIEW_MAX_RETRY_AFTER; 1 where nothing is known."""
+    usual = median(_held_for.get(template, [1.0]))
+    return min(max(1, ceil(usual)), conf().VIEW_MAX_RETRY_AFTER)
 
 
 def check_on_conflict(given: OnConflict | None) -> None:
@@ -38,7 +58,7 @@ def check_on_conflict(given: OnConflict | None) -> None:
 
 
 def conflict(
-    request: HttpRequest, partition: Partition, name: str, refusal: LockNotAcquired, on_conflict: OnConflict | None
+    request: HttpRequest, section: Acquisition, refusal: LockNotAcquired, on_conflict: OnConflict | None
 ) -> Steps[HttpResponseBase]:
     """The response to a request that did not acquire its lock."""
     settings = conf()
@@ -46,7 +66,7 @@ def conflict(
     if respond is not None:
         holder: LockInfo | None = None
         try:
-            holder = yield from inspect(partition, name)
+            holder = yield from inspect(section.partition, section.name)
         except LockUnavailable:
             pass  # that it is busy is known
         response = yield CallOut(lambda: respond(request, holder))
@@ -54,7 +74,8 @@ def conflict(
             what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response  # type: ignore[no-any-return]
-    wait = max(1, ceil(refusal.busy_for))
+    suspended = refusal.outcome == "suspended"  # then its end is known
+    wait = max(1, ceil(refusal.busy_for)) if suspended else _usually_held_for(section.options.template)
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",

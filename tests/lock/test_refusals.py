@@ -249,6 +249,7 @@ def test_a_suspended_lock_is_held_by_nobody(crowd: Crowd) -> None:
     error = refused(you, Lock(NAME, blocking_timeout=0))
     assert re.search(r": suspended by .+\.$", str(error))
     assert error.holder.startswith("nobody (suspended by ")
+    assert error.outcome == "suspended"
 
 
 def test_an_adopter_asks_once(crowd: Crowd) -> None:

@@ -62,7 +62,7 @@ def test_what_somebody_else_holds_is_busy(crowd: Crowd) -> None:
 def test_a_view_responds_423_and_with_200_afterwards() -> None:
     with hold("order:42", ttl=7):
         busy = request_pay()
-    assert (busy.status_code, busy["Retry-After"]) == (423, "7")
+    assert (busy.status_code, busy["Retry-After"].isdecimal()) == (423, True)
     assert request_pay().status_code == 200
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from secrets import token_hex
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import Client, RequestFactory
+from django.urls import path
 from django.utils.asyncio import async_unsafe
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
@@ -20,8 +24,10 @@ from rest_framework.decorators import api_view
 from rest_framework.views import APIView
 
 from django_redislock import Lock, LockInfo, LockUnavailable, locked_view
+from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
+from tests.helpers.databases import Account
 from tests.helpers.twins import Pages
 
 Settings = Any  # its type has another name in each pytest-django
@@ -53,13 +59,84 @@ def templates(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_a_busy_view_responds_with_423_and_when_to_come_back(busy: Callable[..., Any]) -> None:
-    response = busy()
+    response = busy(template="not seen yet")
     assert response.status_code == 423
-    wait = int(response.headers["Retry-After"])
-    assert 30 < wait <= 60
+    assert response.headers["Retry-After"] == "1"  # whatever is left of the lease
     assert response.headers["Vary"] == "Accept"
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
-    assert f"try again in {wait} seconds" in response.content.decode()
+    assert "try again in 1 second." in response.content.decode()
+
+
+def held_by_view(seconds: float) -> HttpResponse:
+    sleep(seconds)
+    return HttpResponse()
+
+
+def held_by_content(seconds: float) -> StreamingHttpResponse:
+    def content() -> Iterator[bytes]:
+        sleep(seconds)
+        yield b""
+
+    return StreamingHttpResponse(content())
+
+
+@pytest.mark.parametrize("respond", [held_by_view, held_by_content])
+@pytest.mark.parametrize("begun", [False, True], ids=["", "in a transaction"])
+def test_it_says_for_how_long_such_views_usually_hold_the_lock(
+    respond: Callable[[float], Any], begun: bool, settings: Settings, account: Account
+) -> None:
+    """Not those that were held for longer now and then; nor for longer than the setting says."""
+
+    @locked_view("slow:{pk}", template=token_hex())
+    def view(request: HttpRequest, pk: int, seconds: str) -> Any:
+        return respond(float(seconds))
+
+    settings.ROOT_URLCONF = (path("<int:pk>/<str:seconds>/", transaction.atomic(view) if begun else view),)
+
+    def held_for(*seconds: float) -> int:
+        for number, each in enumerate(seconds):
+            b"".join(Client().get(f"/{number}/{each}/"))
+        with hold("slow:0"):
+            return int(Client().get("/0/0/").headers["Retry-After"])
+
+    assert held_for() == 1
+    assert held_for(1.1) >= 2
+    settings.REDISLOCK = {"VIEW_MAX_RETRY_AFTER": 1}
+    assert held_for() == 1
+    settings.REDISLOCK = {}
+    assert held_for(0, 0) == 1
+
+
+def test_a_coroutine_function_is_remembered_too(crowd: Crowd, pages: Pages) -> None:
+    def body(request: HttpRequest) -> Generator[None, None, str]:
+        end = monotonic() + 1.1
+        while monotonic() < end:
+            yield
+        return ""
+
+    me = crowd()
+    pages.add("order/", "order", body, template=token_hex())
+    assert me(pages, "get", "/order/").status_code == 200
+    with hold("order"):
+        assert int(me(pages, "get", "/order/").headers["Retry-After"]) >= 2
+
+
+def test_of_a_thousand_templates_none_is_remembered() -> None:
+    def wait(seconds: float, template: str) -> HttpResponse:
+        return locked_view("order", template=template)(lambda request: held_by_view(seconds))(RequestFactory().get("/"))
+
+    slow = token_hex()
+    wait(1.1, slow)
+    for _ in range(1000):
+        wait(0, token_hex())
+    with hold("order"):
+        assert wait(0, slow).headers["Retry-After"] == "1"
+
+
+def test_of_a_suspended_lock_it_says_what_is_left(crowd: Crowd, pages: Pages) -> None:
+    pages.add("order/", "order", never)
+    Lock("order").suspend(600)
+    assert 500 < int(crowd()(pages, "get", "/order/").headers["Retry-After"]) <= 600
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ class CurrentHolder:
         elif noun == "pool":
             text = f"Could not acquire a member of the pool {name!r} {within}: none is free."
         else:
-            state = "suspended" if holder is not None and holder.suspension else "held"
+            state = "held"
+            if holder is not None and holder.suspension:
+                outcome = state = "suspended"
             by = "elsewhere" if holder is None else f"by {holder.owner}"
             text = f"Could not acquire the lock {name!r} {within}: {state} {by}."
         return LockNotAcquired(
