@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import django_redis.cache
 from django.core.cache import caches
@@ -16,9 +16,10 @@ from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
 
 from .base.names import fit_name
+from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds
 from .cache_lock import CacheLock
-from .cached_values import aget_or_set, get_or_set
+from .cached_values import CACHED, aget_or_set, get_or_set
 
 # the last locks that cache.lock() was asked for in this process: the server, the prefix of the cache, and the name
 _locked: deque[tuple[object, str, str]] = deque(maxlen=200)
@@ -102,6 +103,7 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
             f"are: {', '.join(caches.settings)}."
         )
 
+    @takes_by_name
     def lock(
         self,
         key: object,
@@ -112,6 +114,7 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         blocking_timeout: float | None = None,
         client: object = None,
         thread_local: bool = True,
+        **unknown: NoReturn,
     ) -> CacheLock:
         """A lock as redis-py's and django-redis's are, but ours: see :class:`CacheLock`.
 
@@ -121,6 +124,9 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         makes, without the ``KEY_PREFIX``, which all locks of the alias have anyway. What cannot be a lock's name
         (control characters, more than 512 bytes) is quoted or hashed. ``client`` is ignored; kept for compatibility.
         """
+        if unknown:
+            choices = ["version", "timeout", "sleep", "blocking", "blocking_timeout", "thread_local"]
+            refuse_arguments("cache.lock()", (), unknown, choices)
         name = self._lock_name(key, version)
         if self._known_as(name) not in tuple(_locked):
             _locked.append(self._known_as(name))
@@ -134,30 +140,38 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
             using=self.lock_alias,
         )
 
+    @takes_by_name
     def locked_get_or_set(
         self,
         key: str,
         default: Any,
-        *,
+        *wrong: NoReturn,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
         blocking_timeout: Seconds | None = None,
+        **unknown: NoReturn,
     ) -> Any:
         """See :func:`django_redislock.locked_get_or_set`; the lock is on the Redis of this alias."""
+        if wrong or unknown:
+            refuse_arguments("locked_get_or_set()", wrong, unknown, CACHED, "")  # by position: a version or a timeout
         return get_or_set(
             self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
         )
 
+    @takes_by_name
     async def alocked_get_or_set(
         self,
         key: str,
         default: Any,
-        *,
+        *wrong: NoReturn,
         timeout: float | None = DEFAULT_TIMEOUT,
         version: int | None = None,
         blocking_timeout: Seconds | None = None,
+        **unknown: NoReturn,
     ) -> Any:
         """See locked_get_or_set()."""
+        if wrong or unknown:
+            refuse_arguments("alocked_get_or_set()", wrong, unknown, CACHED, "")  # by position: a version or a timeout
         return await aget_or_set(
             self, self.lock_alias, key, default, timeout=timeout, version=version, blocking_timeout=blocking_timeout
         )

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import redis.exceptions
 
 from .base.display import SecretBytes, shown
 from .base.names import check_name
 from .base.steps import Steps, run
+from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import LONGEST, seconds
 from .bearer_tokens import bears, encode_token, make_token
 from .engine import (
@@ -127,18 +128,24 @@ class CacheLock:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
+    @takes_by_name
     def acquire(
         self,
         sleep: float | None = None,
         blocking: bool | None = None,
         blocking_timeout: float | None = None,
         token: str | bytes | None = None,
+        **unknown: NoReturn,
     ) -> bool:
         """Acquire the lock; return False if that failed in time. Arguments override those of the constructor.
 
         ``token`` may be any text or bytes. As with redis-py, it only says who may release: another acquire with the
         same one is kept out too.
         """
+        if unknown:
+            refuse_arguments(
+                "acquire() of cache.lock()", (), unknown, ["sleep", "blocking", "blocking_timeout", "token"]
+            )
         given = None if token is None else encode_token(token)
         del token  # error reports show local variables
         if blocking is None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from logging import WARNING
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.core.cache import caches
@@ -20,6 +20,7 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
+from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Deadline, Seconds
 from .computations import Computation, computations
 from .conf import conf
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MISSING = object()
+CACHED = ["timeout", "version", "blocking_timeout"]  # what is given by name
 LOOK_EVERY = 1.0  # seconds between looks whether the one that computes is still there
 
 
@@ -52,14 +54,16 @@ class ValueOptions(TypedDict, total=False):
 def locked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
 def locked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
+@takes_by_name
 def locked_get_or_set(
     key: str,
     default: Any,
-    *,
+    *wrong: NoReturn,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
+    **unknown: NoReturn,
 ) -> Any:
     """``cache.get_or_set()`` whose ``default`` is called once, by one process, while all others wait for the value.
 
@@ -82,6 +86,8 @@ def locked_get_or_set(
     everybody would compute it at once, which only the caller can tell to be harmless (``except LockUnavailable: return
     compute()``). Once computed, it is stored and returned, even if the lock was lost meanwhile or cannot be released.
     """
+    if wrong or unknown:
+        refuse_arguments("locked_get_or_set()", wrong, unknown, [*CACHED, "using"], "timeout")
     options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
     return get_or_set(caches[using], using, key, default, **options)
 
@@ -92,16 +98,20 @@ async def alocked_get_or_set(key: str, default: Callable[[], Awaitable[T]], **op
 async def alocked_get_or_set(key: str, default: Callable[[], T], **options: Unpack[ValueOptions]) -> T: ...
 @overload
 async def alocked_get_or_set(key: str, default: T, **options: Unpack[ValueOptions]) -> T: ...
+@takes_by_name
 async def alocked_get_or_set(
     key: str,
     default: Any,
-    *,
+    *wrong: NoReturn,
     timeout: float | None = DEFAULT_TIMEOUT,
     version: int | None = None,
     blocking_timeout: Seconds | None = None,
     using: str = "default",
+    **unknown: NoReturn,
 ) -> Any:
     """See locked_get_or_set(). ``default`` may be a coroutine function as well; a plain one is called in a thread."""
+    if wrong or unknown:
+        refuse_arguments("alocked_get_or_set()", wrong, unknown, [*CACHED, "using"], "timeout")
     options = {"timeout": timeout, "version": version, "blocking_timeout": blocking_timeout}
     return await aget_or_set(caches[using], using, key, default, **options)
 

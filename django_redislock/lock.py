@@ -6,7 +6,7 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async
 from django.db import DEFAULT_DB_ALIAS
@@ -15,6 +15,7 @@ from . import engine, signals
 from .base.name_templates import warn_of_fields
 from .base.names import check_name, check_token
 from .base.steps import Steps, arun, run_blocking
+from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds, seconds
 from .base.warn import is_ours
 from .conf import conf
@@ -32,6 +33,9 @@ from .store.stores import get_partition
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # Python 3.11 has them in typing
+
+
+_ACQUIRE = ("blocking", "blocking_timeout", "token")
 
 
 class Lock:
@@ -109,11 +113,12 @@ class Lock:
 
     __slots__ = ("__weakref__", "_latest", "_options", "_token", "name")
 
-    def __init__(self, name: str, *, token: str | None = None, **options: Unpack[LockOptions]) -> None:
+    @takes_by_name
+    def __init__(self, name: str, *wrong: NoReturn, token: str | None = None, **options: Unpack[LockOptions]) -> None:
         self.name: str = check_name(name)
         if "{" in name and not is_ours(sys._getframe(1)):  # ours are made of templates: "{{pk}}" is "{pk}" by now
             warn_of_fields(name)
-        self._options = read_options(options, "Lock()", beside=["token"])
+        self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
         self._token = None if token is None else check_token(token)
         self._latest: Lease | None = None  # acquired by any thread or task
 
@@ -127,8 +132,14 @@ class Lock:
 
     # -- acquiring --------------------------------------------------------------------------------------------------
 
+    @takes_by_name
     def acquire(
-        self, *, blocking: bool | None = None, blocking_timeout: Seconds | None = None, token: str | None = None
+        self,
+        *wrong: NoReturn,
+        blocking: bool | None = None,
+        blocking_timeout: Seconds | None = None,
+        token: str | None = None,
+        **unknown: NoReturn,
     ) -> bool:
         """Acquire the lock; return False when it could not be acquired in time.
 
@@ -136,6 +147,8 @@ class Lock:
         holds never raises. Raises LockUnavailable when Redis cannot be reached, LockLost with ``adopt`` (see there),
         and LockError when this thread or task would wait without end for a lock that it holds itself.
         """
+        if wrong or unknown:
+            refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         section = self._section(current_owner(), token)
         del token  # error reports show local variables
         try:
@@ -146,15 +159,20 @@ class Lock:
             raise
 
     @twin
+    @takes_by_name
     async def aacquire(
         self,
         caller: Caller,
-        *,
+        /,
+        *wrong: NoReturn,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
         token: str | None = None,
+        **unknown: NoReturn,
     ) -> bool:
         """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue."""
+        if wrong or unknown:
+            refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
         section = self._section(caller.owner(), token)
         del token  # error reports show local variables
         try:

@@ -13,7 +13,7 @@ from django.db import connections
 from redis.backoff import AbstractBackoff
 
 from .base.display import shown
-from .base.suggestions import did_you_mean
+from .base.suggestions import refuse_arguments
 from .base.times import Seconds, seconds
 from .conf import check_count, check_flag, conf
 from .exceptions import LockLost
@@ -145,13 +145,20 @@ def cut_note(text: str) -> str:
 
 
 def read_options(
-    keywords: Mapping[str, Any], what: str, known: type = LockOptions, *, beside: Sequence[str] = ()
+    keywords: Mapping[str, Any],
+    what: str,
+    known: type = LockOptions,
+    *,
+    beside: Sequence[str] = (),
+    wrong: Sequence[object] = (),
+    number: str = "ttl",
 ) -> Options:
-    """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too."""
-    if not keywords.keys() <= _names(known):
-        unknown, choices = min(keywords.keys() - _names(known)), sorted({*_names(known), *beside})
-        hint = did_you_mean(unknown, choices)
-        raise TypeError(f"{what} takes no option {unknown!r}.{hint} The options are: {', '.join(choices)}.")
+    """``keywords`` as options; an unknown one is a TypeError that names the choices, those ``beside`` them too.
+
+    So is one by position, among the ``wrong``; see refuse_arguments().
+    """
+    if wrong or not keywords.keys() <= _names(known):
+        refuse_arguments(what, wrong, keywords.keys() - _names(known), sorted({*_names(known), *beside}), number)
     return Options(**keywords)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .base.display import shown
 from .base.names import check_name, member_name, pool_name, quote
 from .base.steps import Steps, arun, run_blocking
+from .base.suggestions import takes_by_name
 from .base.times import Seconds
 from .engine import Acquisition, Caller, Owner, current_owner, twin
 from .exceptions import LockNotAcquired, LockUnavailable
@@ -184,7 +185,8 @@ class LockPool:
 
     # -- taking one -------------------------------------------------------------------------------------------------
 
-    def acquire(self, **options: Unpack[AcquireOptions]) -> PoolMember:
+    @takes_by_name
+    def acquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> PoolMember:
         """Acquire the free member that has been unused the longest, in one round trip, and return it as a held lock.
 
             with pool.acquire(blocking_timeout=5) as account:
@@ -195,7 +197,7 @@ class LockPool:
         with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
         ``replicas``, ``note``, ``purpose``, ``template``.
         """
-        section = self._section(current_owner(), options)
+        section = self._section(current_owner(), wrong, options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
             member = run_blocking(self._obtain(section), "Await aacquire() instead")
@@ -205,9 +207,10 @@ class LockPool:
             raise
 
     @twin
-    async def aacquire(self, caller: Caller, **options: Unpack[AcquireOptions]) -> PoolMember:
+    @takes_by_name
+    async def aacquire(self, caller: Caller, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> PoolMember:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        section = self._section(caller.owner(), options)
+        section = self._section(caller.owner(), wrong, options)
         try:
             return await arun(self._obtain(section))
         except BaseException as error:
@@ -216,8 +219,8 @@ class LockPool:
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 
-    def _section(self, owner: Owner, given: AcquireOptions) -> Acquisition:
-        read_options(given, "LockPool.acquire()", AcquireOptions)
+    def _section(self, owner: Owner, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
+        read_options(given, "LockPool.acquire()", AcquireOptions, wrong=wrong, number="blocking_timeout")
         options: Any = {**given, "using": self.using}
         checked = read_options(options, "LockPool.acquire()")
         return Acquisition(owner, lambda lease: PoolMember.of(lease, options), pool_name(self.name), checked)

@@ -12,6 +12,7 @@ from asgiref.sync import iscoroutinefunction
 
 from ..base.display import shown
 from ..base.steps import Call, Steps, arun, run_blocking
+from ..base.suggestions import takes_by_name
 from ..call_names import (
     CallTexts,
     Name,
@@ -40,8 +41,14 @@ def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
 def locked(
     first: str | None = None, /, *, name: Name | None = None, token: str | None = None, **options: Unpack[LockOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@takes_by_name
 def locked(
-    first: Any = None, /, *, name: Name | None = None, token: str | None = None, **options: Unpack[LockOptions]
+    first: Any = None,
+    /,
+    *wrong: Any,
+    name: Name | None = None,
+    token: str | None = None,
+    **options: Unpack[LockOptions],
 ) -> Any:
     """Let only one call of a function run at a time, across all processes.
 
@@ -57,12 +64,12 @@ def locked(
     cannot be reached.
     """
     refuse_tasks(first, "locked")
-    if is_decorated(first) and name is None and token is None and not options:
+    if is_decorated(first) and name is None and token is None and not (options or wrong):
         return locked()(first)
     given = given_name(first, name, "locked")
     options.setdefault("template", template_of(given))
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
-    checked = read_options(options, "locked()", beside=["name", "token"])
+    checked = read_options(options, "locked()", beside=["name", "token"], wrong=wrong)
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

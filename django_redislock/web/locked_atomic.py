@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.db import DEFAULT_DB_ALIAS, connections
@@ -16,6 +16,7 @@ from ..base.display import Secret
 from ..base.name_templates import has_fields
 from ..base.names import check_name
 from ..base.steps import refuse_event_loop
+from ..base.suggestions import takes_by_name
 from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of
 from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
 from ..exceptions import LockLost
@@ -65,11 +66,12 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     as ``with Lock(...)`` does. For sync code; transactions know no coroutines.
     """
 
+    @takes_by_name
     def __init__(
         self,
         first: Name | None = None,
         /,
-        *,
+        *wrong: NoReturn,
         name: Name | None = None,
         db: str | Sequence[str] = DEFAULT_DB_ALIAS,
         token: str | None = None,
@@ -81,7 +83,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
         if len({*self._aliases}) < len(self._aliases):
             raise ValueError(f"db names an alias twice: {db!r}.")
         options.setdefault("template", template_of(self._name))
-        self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"])
+        self._checked = read_options(options, "locked_atomic()", beside=["db", "name", "token"], wrong=wrong)
         fenced = self._checked.fenced
         if isinstance(fenced, tuple) and not {*fenced} <= {*self._aliases}:
             choices = ", ".join(self._aliases)

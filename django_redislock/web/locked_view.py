@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial, wraps
 from logging import ERROR
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.db import transaction
@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 
 from ..base.log import log_event
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
+from ..base.suggestions import takes_by_name
 from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
 from ..conf import conf
 from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
@@ -37,10 +38,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@takes_by_name
 def locked_view(
     first: Name | None = None,
     /,
-    *,
+    *wrong: NoReturn,
     name: Name | None = None,
     methods: Iterable[str] | None = None,
     on_conflict: OnConflict | None = None,
@@ -78,7 +80,8 @@ def locked_view(
     if not choose_waiting(options):
         options.setdefault("blocking_timeout", 0)
     options.setdefault("template", template_of(given))
-    checked = read_options(options, "locked_view()", beside=["methods", "name", "on_conflict", "token"])
+    beside = ["methods", "name", "on_conflict", "token"]
+    checked = read_options(options, "locked_view()", beside=beside, wrong=wrong)
     texts = CallTexts(given, checked.note, token)
     locking = check_methods(methods)
     check_on_conflict(on_conflict)

@@ -188,7 +188,7 @@ def test_what_a_block_could_not_release_is_released_in_the_background(
         return "done"
 
     retry_for(0.1)
-    me, decorator = crowd(), (locked_view if way == "a view" else locked)(NAME, ttl=30)
+    me, decorator = crowd(), locked_view(NAME, ttl=30) if way == "a view" else locked(NAME, ttl=30)
     twins: Any = Twins(decorator, body)
     if way == "a view":
         assert me(twins, "call", rf.get("/")) == "done"
