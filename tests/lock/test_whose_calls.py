@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 
-from django_redislock import Lock, LockError, LockNotOwned, get_lock
+from django_redislock import Lock, LockError, LockNotOwned, LockPool, get_lock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 from tests.project.programs import environment
@@ -150,6 +150,20 @@ def test_such_a_lock_is_renewed(around: str, factory: str, caplog: pytest.LogCap
 
     live(factory, task)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@every_way("await", "create_task", "gather", "helper")
+def test_a_member_of_a_pool_belongs_to_the_task_that_has_made_the_call(around: str, factory: str) -> None:
+    async def task() -> None:
+        pool = LockPool("seats")
+        await pool.aextend(["a"])
+        member = await AROUND[around](pool.aacquire())
+        assert await member.aowned()
+        member.check()
+        await AROUND[around](member.arelease())
+        assert not await member.alocked()
+
+    live(factory, task)
 
 
 @every_way()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 
 from django_redislock import Lock, LockError, LockNotAcquired, LockNotOwned, LockStatus, get_lock
 from tests.helpers.actors import GENEROUS
@@ -329,6 +330,18 @@ def test_a_lock_that_sync_code_of_a_task_has_acquired_is_renewed_after_that_code
             await lock.arelease()
 
     Kin(tasks=True).live(main())
+
+
+def test_a_lock_that_a_coroutine_of_sync_code_has_acquired_is_renewed_after_its_event_loop_has_ended() -> None:
+    """The sync code may still give it back."""
+    lock, kin = Lock(NAME, ttl=TTL), Kin(tasks=False)
+
+    async def code() -> None:
+        assert async_to_sync(lock.aacquire)()
+        assert await kin.renewed(TTL)
+        lock.release()
+
+    kin.live(code())
 
 
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.complete)])
