@@ -149,7 +149,8 @@ def test_such_a_lock_is_renewed(around: str, factory: str, caplog: pytest.LogCap
         await lock.arelease()
 
     live(factory, task)
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    # of this lock: the listener may report that an earlier test's server has gone
+    assert not [one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]
 
 
 @every_way("await", "create_task", "gather", "helper")
