@@ -17,7 +17,7 @@ from django_redislock.store.stores import get_partition, make_store
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
-from tests.helpers.state import lease_of
+from tests.inside import lease_of
 
 from .conftest import Eventually, names_on, port_of, slot_of, use
 

@@ -31,6 +31,7 @@ from django_redislock.base.steps import Call, Pause, Steps, arun, run
 from django_redislock.engine.acquiring import acquisition
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.store import calls
+from tests import inside
 from tests.protocol.released import run_released
 
 from .mutants import mutate
@@ -76,7 +77,7 @@ class NotedAttempt(Attempt):
 def noted_release(*args: Any, **kwargs: Any) -> Steps[calls.Released]:
     """Leaves to the thread or task that releases whether that was only presumed, from a call that was repeated."""
     answer = yield from _release(*args, **kwargs)
-    _presumed.set((answer.state, answer.twice) == (calls.NOT_HELD, True))
+    _presumed.set((answer.state, answer.twice) == (inside.NOT_HELD, True))
     return answer
 
 

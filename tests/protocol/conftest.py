@@ -16,7 +16,7 @@ from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import leases, listener
+from tests.inside import all_seen, leases, limit, listener
 from tests.protocol.scene import LONG, Ear, Eventually, Line
 
 
@@ -81,7 +81,7 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
     end.)"""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", LONG)
+    limit(monkeypatch, look_every=LONG)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
     """Let the watchdog renew all leases of an alias, as after a reconnect."""
 
     def renew_all(using: str | None = None) -> None:
-        eventually(lambda: all(lease.seen for lease in leases()))
+        eventually(lambda: all_seen())
         runtime().watchdog.renew_all(get_partition(using))
 
     return renew_all

@@ -33,8 +33,10 @@ from django_redislock.store.lock_store import Partition
 from django_redislock.store.retry import call
 from django_redislock.store.stores import make_store
 from django_redislock.store.wire import Command
+from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
+from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, QUEUE, WAITERS
+from tests.inside import PREFIX
 from tests.protocol.reference import Attempt, Held, Process, Reference
 from tests.protocol.released import Read, read_released, translator
 
@@ -67,9 +69,9 @@ RARELY = st.sampled_from([False] * 7 + [True])
 TOKENS = st.sampled_from([None, None, "t" * 21 + "1", "t" * 21 + "2"])
 WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "former", "older"])
 # told by messages, or polling: counts as alive for so many milliseconds without a look
-WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
+WAITS = st.sampled_from([*[inside.QUEUED] * 4, inside.NOT_AT_ALL, inside.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
-RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
+RIGHTS = st.sampled_from([inside.HOLDER, inside.HOLDER, inside.WITHDRAWAL, inside.WITHDRAWAL, inside.BEARER])
 HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach", "raise", "raise"])
 # how much lower than the fence of the lock is the one that a renewal names; None: it names none
 BELOW = st.sampled_from([None, None, None, 0, 1])
@@ -201,7 +203,7 @@ class Machine(RuleBasedStateMachine):
     def release_held(self, how: str = "") -> None:
         """The holder's release, more often than by chance; with its own right, if none is given."""
         one = self._holder()
-        right = calls.BEARER if self._held().flag == "d" else calls.HOLDER
+        right = inside.BEARER if self._held().flag == "d" else inside.HOLDER
         self._release(one, one.process, unknown=False, how=how or right)
 
     @precondition(lambda self: self._is_held())
@@ -224,7 +226,7 @@ class Machine(RuleBasedStateMachine):
         further=st.integers(0, 2),
         ttl=TTLS,
         adopts=st.booleans(),
-        wait=st.sampled_from([calls.QUEUED, calls.ADOPTING]),
+        wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
         """An attempt with the holder's token. The lock may be in use, or left behind."""
@@ -241,7 +243,7 @@ class Machine(RuleBasedStateMachine):
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
         """A new attempt seizes the lock."""
-        self._ask(self._make(process, token, ttl), calls.SEIZING)
+        self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
     def force(self, process: int, below: int | None) -> None:
@@ -291,7 +293,7 @@ class Machine(RuleBasedStateMachine):
             if anew:
                 self._release(one, one.process, unknown=False)
             else:
-                self._ask(one, calls.QUEUED, one.ticket)
+                self._ask(one, inside.QUEUED, one.ticket)
         for home, wait, token in zip(homes, waits, tokens, strict=True):
             if len(self.reference.queue) < len(homes):
                 self.come(home, token, ttl, wait)
@@ -331,7 +333,7 @@ class Machine(RuleBasedStateMachine):
             home = self._holder().process
             for id, _ in self.reference.in_order():
                 if self.people[id].process == home:
-                    self._ask(self.people[id], calls.QUEUED, self.people[id].ticket)
+                    self._ask(self.people[id], inside.QUEUED, self.people[id].ticket)
         self._end(end, askers, asks)
 
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
@@ -428,17 +430,17 @@ class Machine(RuleBasedStateMachine):
     def _is_handed_over(self) -> bool:
         return self.reference.lock is not None and self.reference.lock.flag == "h"
 
-    def _request(self, one: Someone, process: int, *, listens: bool) -> calls.LockRequest:
+    def _request(self, one: Someone, process: int, *, listens: bool) -> inside.Request:
         id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        asked = calls.LockRequest(self.partitions[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
+        asked = inside.Request(self.partitions[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
         return asked._replace(owner=owner, listens=listens)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
-            request = self._request(one, one.process, listens=one.listens or wait == calls.QUEUED)
+            request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
             expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
             taken = run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
@@ -446,16 +448,16 @@ class Machine(RuleBasedStateMachine):
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
             assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
-            if taken.state != calls.GIVEN_UP:
+            if taken.state != inside.GIVEN_UP:
                 self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
-            if taken.state in (calls.BUSY, calls.REQUEUED) and taken.number:
+            if taken.state in (inside.BUSY, inside.REQUEUED) and taken.number:
                 one.ticket = taken.number
             # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
-            return wait == calls.SEIZING or taken.state in (calls.ALREADY, calls.REQUEUED)
+            return wait == inside.SEIZING or taken.state in (inside.ALREADY, inside.REQUEUED)
 
         self._do(act)
 
-    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = calls.HOLDER) -> None:
+    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
@@ -477,7 +479,7 @@ class Machine(RuleBasedStateMachine):
             renewed = run(calls.renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence))
             note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
-            assert (renewed.state, renewed.held_by_other) == (state, state == calls.LOST and left > 0)
+            assert (renewed.state, renewed.held_by_other) == (state, state == inside.LOST and left > 0)
             assert renewed.fence == raised
             assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
             return raised > 0  # a new fence but the same holder, whoever waits
@@ -516,13 +518,13 @@ class Machine(RuleBasedStateMachine):
             former = self._pick("former")
             if asks in ("look", "last looks") and mine:
                 one = self.people[mine[0 if asks == "look" else -1]]
-                self._ask(one, calls.QUEUED, one.ticket)
+                self._ask(one, inside.QUEUED, one.ticket)
             elif asks == "renew" and former:
                 self._renew(former, process, 50_000, "keep", 50_000)
             elif asks == "withdraw" and former:
-                self._release(former, process, unknown=True, how=calls.WITHDRAWAL)
+                self._release(former, process, unknown=True, how=inside.WITHDRAWAL)
             else:
-                self.come(process, None, 50_000, calls.QUEUED)
+                self.come(process, None, 50_000, inside.QUEUED)
 
     # -- what must be so ----------------------------------------------------------------------------------------------
 
@@ -605,8 +607,8 @@ class Machine(RuleBasedStateMachine):
             self._release(self.people[id], 0, unknown=False)
         self._force(0, None, calls.SUSPENSION)
         while self.reference.lock:
-            self._release(self._holder(), 0, unknown=False, how=calls.BEARER)
-        self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
+            self._release(self._holder(), 0, unknown=False, how=inside.BEARER)
+        self.come(0, None, 21_000, inside.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
         self.release_held()
         assert not self.reference.queue
         assert self.reference.index is None
@@ -616,7 +618,7 @@ def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(words[::2], words[1::2], strict=True)
 
 
-def _caller(request: calls.LockRequest) -> Process:
+def _caller(request: inside.Request) -> Process:
     return Process(request.channel, request.partition.highest_fence)
 
 

@@ -24,7 +24,7 @@ from tests.helpers.docs import redis_user
 from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.processes import Worker
-from tests.helpers.state import listener
+from tests.inside import listener
 
 SECRET = "s3cret"
 DATABASE = 3

@@ -12,31 +12,32 @@ from django_redislock import Lock, LockLost
 from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.calls import LockRequest
-from django_redislock.store.keys import make_keys
 from django_redislock.store.stores import get_partition
-from tests.helpers.state import LOCK, NAME, lease_of
+from tests import inside
+from tests.helpers.state import LOCK, NAME
+from tests.inside import keys_of, lease_of
 
 
 def attempt(id: str) -> LockRequest:
     partition = get_partition()
-    return LockRequest(partition, make_keys(partition.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
+    return LockRequest(partition, keys_of(NAME, partition.prefix), NAME, id * 22, 30.0, owner="somebody")
 
 
-def acquire(request: LockRequest) -> calls.AcquireReply:
-    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+def acquire(request: LockRequest) -> inside.AcquireReply:
+    return run(calls.acquire(request, inside.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
 def test_a_renewal_discovers_that_its_attempt_was_granted_the_lock_again(client: redis.Redis) -> None:
     one, other = attempt("a"), attempt("b")
     first = acquire(one)
     client.delete(LOCK)  # a new master that has never heard of it, and has the attempt in its queue
-    assert acquire(other).state == calls.GRANTED
+    assert acquire(other).state == inside.GRANTED
     run(calls.release(other, unknown=False))
     again = acquire(one)
     assert again.number > first.number
     for how in ("keep", "confirm", "set", "detach"):
-        assert run(calls.renew(one, how, 30.0, first.number)).state == calls.LOST
-    assert run(calls.renew(one, "keep", 30.0, again.number)).state == calls.HELD
+        assert run(calls.renew(one, how, 30.0, first.number)).state == inside.LOST
+    assert run(calls.renew(one, "keep", 30.0, again.number)).state == inside.HELD
 
 
 def test_the_previous_holder_is_told(client: redis.Redis) -> None:
@@ -44,7 +45,7 @@ def test_the_previous_holder_is_told(client: redis.Redis) -> None:
     lock.acquire()
     mine = lease_of(lock).request
     client.delete(LOCK)
-    assert acquire(mine).state == calls.GRANTED
+    assert acquire(mine).state == inside.GRANTED
     with pytest.raises(LockLost):
         lock.extend(10)
     assert lock.lost

@@ -15,6 +15,7 @@ from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
 from django_redislock.store.calls import LockRequest
 from django_redislock.store.stores import get_partition
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import KEYS, LOCK, NAME, holder, queued
 from tests.protocol.scene import LONG, Eventually, Line, vanish
@@ -63,14 +64,14 @@ def last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_holder_that_comes_in_the_last_millisecond_still_holds_the_lock(flag: str, client: redis.Redis) -> None:
     request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
     client.set(LOCK, f"{request.id} - {flag} 1 1 - me", px=60_000)
-    assert run(calls.renew(request, "confirm", 0.001)).state == calls.HELD
+    assert run(calls.renew(request, "confirm", 0.001)).state == inside.HELD
 
 
 @pytest.mark.usefixtures("last_moment")
 def test_an_adopter_that_gives_up_in_the_last_millisecond_leaves_the_lock(client: redis.Redis) -> None:
     request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
     client.set(LOCK, f"{request.id} - a 1 1 - me", px=60_000)
-    assert run(calls.release(request, unknown=False, how=calls.WITHDRAWAL)).state == calls.DETACHED
+    assert run(calls.release(request, unknown=False, how=inside.WITHDRAWAL)).state == inside.DETACHED
 
 
 @pytest.mark.usefixtures("held")

@@ -13,9 +13,11 @@ from django_redislock import Lock, LockLost, LockNotOwned, force_release
 from django_redislock.base.steps import run
 from django_redislock.engine.leases.lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED
 from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, holder, leases, listener, value
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
+from tests.inside import PREFIX, leases, listener
 from tests.protocol.scene import LONG, Eventually, Line, receivers, vanish
 
 ADOPTER = "adopter-adopter-adopte"
@@ -60,9 +62,9 @@ def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Event
     network.mend()
 
 
-def adopt(ghost: Ghost) -> calls.AcquireReply:
+def adopt(ghost: Ghost) -> inside.AcquireReply:
     request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
-    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    return run(calls.acquire(request, inside.NOT_AT_ALL, None, until=math.inf, by=None))
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ def test_a_lock_in_use_is_busy_for_others_with_its_token(
     """In the same process and in another one."""
     before = client.get(LOCK)
     assert not crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False)
-    assert adopt(ghost()).state == calls.BUSY
+    assert adopt(ghost()).state == inside.BUSY
     assert client.get(LOCK) == before
     assert former.losses == []
 
@@ -86,9 +88,9 @@ def test_adoption_of_a_detached_lock_writes_the_adopter_into_it_and_keeps_the_fe
     assert former.person(former.lock, "detach") == TOKEN
     new = ghost()
     taken = adopt(new)
-    assert (taken.state, taken.number) == (calls.ALREADY, fence)
+    assert (taken.state, taken.number) == (inside.ALREADY, fence)
     id, channel, flag, *_ = value(client)
-    assert (id, channel, flag) == (ADOPTER, new.partition.channel, "a")
+    assert (id, channel, flag) == (ADOPTER, new.channel, "a")
     assert former.losses == []
 
 
@@ -98,7 +100,7 @@ def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence(
     """If it is alive after all, its writes are outdated from now on."""
     fence = int(value(client)[3])
     taken = adopt(ghost())
-    assert taken.state == calls.ALREADY
+    assert taken.state == inside.ALREADY
     assert taken.number > fence
     assert int(value(client)[3]) == taken.number
 
@@ -110,7 +112,7 @@ def test_a_holder_learns_that_its_lock_was_adopted_elsewhere(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy
 ) -> None:
     """By its next renewal, if no message could tell it."""
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     network.mend()
     cut_off.has_lost(ADOPTED)
 
@@ -126,7 +128,7 @@ def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Renewals go by the id of the attempt, not by the token."""
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     client.pexpire(LOCK, 1500)
     network.mend()
     eventually(lambda: not holder(client), within=10)
@@ -135,7 +137,7 @@ def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
 def test_a_former_holder_that_releases_late_leaves_the_lock_to_its_adopter(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis
 ) -> None:
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     network.mend()
     with pytest.raises(LockLost):
         cut_off.person(cut_off.lock, "release")
@@ -147,7 +149,7 @@ def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
 ) -> None:
     """A release from another process publishes to the channel that is recorded in the lock."""
     request = ghost().request(holder(client), name=NAME)
-    assert run(calls.release(request, unknown=False, how=calls.BEARER))[:2] == (calls.RELEASED, False)
+    assert run(calls.release(request, unknown=False, how=inside.BEARER))[:2] == (inside.RELEASED, False)
     former.has_lost(RELEASED)
 
 

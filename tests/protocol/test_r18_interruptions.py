@@ -27,7 +27,8 @@ from django_redislock.cache_lock import CacheLock
 from django_redislock.engine.owners.with_block import _leave
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
-from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
+from tests.helpers.state import NAME, fence_of, leftovers, queued
+from tests.inside import leases
 from tests.protocol.scene import LONG, Eventually, Start
 
 OURS = str(Path(django_redislock.__file__).parent)

@@ -13,6 +13,7 @@ from django_redislock.engine.messages.listener import Listener
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
+from tests.inside import limit
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 
@@ -27,7 +28,7 @@ def test_a_scheduled_look_that_finds_an_unannounced_grant_makes_the_listener_rec
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 2.0)
+    limit(monkeypatch, look_every=2.0)
     ears = listening("other")
     generation = ears.generation
     lock = Lock(NAME, ttl=LONG)

@@ -14,7 +14,8 @@ from django_redislock.base.steps import run
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import INDEX, KEYS, NAME, PREFIX, TOKEN, leftovers
+from tests.helpers.state import INDEX, KEYS, NAME, TOKEN, leftovers
+from tests.inside import PREFIX
 from tests.protocol.scene import LONG, MEMBER, Ear, Eventually, Line, listed, vanish
 
 each = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
@@ -195,7 +196,7 @@ def test_no_entry_of_a_waiter_is_lost_while_a_suspension_is_planned(
     there, holder = ghost(), "h".ljust(22, "x")
     there.queue(holder, name=name, ttl=LONG)
     for seconds in (1, LONG):
-        run(calls.suspend(there.partition, there.request(holder, name=name).keys, name, seconds, "me"))
+        there.suspend(name, seconds)
         there.queue(f"w{seconds:g}".ljust(22, "x"), name=name)
         assert client.pttl(f"{PREFIX}waiters:{name}") > 50_000
         assert client.pttl(queue_of(name)) > 50_000

@@ -16,8 +16,10 @@ from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY
 from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
+from tests import inside
 from tests.helpers.actors import GENEROUS, Ghost
-from tests.helpers.state import LOCK, NAME, WAITERS, change_probe, holder, value
+from tests.helpers.state import LOCK, NAME, WAITERS, holder, value
+from tests.inside import change_probe
 from tests.protocol.scene import LONG, WAITS, Ear, Eventually, Line, Start, channel_of, listed, receivers
 
 HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
@@ -55,14 +57,14 @@ def test_a_handoff_that_finds_no_subscriber_is_published_nowhere(
         client.config_set("repl-diskless-sync-delay", 0)
         replica.replicaof("127.0.0.1", str(server.port))
         eventually(lambda: replica.info("replication")["master_link_status"] == "up")
-        elsewhere.subscribe(dead.partition.channel)
+        elsewhere.subscribe(dead.channel)
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["type"] == "subscribe"
         lock = Lock(NAME)
         lock.acquire()
         dead.queue(WAITER, name=NAME)
         lock.release()
         assert not client.exists(LOCK)
-        client.publish(dead.partition.channel, "end")
+        client.publish(dead.channel, "end")
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["data"] == b"end"
 
 
@@ -192,7 +194,7 @@ def test_a_waiter_that_polls_by_choice_is_not_dropped_by_waiters_with_messages(
     lock.acquire()
     request = one.request(WAITER, name=NAME)
     began = monotonic()
-    assert run(calls.acquire(request, calls.polled(2.0), None, until=math.inf, by=None)).state == calls.BUSY
+    assert run(calls.acquire(request, inside.polled(2.0), None, until=math.inf, by=None)).state == inside.BUSY
     waiting = line.join(Lock(NAME))
     lock.release()
     assert waiting.result()

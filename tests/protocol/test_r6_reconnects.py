@@ -16,7 +16,8 @@ from django_redislock.engine.messages.receiver import Receiver
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, listener, reader_of, value
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, value
+from tests.inside import listener, reader_of
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 HOLDER = "holder-holder-holder-1"

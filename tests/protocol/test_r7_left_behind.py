@@ -13,11 +13,12 @@ from django_redislock import Lock, LockPool, LockUnavailable
 from django_redislock.base.steps import run
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
 from django_redislock.store.stores import get_partition
+from tests import inside
 from tests.helpers.actors import Crowd, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
+from tests.inside import keys_of
 from tests.protocol.scene import LONG, Eventually, Line, Start, listed
 
 GONE = "gone-gone-gone-gone-gone"
@@ -27,9 +28,9 @@ POOL = "pool:accounts:"
 def queue_and_leave(client: redis.Redis, name: str) -> None:
     """Somebody in this process has queued, and nobody here knows it any more."""
     partition = get_partition()
-    request = calls.LockRequest(partition, make_keys(partition.prefix, name), name, GONE, LONG)
-    taken = run(calls.acquire(request, calls.QUEUED, server_time(client), until=math.inf, by=None))
-    assert taken.state == calls.REQUEUED
+    request = inside.Request(partition, keys_of(name, partition.prefix), name, GONE, LONG)
+    taken = run(calls.acquire(request, inside.QUEUED, server_time(client), until=math.inf, by=None))
+    assert taken.state == inside.REQUEUED
 
 
 @pytest.mark.usefixtures("nobody_looks")
@@ -55,8 +56,8 @@ def test_a_lock_left_to_a_polling_waiter_is_watched_by_the_waiters_that_remain(
     listening()
     lock, partition = Lock(NAME, ttl=LONG), get_partition()
     lock.acquire()
-    request = calls.LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "polls-polls-polls-poll", LONG)
-    run(calls.acquire(request, calls.polled(0.5), server_time(client), until=math.inf, by=None))
+    request = inside.Request(partition, keys_of(NAME, partition.prefix), NAME, "polls-polls-polls-poll", LONG)
+    run(calls.acquire(request, inside.polled(0.5), server_time(client), until=math.inf, by=None))
     queue_and_leave(client, NAME)
     waiting = line.join(Lock(NAME))
     assert [id for id, _ in listed(client)][1] == GONE

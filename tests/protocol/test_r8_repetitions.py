@@ -15,7 +15,8 @@ from django_redislock.engine.messages.listener import Listener
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, holder, queued, value
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, queued, value
+from tests.inside import PREFIX
 from tests.protocol.scene import ACQUIRE, LONG, RELEASE, Eventually, Line, vanish
 
 
