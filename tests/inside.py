@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, run
+from django_redislock.base.names import slot_text
+from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, run
 from django_redislock.engine import Lease, current_owner
+from django_redislock.engine.acquiring import acquisition, effective_options
+from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import calls, probe
+from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
+from django_redislock.store.cluster import tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.retry import Execute
 from django_redislock.store.stores import get_partition, make_store
@@ -48,6 +56,11 @@ def pool_keys(pool: str, prefix: str = PREFIX) -> tuple[str, ...]:
 def own_channel(using: str | None = None) -> str:
     """The channel on which this process hears of its locks."""
     return get_partition(using).channel
+
+
+def counter_of(name: str) -> int:
+    """Which of a cluster's counters of fences this lock uses."""
+    return tag_of(slot_text(name))
 
 
 # -- the limits that tests need shorter or longer ----------------------------------------------------------------------
@@ -88,6 +101,7 @@ LOST, HELD, ADOPTED = range(3)  # of renew
 NOT_HELD, RELEASED, DETACHED = range(3)  # of release
 HOLDER, BEARER, WITHDRAWAL = calls.HOLDER, calls.BEARER, calls.WITHDRAWAL  # who releases
 NOT_AT_ALL, QUEUED, SEIZING, ADOPTING = calls.NOT_AT_ALL, calls.QUEUED, calls.SEIZING, calls.ADOPTING  # how to wait
+SUSPENSION = calls.SUSPENSION  # what to force-release
 polled = calls.polled
 ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
@@ -124,13 +138,19 @@ class Process:
         """``how``: keep, confirm, add, set, detach or raise."""
         return run(calls.renew(request, how, left, fence))
 
-    def force(self, name: str) -> bytes | None:
-        """Release the lock whoever holds it; the value that it had."""
-        return run(calls.force(self._partition, keys_of(name, self._partition.prefix), name))
+    def force(self, name: str, highest: int | None = None, what: str = "") -> bytes | None:
+        """Release the lock whoever holds it, unless its fence is higher; the value that it had. ``what``: SUSPENSION,
+        or whatever there is."""
+        return run(calls.force(self._partition, keys_of(name, self._partition.prefix), name, highest, what))
 
-    def suspend(self, name: str, seconds: float) -> bool:
+    def suspend(self, name: str, seconds: float, owner: str = "ghost") -> bool:
         """Grant it to nobody for so long; whether that has begun."""
-        return run(calls.suspend(self._partition, keys_of(name, self._partition.prefix), name, seconds, "ghost"))
+        return run(calls.suspend(self._partition, keys_of(name, self._partition.prefix), name, seconds, owner))
+
+    @property
+    def known_fence(self) -> int:
+        """The highest fence that it has met."""
+        return self._partition.highest_fence
 
     def know_fence(self, fence: int) -> None:
         """It has met this fence, in a database say."""
@@ -138,6 +158,62 @@ class Process:
 
     def close(self) -> None:
         self._partition.store.close()
+
+
+def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
+    """From now on, this process's scripts leave out these rules (by their names in the scripts), and read the time from
+    these two keys: seconds and microseconds."""
+    for script in list(scripts._by_sha.values()):
+        script.load(without)
+        if clock is not None:
+            script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
+            script.register()
+
+
+@contextmanager
+def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> Iterator[None]:
+    """The same for a while."""
+    change_scripts(without, clock)
+    try:
+        yield
+    finally:
+        change_scripts()
+
+
+def rules_in_scripts() -> set[str]:
+    """The names of all rules in the scripts."""
+    texts = [path.read_text() for path in Path(str(files(scripts.__package__) / "lua")).rglob("*.lua")]
+    return {name for text in texts for name in re.findall(r"--(?:\[\[)?@([a-z-]+)", text)} - {"or"}
+
+
+def use_tokens_as_ids() -> None:
+    """From now on, this process confuses the token of an attempt with its id."""
+
+    def confused(*args: Any, **kwargs: Any) -> Request:
+        request = Request(*args, **kwargs)
+        return request if request.token is None else request._replace(id=request.token, token=None)
+
+    setattr(effective_options, "LockRequest", confused)  # noqa: B010
+
+
+def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[[bool], object]) -> None:
+    """From now on, ``on_end`` gets the ticket of each attempt that ends (0: it may have queued, and does not know it),
+    and ``on_presumed`` whether a release found nothing, but its first try may have."""
+
+    class Noted(Attempt):
+        def leave(self) -> None:
+            on_end(0 if self.ticket is None and self.unknown else self.ticket)
+            super().leave()
+
+    release = calls.release
+
+    def noted(*args: Any, **kwargs: Any) -> Steps[calls.Released]:
+        answer = yield from release(*args, **kwargs)
+        on_presumed((answer.state, answer.twice) == (NOT_HELD, True))
+        return answer
+
+    setattr(acquisition, "Attempt", Noted)  # noqa: B010
+    setattr(calls, "release", noted)  # noqa: B010
 
 
 # -- this process ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -27,18 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redislock.base.steps import run
-from django_redislock.store import calls, scripts
-from django_redislock.store.lock_store import Partition
-from django_redislock.store.retry import call
-from django_redislock.store.stores import make_store
-from django_redislock.store.wire import Command
 from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, QUEUE, WAITERS
+from tests.helpers.state import FENCE, INDEX, LOCK, NAME, QUEUE, WAITERS
 from tests.inside import PREFIX
 from tests.protocol.reference import Attempt, Held, Process, Reference
-from tests.protocol.released import Read, read_released, translator
 
 EXAMPLES = int(os.environ.get("REDISLOCK_TEST_EXAMPLES", "0"))
 QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
@@ -124,9 +117,9 @@ class Someone:
 
 
 class Machine(RuleBasedStateMachine):
-    # set by prepared(); a partition stands for each process, and one listener receives the messages of all
+    # set by prepared(); one listener receives the messages of all processes
     client: Any
-    partitions: list[Partition]
+    homes: list[inside.Process]
     ear: Any
 
     def __init__(self) -> None:
@@ -141,8 +134,8 @@ class Machine(RuleBasedStateMachine):
         self.ear.reset()
         self._subscribe(EAR)
         self.advance(0)
-        for process, partition in enumerate(self.partitions):
-            partition.highest_fence = 0
+        for process, home in enumerate(self.homes):
+            home.know_fence(0)
             self.live_or_die(process, dies=False)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -255,11 +248,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends)
     @rule(process=PROCESSES, ms=st.sampled_from([5_000, 50_000, 180_000]))
     def suspend(self, process: int, ms: int) -> None:
-        partition, owner = self.partitions[process], f"owner of a suspension at {process}\nits note"
+        home, owner = self.homes[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(partition.channel, partition.highest_fence), ms, owner)
-            begun = run(calls.suspend(partition, KEYS, NAME, ms / 1000, owner))
+            expected = self.reference.suspend(Process(home.channel, home.known_fence), ms, owner)
+            begun = home.suspend(NAME, ms / 1000, owner)
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
             return False
@@ -276,7 +269,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends)
     @rule(process=PROCESSES)
     def resume(self, process: int) -> None:
-        self._force(process, None, calls.SUSPENSION)
+        self._force(process, None, inside.SUSPENSION)
 
     @precondition(lambda self: self.reference.lock is not None and not self._is_held())
     @rule()
@@ -339,7 +332,7 @@ class Machine(RuleBasedStateMachine):
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
         """A process subscribes, or its subscription ends."""
-        channel = self.partitions[process].channel
+        channel = self.homes[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
             self._subscribe(channel, "unsubscribe")
@@ -433,8 +426,8 @@ class Machine(RuleBasedStateMachine):
     def _request(self, one: Someone, process: int, *, listens: bool) -> inside.Request:
         id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        asked = inside.Request(self.partitions[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
-        return asked._replace(owner=owner, listens=listens)
+        more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
+        return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
@@ -442,7 +435,7 @@ class Machine(RuleBasedStateMachine):
         def act() -> bool:
             request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
             expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
-            taken = run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
+            taken = self.homes[one.process].acquire(request, wait, ticket)
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
@@ -461,7 +454,7 @@ class Machine(RuleBasedStateMachine):
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
-            answer = run(calls.release(request, unknown=unknown, how=how))
+            answer = self.homes[process].release(request, unknown=unknown, how=how)
             note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
@@ -476,7 +469,7 @@ class Machine(RuleBasedStateMachine):
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.renew(_caller(request), one.attempt, ttl, how, ms, fence)
             state, left, raised = expected
-            renewed = run(calls.renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence))
+            renewed = self.homes[process].renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence)
             note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
             assert (renewed.state, renewed.held_by_other) == (state, state == inside.LOST and left > 0)
@@ -486,12 +479,12 @@ class Machine(RuleBasedStateMachine):
 
         self._do(act)
 
-    def _force(self, process: int, highest: int | None, what: str = calls.WHATEVER) -> None:
-        partition = self.partitions[process]
+    def _force(self, process: int, highest: int | None, what: str = "") -> None:
+        home = self.homes[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(partition.channel, partition.highest_fence), highest, what)
-            value = run(calls.force(partition, KEYS, NAME, highest, what))
+            expected = self.reference.force(Process(home.channel, home.known_fence), highest, what)
+            value = home.force(NAME, highest, what)
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
             return False
@@ -605,7 +598,7 @@ class Machine(RuleBasedStateMachine):
             return
         for id in list(self.reference.queue):
             self._release(self.people[id], 0, unknown=False)
-        self._force(0, None, calls.SUSPENSION)
+        self._force(0, None, inside.SUSPENSION)
         while self.reference.lock:
             self._release(self._holder(), 0, unknown=False, how=inside.BEARER)
         self.come(0, None, 21_000, inside.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
@@ -624,8 +617,6 @@ def _caller(request: inside.Request) -> Process:
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
 
-Change = tuple[str, str, str]  # file, text, replacement
-
 
 def must_find_a_fault(machine: type[Machine], number: int) -> None:
     """Assert that the random sequences of the seed ``number`` find a step that differs from the reference."""
@@ -636,46 +627,14 @@ def must_find_a_fault(machine: type[Machine], number: int) -> None:
 
 
 @contextmanager
-def prepared(
-    client: redis.Redis, *changes: Change, released: Sequence[Change] | None = None
-) -> Iterator[type[Machine]]:
-    """Prepare the machine, with changed scripts if any are given.
-
-    ``released``: the first process runs the scripts of the last release, with these changes.
-    """
-    clock = ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'")
-
-    def changed(read: Read, changes: Sequence[Change]) -> Read:
-        def text(path: str) -> str:
-            found = read(path)
-            for where, snippet, instead in changes:
-                if where == path:
-                    assert found.count(snippet) == 1, (path, snippet)
-                    found = found.replace(snippet, instead)
-            return found
-
-        return text
-
-    text = changed(scripts._text.__wrapped__, [clock, *changes])
-    partitions, ear = [make_store("default", "redislock").partition(0) for _ in HOMES], client.pubsub()
+def prepared(client: redis.Redis, without: str | None = None) -> Iterator[type[Machine]]:
+    """Prepare the machine; ``without``: the scripts leave out the rule of this name."""
+    homes, ear = [inside.Process() for _ in HOMES], client.pubsub()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scripts, "_text", text)
-            patch.setattr(scripts, "_by_sha", {})
-            for name in ("acquire", "release", "renew", "force", "suspend"):
-                patch.setitem(getattr(calls, f"_{name.upper()}"), "key", scripts.Script(name))
-            if released is not None:
-                translated = translator(text, changed(read_released, [clock, *released]))
-
-                def call_released(partition: Partition, command: Command, *args: Any, **options: Any) -> Any:
-                    return call(
-                        partition, translated(command) if partition is partitions[0] else command, *args, **options
-                    )
-
-                patch.setattr(calls, "call", call_released)
-            for name, value in (("client", client), ("partitions", partitions), ("ear", ear)):
+        with inside.changed_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
+            for name, value in (("client", client), ("homes", homes), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine
     finally:
-        for one in (*(partition.store for partition in partitions), ear):
+        for one in (*homes, ear):
             one.close()
