@@ -26,13 +26,17 @@ from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, r
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
+from django_redislock.engine.leases import lease as _reasons
+from django_redislock.engine.messages.receiver import Receiver
+from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
+from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store.cluster import tag_of
 from django_redislock.store.loop_connections import LoopConnections
-from django_redislock.store.retry import Execute
+from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, make_store
 from django_redislock.store.wire import Command, exchange
 
@@ -106,6 +110,16 @@ polled = calls.polled
 ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
+FORCE = calls._FORCE["key"].sha
+
+# why a lock was lost, as LockLost.reason says it
+WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
+WAS_ADOPTED, WAS_RELEASED, HAS_ENDED, WAS_NOT_RENEWED = (
+    _reasons.ADOPTED,
+    _reasons.RELEASED,
+    _reasons.ENDED,
+    _reasons.OVER,
+)
 
 
 class Process:
@@ -143,6 +157,10 @@ class Process:
         or whatever there is."""
         return run(calls.force(self._partition, keys_of(name, self._partition.prefix), name, highest, what))
 
+    def info(self, name: str, waiters: int) -> list[Any]:
+        """What Redis knows of the lock, with at most so many of its waiters; see info.lua."""
+        return run(calls.info(self._partition, keys_of(name, self._partition.prefix), name, waiters))
+
     def suspend(self, name: str, seconds: float, owner: str = "ghost") -> bool:
         """Grant it to nobody for so long; whether that has begun."""
         return run(calls.suspend(self._partition, keys_of(name, self._partition.prefix), name, seconds, owner))
@@ -158,6 +176,13 @@ class Process:
 
     def close(self) -> None:
         self._partition.store.close()
+
+
+def own_process(using: str | None = None) -> Process:
+    """This very process, calling scripts behind the back of its locks."""
+    process = Process.__new__(Process)
+    process._partition = get_partition(using)
+    return process
 
 
 def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
@@ -243,6 +268,9 @@ def pending_releases(using: str | None = None) -> int:
     return len(pending if using is None else [one for one in pending if one.request.partition is get_partition(using)])
 
 
+leave_block = _leave  # the function that ends a ``with`` block
+
+
 def undo_interrupted() -> None:
     """Undo what was interrupted, as the renewer does in its next round."""
     runtime().watchdog.interruptions.undo_all()
@@ -260,6 +288,88 @@ def all_seen() -> bool:
 
 def listener(using: str | None = None) -> Any:
     return runtime().listener(get_partition(using))
+
+
+class Ears:
+    """How this process hears messages for the locks of an alias."""
+
+    def __init__(self, using: str | None = None) -> None:
+        self._listener = listener(using)
+
+    def start(self) -> None:
+        """Subscribe, in the background."""
+        self._listener.start()
+
+    @property
+    def ready(self) -> bool:
+        """Subscribed, or known to have no chance."""
+        return bool(self._listener.ready)
+
+    @property
+    def polled(self) -> bool:
+        """Messages cannot be trusted to arrive, so waiters poll."""
+        return bool(self._listener.polled)
+
+    @property
+    def generation(self) -> int:
+        """How often it has subscribed."""
+        return int(self._listener.generation)
+
+    @property
+    def heard(self) -> int:
+        """How many messages have come."""
+        return int(self._listener.heard)
+
+    @property
+    def port(self) -> int:
+        """That of this process's end of the connection."""
+        return int(self._listener.receiver.connection._sock.getsockname()[1])
+
+
+def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Before this process's next subscription is sent, ``act``, which may raise."""
+    subscribe = Receiver.subscribe
+
+    def held_up(receiver: Any, new: Any) -> Any:
+        act()
+        return subscribe(receiver, new)
+
+    patch.setattr(Receiver, "subscribe", held_up)
+
+
+def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Whichever thread reads the next message calls ``act`` with the message in hand."""
+    reader = reader_of(listener())
+    handle = reader._handle
+
+    def interrupted(*message: Any) -> None:
+        act()
+        handle(*message)
+
+    patch.setattr(reader, "_handle", interrupted)
+
+
+def clock_of_server() -> tuple[int, float] | None:
+    """What this process knows of the server's clock: its microseconds, and when they were asked for."""
+    return get_partition().node.anchor
+
+
+def clock_has_jumped(seconds: float) -> None:
+    """The server's clock has gone ahead by so much since this process asked for it."""
+    us, sent = get_partition().node.anchor or (0, 0.0)
+    get_partition().node.anchor = round(us - seconds * 1e6), sent
+
+
+def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:
+    """After each answer to the script with this hash, ``act``."""
+
+    def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
+        reply = yield from call(partition, command, *args, **options)
+        if sha in command:
+            act()
+        return reply
+
+    patch.setattr(calls, "call", slow)
 
 
 def hears(using: str | None = None) -> bool:

@@ -10,13 +10,11 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from django_redislock import Lock
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import all_seen, leases, limit, listener
+from tests.inside import Ears, all_seen, leases, limit
 from tests.protocol.scene import LONG, Ear, Eventually, Line
 
 
@@ -85,11 +83,11 @@ def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Callable[..., Listener]:
+def listening(eventually: Eventually) -> Callable[..., Ears]:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
-    def listening(using: str | None = None) -> Listener:
-        ears: Listener = listener(using)
+    def listening(using: str | None = None) -> Ears:
+        ears = Ears(using)
         ears.start()
         eventually(lambda: ears.ready)
         return ears
@@ -103,7 +101,7 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
     def renew_all(using: str | None = None) -> None:
         eventually(lambda: all_seen())
-        runtime().watchdog.renew_all(get_partition(using))
+        inside.renew_all(using)
 
     return renew_all
 

@@ -28,8 +28,8 @@ Start = Callable[..., Worker]
 
 # A process that waits for one lock.
 WAITS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = look_every
+from tests.inside import limit
+limit(look_every=look_every)
 lock = Lock(name, ttl=ttl, blocking_timeout=60)
 say("ready")
 hear()
@@ -42,8 +42,8 @@ hear()
 
 # A process with many threads that wait for one lock. On request, each acquires the lock and releases it.
 MANY_WAIT = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = look_every
+from tests.inside import limit
+limit(look_every=look_every)
 
 def wait(number):
     with Lock(name, ttl=ttl, blocking_timeout=60):

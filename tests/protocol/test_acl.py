@@ -158,8 +158,8 @@ def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -
 
 
 WAITS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = 1000.0  # nobody looks by the clock
+from tests.inside import limit
+limit(look_every=1000.0)  # nobody looks by the clock
 hear()
 with Lock("stock", blocking_timeout=60) as lock:
     say("got", lock.fence)

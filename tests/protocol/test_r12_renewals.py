@@ -9,8 +9,6 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Ghost
@@ -165,5 +163,5 @@ def test_raising_a_fence_changes_neither_holder_nor_queue(
     assert (again.state, again.number) == (inside.ALREADY, raised[1])
     assert [id for id, _ in before] == ids
     assert listed(client, queue) == before
-    run(calls.release(request, unknown=False))
+    mine.release(request)
     assert others.hear()[:2] == ["g", ids[0]]

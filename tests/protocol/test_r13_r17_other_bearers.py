@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned, force_release
-from django_redislock.base.steps import run
-from django_redislock.engine.leases.lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED
-from django_redislock.store import calls
 from tests import inside
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.proxy import Proxy
@@ -64,7 +60,7 @@ def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Event
 
 def adopt(ghost: Ghost) -> inside.AcquireReply:
     request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
-    return run(calls.acquire(request, inside.NOT_AT_ALL, None, until=math.inf, by=None))
+    return ghost.acquire(request, inside.NOT_AT_ALL)
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
@@ -114,14 +110,14 @@ def test_a_holder_learns_that_its_lock_was_adopted_elsewhere(
     """By its next renewal, if no message could tell it."""
     assert adopt(ghost()).state == inside.ALREADY
     network.mend()
-    cut_off.has_lost(ADOPTED)
+    cut_off.has_lost(inside.WAS_ADOPTED)
 
 
 def test_a_message_tells_a_holder_that_its_lock_was_adopted_elsewhere(former: Former, client: redis.Redis) -> None:
     """If it is subscribed again at the moment of the adoption."""
     id, channel, *_ = value(client)
     client.publish(channel, f"a {id} {NAME}")
-    former.has_lost(ADOPTED)
+    former.has_lost(inside.WAS_ADOPTED)
 
 
 def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
@@ -148,25 +144,26 @@ def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
     former: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     """A release from another process publishes to the channel that is recorded in the lock."""
-    request = ghost().request(holder(client), name=NAME)
-    assert run(calls.release(request, unknown=False, how=inside.BEARER))[:2] == (inside.RELEASED, False)
-    former.has_lost(RELEASED)
+    bearer = ghost()
+    released = bearer.release(bearer.request(holder(client), name=NAME), how=inside.BEARER)
+    assert released[:2] == (inside.RELEASED, False)
+    former.has_lost(inside.WAS_RELEASED)
 
 
 def test_a_holder_learns_that_somebody_else_in_its_process_has_released_the_lock(former: Former, crowd: Crowd) -> None:
     crowd()(Lock(NAME, token=TOKEN), "release")
     former.eventually(lambda: former.losses, within=3)
-    former.has_lost(RELEASED)
+    former.has_lost(inside.WAS_RELEASED)
 
 
 LOSSES: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
-    "force": (lambda client: force_release(NAME), FORCED),
-    "seize": (lambda client: Lock(NAME).seize(), FORCED),
-    "expiry": (lambda client: vanish(client, NAME), VANISHED),
-    "flush": (lambda client: client.flushall(), VANISHED),
+    "force": (lambda client: force_release(NAME), inside.WAS_FORCED),
+    "seize": (lambda client: Lock(NAME).seize(), inside.WAS_FORCED),
+    "expiry": (lambda client: vanish(client, NAME), inside.HAS_VANISHED),
+    "flush": (lambda client: client.flushall(), inside.HAS_VANISHED),
     "overwritten": (
         lambda client: client.set(LOCK, f"{'x' * 22} {PREFIX}c c 1 1 - owner", px=60_000),
-        TAKEN,
+        inside.WAS_TAKEN,
     ),
 }
 
@@ -183,7 +180,7 @@ def test_every_end_of_a_lease_from_outside_is_reported(
     end, reason = LOSSES[how]
     fence = former.person.read(lambda: former.lock.fence)
     end(client)
-    if reason not in (FORCED,):
+    if reason != inside.WAS_FORCED:
         renew_all()  # at its next renewal, as nobody tells
     former.has_lost(reason)
     assert [facts for which, facts in heard if which == "lost"] == [

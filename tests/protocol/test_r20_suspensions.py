@@ -10,12 +10,10 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockLost, LockStatus
-from django_redislock.base.steps import run
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import INDEX, KEYS, NAME, TOKEN, leftovers
-from tests.inside import PREFIX
+from tests.helpers.state import INDEX, NAME, TOKEN, leftovers
+from tests.inside import PREFIX, Ears
 from tests.protocol.scene import LONG, MEMBER, Ear, Eventually, Line, listed, vanish
 
 each = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
@@ -142,7 +140,7 @@ def test_the_last_suspension_counts(crowd: Crowd, name: str) -> None:
 @each
 @nobody_looks
 def test_the_first_in_the_queue_is_served_at_once_when_it_is_resumed(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], client: redis.Redis, name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], client: redis.Redis, name: str
 ) -> None:
     listening()
     me = crowd()
@@ -161,7 +159,7 @@ def test_the_first_in_the_queue_is_served_at_once_when_it_is_resumed(
 @each
 @nobody_looks
 def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], name: str
 ) -> None:
     """The waiters knew only the end of the holder's lease, which is long after that."""
     listening()
@@ -178,7 +176,7 @@ def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
 @each
 @nobody_looks
 def test_waiters_are_told_of_a_suspension_that_is_cut_short(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], name: str
 ) -> None:
     listening()
     me = crowd()
@@ -242,9 +240,8 @@ def test_a_force_release_ends_one_that_was_planned_for_a_lock_whose_lease_has_en
     lock.suspend(LONG)
     value = client.hget(WAITERS, SUSPENDED)
     vanish(client, NAME)
-    partition = lock._partition()
     assert isinstance(value, bytes)
-    assert run(calls.force(partition, KEYS, NAME)) == value.partition(b" ")[2]
+    assert inside.own_process().force(NAME) == value.partition(b" ")[2]
     assert leftovers(client) == []
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import Ghost
@@ -46,7 +43,7 @@ def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
 def take(ghost: Ghost, id: str, name: str, wait: str = inside.NOT_AT_ALL, **more: Any) -> int:
     """Ask for the lock; returns the state."""
     request = ghost.request(id, name=name, ttl=LONG, **more)
-    return run(calls.acquire(request, wait, None, until=math.inf, by=None)).state
+    return ghost.acquire(request, wait).state
 
 
 def told(ghost: Ghost) -> list[list[str]]:

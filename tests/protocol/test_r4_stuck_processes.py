@@ -10,8 +10,6 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, WAITERS, flag, holder, queued
@@ -103,9 +101,9 @@ def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
     assert holder(client) == STUCK[0]
     request = one.request(STUCK[0], name=NAME, ttl=1)
     if how == "release":
-        run(calls.release(request, unknown=False))
+        one.release(request)
     else:
-        run(calls.renew(request, "confirm", 1.0))
+        one.renew(request, "confirm", 1.0)
         eventually(lambda: not holder(client))  # it ends nevertheless
         assert not Lock(NAME).acquire(blocking=False)
     assert holder(client) == STUCK[1]
