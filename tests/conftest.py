@@ -31,12 +31,12 @@ from tests.helpers.mariadb import mariadb_server
 from tests.helpers.postgres import find_programs, postgres_server
 from tests.helpers.processes import Worker
 from tests.helpers.requirements import left_out, require
-from tests.helpers.state import idle, lease_of, leases, listener, reader_of
 from tests.helpers.ways import certificate as certificate
 from tests.helpers.ways import guarded as guarded
 from tests.helpers.ways import own_pools as own_pools
 from tests.helpers.ways import sentinels as sentinels
 from tests.helpers.ways import tls_port as tls_port
+from tests.inside import idle, lease_of, leases, listener, reader_of
 
 # a shell that runs the tests in the background ignores these signals, and so would programs that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,8 +12,8 @@ from redis.lock import Lock as RedisPyLock
 
 from django_redislock import Lock
 from django_redislock.cache_lock import CacheLock
-from django_redislock.store.keys import make_keys
 from redisserver import RedisServer
+from tests.inside import keys_of
 
 Make = Callable[..., Any]
 SHORT = 0.15  # seconds
@@ -79,7 +79,7 @@ def renewed(client: redis.Redis, eventually: Callable[..., Any]) -> Callable[[An
 
 def left(client: redis.Redis, lock: Any) -> float:
     """Seconds of lease left, according to Redis."""
-    key = lock.name if isinstance(lock, RedisPyLock) else make_keys("redislock{0}:", lock.name).lock
+    key = lock.name if isinstance(lock, RedisPyLock) else keys_of(lock.name).lock
     return float(client.pttl(key)) / 1000
 
 

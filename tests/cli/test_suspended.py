@@ -10,7 +10,7 @@ import redis
 
 from django_redislock import Lock
 from tests.cli.conftest import hold, redislocks
-from tests.helpers.state import PREFIX
+from tests.inside import PREFIX
 
 BY = rf"\S+:{os.getpid()}:MainThread"
 

@@ -9,20 +9,19 @@ import pytest
 from django.test import override_settings
 from redis.crc import key_slot
 
-from django_redislock.base.names import slot_text
 from django_redislock.engine.messages.listener import Listener
-from django_redislock.store.cluster import tag_of
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node, find_cluster_server
 from tests.helpers.requirements import require
 from tests.helpers.ways import DJANGO_REDIS, alias
+from tests.inside import counter_of
 
 Eventually = Callable[..., None]
 
 
 def slot_of(name: str) -> int:
     """The slot of everything that belongs to the lock ``name``."""
-    return key_slot(str(tag_of(slot_text(name))).encode())
+    return key_slot(str(counter_of(name)).encode())
 
 
 def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:

@@ -14,8 +14,8 @@ from django_redislock.engine.renewal import watchdog
 from django_redislock.store import loop_connections, thread_connections
 from redisserver import RedisServer
 from tests.helpers.cluster import Cluster
-from tests.helpers.state import lease_of
 from tests.helpers.ways import DJANGO_REDIS, NAME, alias, connections
+from tests.inside import lease_of
 
 from .conftest import Eventually, names_on
 

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
-from django_redislock.base.names import slot_text
 from django_redislock.engine.runtime import runtime
-from django_redislock.store.cluster import tag_of
 from django_redislock.store.stores import get_partition, make_store
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
-from tests.helpers.state import lease_of
+from tests.inside import counter_of, lease_of
 
 from .conftest import Eventually, names_on, port_of, slot_of, use
 
@@ -205,9 +203,9 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
         lock.release()
         assert waiting_there.result(30)
     fresh = make_store("locks", "redislock")  # as a process that starts now
-    ports = [fresh.node_of(tag_of(slot_text(each))).origin.keywords["port"] for each in (neighbour, elsewhere)]
+    ports = [fresh.node_of(counter_of(each)).origin.keywords["port"] for each in (neighbour, elsewhere)]
     assert ports == [first.port, second.port]
-    assert fresh.node_of(tag_of(slot_text(name)))
+    assert fresh.node_of(counter_of(name))
     first.ask("CLUSTER", "ADDSLOTS", slot_of(name))
     eventually(lambda: Lock(name).locked())
     held.release()

@@ -37,7 +37,7 @@ from django_redislock.store.stores import get_partition, get_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
-from tests.helpers.state import reader_of
+from tests.inside import reader_of
 
 from .conftest import Eventually, names_on, port_of, slot_of
 

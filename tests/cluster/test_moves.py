@@ -17,7 +17,7 @@ from django_redislock.store.stores import get_partition, get_store
 from rediscluster import HOST
 from tests.helpers.actors import stands_in
 from tests.helpers.cluster import Cluster
-from tests.helpers.state import lease_of
+from tests.inside import lease_of, limit
 
 from .conftest import Eventually, names_on, port_of, slot_of
 
@@ -65,7 +65,7 @@ def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
     own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other tags of its node stay, and their messages go on arriving on the old connection."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 600)
+    limit(monkeypatch, look_every=600)
     settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
@@ -150,7 +150,7 @@ def test_nothing_is_kept_of_nodes_that_have_no_slots_any_more(
     own_cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that only follows the redirections forgets them as well."""
-    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.1)
+    limit(monkeypatch, idle_look=0.1)
     source, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, source)
     with Lock(name):

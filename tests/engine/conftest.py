@@ -18,7 +18,7 @@ from tests.helpers.bridges import InThread
 from tests.helpers.cancelling import add_gates, until
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import listener
+from tests.inside import limit, listener
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not look by themselves: they must be woken."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)
+    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def one_connection(settings: Any) -> None:
 def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
     """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
     if request.param == "idle":
-        monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
+        limit(monkeypatch, check_idle_loops=-1.0)
 
     async def connect() -> None:
         await Lock("any").alocked()

@@ -13,18 +13,17 @@ import redis
 from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable, force_release
-from django_redislock.base.steps import run
-from django_redislock.engine.runtime import runtime
-from django_redislock.store import calls
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, holder, listener, queued, value
+from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, holder, queued, value
 from tests.helpers.ways import stopped
+from tests.inside import limit, listener, pending_releases
 
 Eventually = Callable[..., Any]
 
-ACQUIRE = calls._ACQUIRE["key"].sha
+ACQUIRE = inside.ACQUIRE
 
 
 @pytest.fixture
@@ -186,8 +185,8 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # cutting a working connection costs all waiters of the process their places until it has reconnected
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", late)
-    monkeypatch.setattr("django_redislock.engine.messages.listener.JITTER", 0.0)
+    limit(monkeypatch, look_every=late)
+    limit(monkeypatch, look_jitter=0.0)
     if suspected:
         monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.LOOK_LATE", float(GENEROUS))
     before, me, lock = far_ears.generation, crowd(), Lock(NAME, ttl=600)
@@ -213,7 +212,7 @@ def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_
 def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
+    limit(monkeypatch, look_every=0.2)
     me, lock = crowd(), Lock(NAME, ttl=600)
     me(lock, "acquire")
     waiting = []
@@ -245,7 +244,7 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
 
     rival, blocked = ghost(alive=True), threading.Event()
     first, second = "x" * 22, "y" * 22
-    assert rival.queue(first, name=NAME).state == calls.GRANTED
+    assert rival.queue(first, name=NAME).state == inside.GRANTED
     loop = asyncio.new_event_loop()
     coroutine = other().start(lambda: loop.run_until_complete(section()))
     eventually(lambda: queued(client) == 1)
@@ -255,16 +254,16 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
     rival.queue(second, name=NAME)
     loop.call_soon_threadsafe(blocked.wait)
     try:
-        run(calls.release(rival.request(first, name=NAME), unknown=False))
+        rival.release(rival.request(first, name=NAME))
         assert holder(client) == ids[0].decode()
         eventually(lambda: not holder(client))
         # the lease of its handoff has ended without a sign of life
-        assert rival.queue(second, name=NAME).state == calls.GRANTED
+        assert rival.queue(second, name=NAME).state == inside.GRANTED
         assert in_queue(client) == []
     finally:
         blocked.set()
     eventually(lambda: [id for id, _ in in_queue(client)] == ids)
-    run(calls.release(rival.request(second, name=NAME), unknown=False))
+    rival.release(rival.request(second, name=NAME))
     assert coroutine.result(GENEROUS)
     assert waiting.result(GENEROUS)
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -303,7 +302,7 @@ def test_an_adoption_that_fails_leaves_the_detached_lock_to_be_adopted(
         me(Lock(NAME, token=token, using="far"), "acquire")
     assert lost.met
     lost.end()
-    eventually(lambda: not runtime().watchdog._pending)
+    eventually(lambda: not pending_releases())
     adopted = Lock(NAME, token=token)
     assert me(adopted, "acquire", blocking=False)
     assert me.read(lambda: adopted.fence) == fence

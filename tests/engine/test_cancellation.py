@@ -29,12 +29,12 @@ from tests.helpers.cancelling import (
     lives_on,
     nothing,
     nothing_left,
-    parked,
     release,
     section,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, idle, queued
+from tests.helpers.state import NAME, holder, queued
+from tests.inside import idle, limit, parked
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
@@ -242,7 +242,7 @@ async def test_a_coroutine_cancelled_while_it_waits_for_a_connection_takes_none(
 ) -> None:
     retry_for(0.0)
     if not in_time:
-        monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.005)
+        limit(monkeypatch, patience_loops=0.005)
     before, operation, keeps = ALONE[what]
     await get_partition().aexchange([("PING",)], urgency=ENTERING)
     connections = get_partition().store._loops[asyncio.get_running_loop()]

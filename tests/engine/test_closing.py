@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from django_redislock import Lock, locked
-from django_redislock.store import calls
 from django_redislock.store.loop_connections import ENTERING
 from django_redislock.store.stores import get_partition
+from tests import inside
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
@@ -33,17 +33,17 @@ from tests.helpers.cancelling import (
     leftovers,
     nothing,
     nothing_left,
-    parked,
     release,
     section,
     until,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, drop_idle, holder, queued
+from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.inside import drop_idle, parked
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
-RELEASE = calls._RELEASE["key"].sha
+RELEASE = inside.RELEASE
 
 
 # -- closed ------------------------------------------------------------------------------------------------------------

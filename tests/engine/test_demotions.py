@@ -14,7 +14,8 @@ from django_redislock.store.probe import counts_us
 from redisserver import redis_server
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.proxy import proxy
-from tests.helpers.state import NAME, lease_of, listener
+from tests.helpers.state import NAME
+from tests.inside import lease_of, limit, listener
 
 Eventually = Callable[..., Any]
 
@@ -74,7 +75,7 @@ def test_a_waiter_that_the_new_master_does_not_count_queues_again(
         return counts_us(partition)
 
     monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.counts_us", ask)
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.5)
+    limit(monkeypatch, look_every=0.5)
     ears = listener("far")
     ears.start()
     eventually(lambda: ears.ready)

@@ -13,8 +13,8 @@ import redis
 from django_redislock import Lock, LockPool
 from django_redislock.engine.messages.listener import Listener
 from django_redislock.engine.messages.strays import MOST_STRAYS
-from django_redislock.store.stores import get_partition
-from tests.helpers.state import NAME, count, listener
+from tests.helpers.state import NAME, count
+from tests.inside import listener, own_channel
 
 WAITERS = 200
 AEventually = Callable[..., Awaitable[Any]]
@@ -37,7 +37,7 @@ async def calls_after(client: redis.Redis, aeventually: AEventually, messages: C
     await aeventually(lambda: client.zcard(f"redislock{{0}}:queue:{NAME}") == WAITERS and is_quiet(ears))
     before, heard, forged = count(client, "evalsha"), ears.heard, messages(ears)
     for message in forged:
-        client.publish(get_partition().channel, message)
+        client.publish(own_channel(), message)
         if len(forged) < 100:  # one after the other: those that come together make all look once anyway
             await aeventually(lambda: is_quiet(ears))
     await aeventually(lambda: ears.heard >= heard + len(forged) and is_quiet(ears))
@@ -90,7 +90,7 @@ async def test_a_late_grant_of_a_member_makes_those_look_who_want_any(
     await aeventually(lambda: client.zcard("redislock{0}:queue:pool:accounts:") == 1 and is_quiet(ears))
     client.delete("redislock{0}:queue:pool:accounts:", "redislock{0}:waiters:pool:accounts:")  # it was dropped
     (message,) = late_grants(1, "pool:accounts:alice")
-    client.publish(get_partition().channel, message)
+    client.publish(own_channel(), message)
     await aeventually(lambda: client.zcard("redislock{0}:queue:pool:accounts:") == 1, within=4)
     await member.arelease()
     assert (await task).key == "alice"

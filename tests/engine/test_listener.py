@@ -20,11 +20,12 @@ from django_redislock.store import stores
 from django_redislock.store.aliases import Origin
 from django_redislock.store.lock_store import LockStore, Partition
 from django_redislock.store.node import Node
-from django_redislock.store.stores import get_partition, make_store
+from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS, server_time, stands_at
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, change_probe, listener, listens
+from tests.helpers.state import NAME
+from tests.inside import change_probe, listener, listens
 
 from .conftest import InterruptedStart
 
@@ -85,7 +86,7 @@ def test_threads_that_need_a_store_together_share_one(eventually: Eventually) ->
 
 def test_a_partition_has_one_listener_and_other_settings_have_another(ears: Listener) -> None:
     assert runtime().listener(ears.partition) is ears
-    assert runtime().listener(get_partition()) is not ears
+    assert listener() is not ears
     another = make_store("default", "listened")
     assert runtime().listener(another.partition(0)) is not ears
     another.close()
@@ -416,7 +417,7 @@ def test_an_answer_is_kept_if_no_thread_can_be_started_to_follow_it(
 
 
 def test_messages_that_come_while_others_subscribe_are_no_confirmations(partition: Partition) -> None:
-    ears = [runtime().listener(partition), runtime().listener(get_partition())]
+    ears = [runtime().listener(partition), listener()]
     receiver: Receiver[Listener] = Receiver(partition.node, ears, lambda *ended: None)
     answers = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
     receiver.connection = SimpleNamespace(  # type: ignore[assignment]

@@ -12,9 +12,8 @@ import pytest
 from django_redislock import Lock
 from django_redislock.engine.background import outage
 from django_redislock.engine.background.outage import Outage
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests.inside import hears, limit, listener
 
 Eventually = Callable[..., Any]
 
@@ -84,14 +83,14 @@ def test_an_outage_does_not_continue_an_older_one_whose_end_nobody_noticed(
 def test_subscriptions_that_do_not_last_are_one_outage(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listener = runtime().listener(get_partition())
-    listener.start()
+    ears = listener()
+    ears.start()
     with own.client() as client:
         for _ in range(6):
-            eventually(lambda: listener.ready)
-            before = listener.generation
+            eventually(lambda: ears.ready)
+            before = ears.generation
             client.client_kill_filter(_type="pubsub", skipme=True)
-            eventually(lambda before=before: listener.generation > before)
+            eventually(lambda before=before: ears.generation > before)
     assert 1 <= caplog.text.count("event=listener-disconnected") <= 3
     assert 1 <= caplog.text.count("event=listener-reconnected") <= 3
 
@@ -100,12 +99,12 @@ def test_subscriptions_that_do_not_last_are_one_outage(
 def test_a_refused_subscription_is_logged_once(
     own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.RECONNECTING", 0.01)
+    limit(monkeypatch, reconnect_look=0.01)
     with own.client() as client:
         client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
-        listener = runtime().listener(get_partition())
-        listener.start()
-        eventually(lambda: listener.generation > 4)
+        ears = listener()
+        ears.start()
+        eventually(lambda: ears.generation > 4)
     assert caplog.text.count("event=not-subscribed") == 1
 
 
@@ -122,7 +121,7 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
 
     lock = Lock("seat", ttl=12)
     lock.acquire()
-    eventually(lambda: runtime().listener(get_partition()).ready)
+    eventually(lambda: hears())
     own.stop()
     eventually(lambda: len(outages(failed)) == 3)
     first, second, third = outages(failed)

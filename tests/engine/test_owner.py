@@ -17,7 +17,8 @@ from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus
 from django_redislock.engine.owners.owner import MANY, current_owner
 from tests.helpers.actors import Crowd
 from tests.helpers.bridges import aowns, arefuses, owns
-from tests.helpers.state import NAME, fence_of, holder, lease_of, queued
+from tests.helpers.state import NAME, fence_of, holder, queued
+from tests.inside import lease_of
 
 from .children import CHILDREN, Child
 

@@ -21,7 +21,8 @@ from django_redislock.engine.owners.bridges import _woken_task, runs_below
 from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import InThread, aowns, arefuses, owns, refuses, settled, to_thread
 from tests.helpers.cancelling import until
-from tests.helpers.state import NAME, holder, leases
+from tests.helpers.state import NAME, holder
+from tests.inside import leases
 
 # -- sync code that a task calls ---------------------------------------------------------------------------------------
 

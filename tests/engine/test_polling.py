@@ -20,11 +20,13 @@ from django_redislock.base.steps import run
 from django_redislock.store import calls
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, QUEUE, WAITERS, holder, lease_of, listener, listens, put, queued
+from tests.helpers.state import NAME, QUEUE, WAITERS, holder, put, queued
 from tests.helpers.twins import Twins
+from tests.inside import lease_of, listener, listens
 
 Eventually = Callable[..., Any]
 
@@ -211,7 +213,7 @@ def test_polling_waiters_that_died_delay_others_only_as_long_as_they_may_miss_lo
     put(client, NAME)
     for id in ("x" * 22, "y" * 22):
         request = dead.request(id, name=NAME)._replace(listens=False)
-        assert run(calls.acquire(request, calls.polled(1.0), None, until=inf, by=None)).state == calls.BUSY
+        assert run(calls.acquire(request, inside.polled(1.0), None, until=inf, by=None)).state == inside.BUSY
     began = monotonic()
     waiting = wait_in_line(me, Lock(NAME, poll=poll), client, eventually)
     force_release(NAME)

@@ -23,7 +23,8 @@ from django_redislock.engine.messages.receiver import MESSAGE_WITHIN
 from django_redislock.engine.messages.waiters import ThreadWaiter
 from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS, Other, stands_in
-from tests.helpers.state import NAME, listener, queued, reader_of
+from tests.helpers.state import NAME, queued
+from tests.inside import listener, reader_of
 
 Eventually = Callable[..., Any]
 

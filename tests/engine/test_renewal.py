@@ -13,8 +13,10 @@ from django_redislock.base.steps import run
 from django_redislock.engine.renewal.watchdog import Watchdog
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import Crowd
-from tests.helpers.state import LOCK, NAME, lease_of
+from tests.helpers.state import LOCK, NAME
+from tests.inside import lease_of
 
 Eventually = Callable[..., Any]
 
@@ -42,7 +44,7 @@ def test_a_renewal_that_comes_late_does_not_lengthen_what_was_detached(crowd: Cr
     me(lock, "acquire")
     request = me.read(lambda: lease_of(lock).request)
     me(lock, "detach", 60)
-    assert run(calls.renew(request, "keep", 600)).state == calls.HELD
+    assert run(calls.renew(request, "keep", 600)).state == inside.HELD
     assert 0 < client.pttl(LOCK) <= 60_000
 
 

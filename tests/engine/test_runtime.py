@@ -18,7 +18,8 @@ from django_redislock.engine.runtime import Runtime, runtime
 from django_redislock.store.stores import make_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import FENCE, NAME, holder, listener, reader_of
+from tests.helpers.state import FENCE, NAME, holder
+from tests.inside import listener, reader_of
 
 
 @pytest.mark.usefixtures("listening")

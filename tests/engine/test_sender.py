@@ -12,13 +12,14 @@ import redis
 
 from django_redislock.engine.renewal.sender import Parcel, Sender
 from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
 from django_redislock.store.lock_store import LockStore
 from django_redislock.store.node import Node
 from django_redislock.store.stores import make_store
+from tests import inside
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
+from tests.inside import keys_of
 
 Eventually = Callable[..., Any]
 
@@ -201,8 +202,8 @@ def test_a_script_that_redis_does_not_know_is_sent_with_its_text(
     desk: Desk, client: redis.Redis, eventually: Eventually
 ) -> None:
     """R14: for each of several commands in one write."""
-    keys = make_keys(desk.partition.prefix, NAME)
-    known = calls.release_command(calls.LockRequest(desk.partition, keys, NAME, "i" * 22), unknown=False)
+    keys = keys_of(NAME, desk.partition.prefix)
+    known = calls.release_command(inside.Request(desk.partition, keys, NAME, "i" * 22), unknown=False)
     client.script_flush()
     parcels = [Parcel(number, command, 0.0) for number, command in enumerate([("ECHO", "one"), known, ("ECHO", "two")])]
     desk.sender.send(desk.node, parcels, GENEROUS)

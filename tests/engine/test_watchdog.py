@@ -33,16 +33,17 @@ from django_redislock.engine.renewal.watchdog import Watchdog
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
 from django_redislock.store.calls import LockRequest, Renewed, read_holder
-from django_redislock.store.keys import make_keys
 from django_redislock.store.node import Node
 from django_redislock.store.stores import get_partition
 from django_redislock.store.together import together
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, holder, lease_of, listener, queued
+from tests.helpers.state import LOCK, NAME, QUEUE, holder, queued
+from tests.inside import keys_of, lease_of, limit, listener
 
 from .conftest import InterruptedStart
 
@@ -131,7 +132,7 @@ def test_a_loss_that_was_told_stands_though_another_reason_turns_up_later(
     answered, noted = watchdog._dispatch._sender._answered, threading.Event()
 
     def late(partition: Any, parcels: list[Any], answers: list[Any], sent: float) -> None:
-        lost = (lease, calls.LOST) in [
+        lost = (lease, inside.LOST) in [
             (parcel.task, answer[0]) for parcel, answer in zip(parcels, answers, strict=True)
         ]
         if lost:
@@ -537,7 +538,7 @@ def test_releases_that_were_not_yet_sent_are_sent_before_the_process_ends(
     assert not client.exists(LOCK)
 
 
-@pytest.mark.parametrize(("how", "told"), [(calls.HOLDER, True), (calls.WITHDRAWAL, False)])
+@pytest.mark.parametrize(("how", "told"), [(inside.HOLDER, True), (inside.WITHDRAWAL, False)])
 def test_a_redis_that_is_away_does_not_keep_the_process_from_ending(
     how: str, told: bool, far: Proxy, stopped: Watchdog, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -625,7 +626,7 @@ def test_at_the_end_of_a_process_waiters_poll(
 # A process that uses a lock where it ends: in the hook ``atexit``, or in a thread that outlives the main one.
 AT_THE_END = """
 import atexit
-from tests.helpers.state import lease_of
+from tests.inside import lease_of
 
 def work():
     lock = Lock(name, ttl=1.5)
@@ -673,7 +674,7 @@ def test_at_interpreter_exit_nobody_waits_for_a_stopped_thread(
     for module in ("engine.renewal.watchdog", "base.threads"):
         monkeypatch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
     partition = get_partition(None, NAME)
-    last.release_later(LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "a" * 22), unknown=False)
+    last.release_later(LockRequest(partition, keys_of(NAME, partition.prefix), NAME, "a" * 22), unknown=False)
     assert last._thread is not None
     assert not last._thread.is_alive()
 
@@ -697,7 +698,6 @@ else:
     generator = only_one()
     next(generator)
 if settled:
-    from tests.helpers.state import lease_of
     while not runtime().watchdog.leases()[0].seen:
         time.sleep(0.01)
 say("acquired")
@@ -720,7 +720,7 @@ def test_nothing_is_sent_at_exit_to_a_cluster_that_was_never_reached(stopped: Wa
     settings.CACHES = {**settings.CACHES, "never": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1"}}
     settings.REDISLOCK = {"CLUSTER": ["never"]}
     partition = get_partition("never", NAME)
-    stopped.release_later(LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "a" * 22), unknown=False)
+    stopped.release_later(LockRequest(partition, keys_of(NAME, partition.prefix), NAME, "a" * 22), unknown=False)
     stopped.send_pending()
     assert partition.node_if_known is None
 
@@ -735,7 +735,7 @@ def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(even
     watchdog.renew_all(lease.partition)
     asked = lease.due
     eventually(lambda: not lease.urgent and lease.due > asked)
-    lost = Renewed(calls.LOST, 0.0, False)
+    lost = Renewed(inside.LOST, 0.0, False)
     watchdog._note(lease, lease.due, lost)
     lease.raising, lease.asked_fence = False, lease.fence - 1
     watchdog._note(lease, lease.due, lost)
@@ -794,7 +794,7 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it waits in a ``with`` statement, and again when that is about to undo it."""
-    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.05)
+    limit(monkeypatch, idle_look=0.05)
     undone: list[bool] = []
     section: Any = SimpleNamespace(undo=lambda: undone.append(True))
     idle, block = Watchdog(Notifier(), lambda partition: None), Frame()
@@ -807,7 +807,7 @@ def test_a_section_that_is_interrupted_where_nothing_is_held_is_undone(
 def test_a_section_that_cannot_be_undone_is_logged_once_and_keeps_no_other_from_being_undone(
     eventually: Eventually, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.IDLE_LOOK", 0.05)
+    limit(monkeypatch, idle_look=0.05)
     undone: list[bool] = []
 
     def fail() -> None:

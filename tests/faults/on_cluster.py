@@ -16,13 +16,12 @@ from typing import Any
 
 import redis
 
-from django_redislock.base.names import slot_text
-from django_redislock.store.cluster import tag_of
 from redisserver import RedisServer
 from tests.cluster.conftest import names_on, slot_of
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node
 from tests.helpers.requirements import require
+from tests.inside import counter_of
 
 from .faults import PATIENT, PROCESSES, SIT_OUT, TOLD, YES, Fault
 from .trial import Trial, alias
@@ -43,7 +42,7 @@ class OnCluster(RedisServer):
     @staticmethod
     def counter(name: str) -> int:
         """Each tag has its own counter of fences."""
-        return tag_of(slot_text(name))
+        return counter_of(name)
 
     def client(self, **options: Any) -> redis.Redis:
         return self.cluster.reachable()[0].client(**options)

@@ -18,8 +18,8 @@ from django.test import override_settings
 from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import redis_server
 from tests.helpers.proxy import proxy
-from tests.helpers.state import leases
 from tests.helpers.waiting import until
+from tests.inside import leases
 
 from .trial import alias
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.engine.messages import listener
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, queued
+from tests.inside import limit
 
 from .clock import Clock, server_with_clock
 
@@ -21,7 +21,7 @@ def test_a_handoff_is_accepted_when_the_clock_has_jumped_back(
     eventually: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listener, "LOOK_EVERY", 10.0 * GENEROUS)
+    limit(monkeypatch, look_every=10.0 * GENEROUS)
     with server_with_clock() as server, server.client() as client:
         assert isinstance(server, Clock)
         settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": server.url}}

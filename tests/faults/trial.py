@@ -145,7 +145,7 @@ class Trial:
             "seed": seed, "names": list(names or getattr(server, "names", NAMES)), "holds": list(holds or HOLDS),
             "timeouts": list(timeouts), "ttl": ttl or TTL,
             "threads": threads, "tasks": tasks, "mutant": mutant, "leak": leak, "interrupts": interrupts,
-            "released": False, "sweep": False, "settings": getattr(server, "settings", {}),
+            "sweep": False, "settings": getattr(server, "settings", {}),
         }  # fmt: skip
         self._all: list[Process] = []
         self.evicted = False  # single keys, maybe, and not what belongs to them
@@ -153,10 +153,10 @@ class Trial:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def add(self, *, proxied: bool = False, spared: bool = False, released: bool = False) -> Process:
+    def add(self, *, proxied: bool = False, spared: bool = False) -> Process:
         """One more worker; it has held its first lock when this returns.
 
-        ``spared``: not to be killed. ``released``: of the version that was released last.
+        ``spared``: not to be killed.
         """
         label = f"p{len(self._all) + 1}"
         cache = self.cache
@@ -165,7 +165,7 @@ class Trial:
             cache = alias(self.proxies[label].url)
         log = self.folder / f"{label}.log"
         seed = f"{self.order['seed']} {label}"
-        pid = self.launcher.launch({**self.order, "log": str(log), "cache": cache, "seed": seed, "released": released})
+        pid = self.launcher.launch({**self.order, "log": str(log), "cache": cache, "seed": seed})
         process = Process(label, pid, log, spared=spared)
         self.processes.append(process)
         self._all.append(process)

@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import Any
@@ -27,11 +28,7 @@ from typing import Any
 from django.test import override_settings
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable
-from django_redislock.base.steps import Call, Pause, Steps, arun, run
-from django_redislock.engine.acquiring import acquisition
-from django_redislock.engine.acquiring.attempt import Attempt
-from django_redislock.store import calls
-from tests.protocol.released import run_released
+from tests.inside import note_attempts
 
 from .mutants import mutate
 
@@ -57,27 +54,11 @@ while order := hear():
 
 _ticket: ContextVar[int | None] = ContextVar("ticket", default=None)
 _presumed: ContextVar[bool] = ContextVar("presumed", default=False)
-_release = calls.release
 _stopping = False
 
 
 class Interrupted(BaseException):
     """Raised in a thread from outside, wherever it happens to be: as a time limit for a job is."""
-
-
-class NotedAttempt(Attempt):
-    """Leaves its ticket to the thread or task that made it."""
-
-    def leave(self) -> None:
-        _ticket.set(0 if self.ticket is None and self.unknown else self.ticket)
-        super().leave()
-
-
-def noted_release(*args: Any, **kwargs: Any) -> Steps[calls.Released]:
-    """Leaves to the thread or task that releases whether that was only presumed, from a call that was repeated."""
-    answer = yield from _release(*args, **kwargs)
-    _presumed.set((answer.state, answer.twice) == (calls.NOT_HELD, True))
-    return answer
 
 
 class Log:
@@ -120,7 +101,7 @@ class User:
         self.interrupted_at = 0.0  # when the last one was sent
         self.interrupt: Callable[[], object] | None = None  # how to do so
 
-    def use_locks(self) -> Steps[None]:
+    async def use_locks(self) -> None:
         struck = False
         while True:
             # a second one may come while the first is being handled, where that took long to arrive
@@ -130,19 +111,23 @@ class User:
                         self.close("interrupted")
                     self.interrupted, struck = self.interrupted + 1, False
                 while not _stopping:
-                    yield from self.section()
+                    await self.section()
                 end = monotonic() + SWALLOWED_AFTER
                 while self.interrupted < self.interruptions and monotonic() < end:
-                    yield Pause(BEAT)  # one that is on its way
+                    await self.pause(BEAT)  # one that is on its way
                 return
             except (Interrupted, asyncio.CancelledError):
                 struck = True
+
+    async def pause(self, seconds: float) -> None:
+        """Threads block here, so their coroutines never suspend."""
+        await asyncio.sleep(seconds) if self.awaits else sleep(seconds)
 
     def close(self, outcome: str) -> None:
         self.log.note("end", self.number, outcome)
         self.number = 0
 
-    def section(self) -> Steps[None]:
+    async def section(self) -> None:
         if self.leak:
             self.kept.append(bytearray(self.leak))
         name, token = self.choose()
@@ -158,15 +143,20 @@ class User:
             on_lost=lambda error: self.log.note("told", number),
         )  # fmt: skip
         try:
-            yield Call(self.ause if self.awaits else self.use, (lock, number, seconds), {})
+            if self.awaits:
+                async with lock:
+                    await self.hold(lock, number, seconds)
+            else:
+                with lock:
+                    await self.hold(lock, number, seconds)
         except LockNotAcquired:
             self.close("timeout")
-            yield Pause(self.random.random() * 0.01)
+            await self.pause(self.random.random() * 0.01)
         except LockLost:
             self.close("lost")
         except LockUnavailable:
             self.close("unavailable" if self.entered else "refused")
-            yield Pause(0.05)
+            await self.pause(0.05)
         except Exception as error:
             traceback.print_exc()
             self.close(repr(error))
@@ -181,15 +171,7 @@ class User:
         token = {None: None, "own": self.own_token, "shared": self.shared_token}[self.random.choice(TOKENS)]
         return self.random.choice(self.names), token
 
-    def use(self, lock: Lock, number: int, seconds: float) -> None:
-        with lock:
-            run(self.hold(lock, number, seconds))
-
-    async def ause(self, lock: Lock, number: int, seconds: float) -> None:
-        async with lock:
-            await arun(self.hold(lock, number, seconds))
-
-    def hold(self, lock: Lock, number: int, seconds: float) -> Steps[None]:
+    async def hold(self, lock: Lock, number: int, seconds: float) -> None:
         """Be in the section for so long, or until the lock is lost."""
         self.entered = True
         self.log.note("got", number, lock.fence, _ticket.get())
@@ -202,7 +184,7 @@ class User:
             self.log.note("holds", number, f"{left:.6f}", at=now)  # whatever happened since, it held then
             if now >= until:
                 return
-            yield Pause(min(0.02, until - now))
+            await self.pause(min(0.02, until - now))
 
 
 class Interrupter(threading.Thread):
@@ -263,10 +245,7 @@ def work(line: str) -> None:
     order = json.loads(line)
     log = be_worker(order)
     mutate(order["mutant"])
-    if order["released"]:
-        run_released()
-    setattr(acquisition, "Attempt", NotedAttempt)  # noqa: B010
-    setattr(calls, "release", noted_release)  # noqa: B010
+    note_attempts(_ticket.set, _presumed.set)
     setattr(threading.Thread, "start", start_thread)  # noqa: B010
     with override_settings(CACHES={"default": order["cache"]}, REDISLOCK=order["settings"]):
         if order["sweep"]:
@@ -317,7 +296,8 @@ def _watch_for_failures(log: Log) -> None:
 def _use_alone(user: User) -> None:
     thread = threading.current_thread()
     user.interrupt = lambda: interrupt_thread(thread)
-    run(user.use_locks())
+    with suppress(StopIteration):
+        user.use_locks().send(None)
 
 
 async def _use_together(users: list[User]) -> None:
@@ -328,7 +308,7 @@ async def _use(user: User) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     user.interrupt = lambda: loop.call_soon_threadsafe(task.cancel)
-    await arun(user.use_locks())
+    await user.use_locks()
 
 
 def _stop(number: int, frame: object) -> None:

@@ -23,7 +23,8 @@ from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE
 from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.databases import Account, configure
-from tests.helpers.state import FENCE, NAME, lease_of
+from tests.helpers.state import FENCE, NAME
+from tests.inside import lease_of
 
 beginning = import_module("django_redislock.fencing.begin")  # the package has a function of this name
 Eventually = Callable[[Callable[[], Any]], Any]

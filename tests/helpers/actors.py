@@ -14,10 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import redis
 
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
-from django_redislock.store.stores import make_store
+from tests.inside import AcquireReply, Process
 
 T = TypeVar("T")
 
@@ -222,27 +219,21 @@ def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
     return False
 
 
-class Ghost:
+class Ghost(Process):
     """What looks like another process to Redis: it queues, and does nothing after that. ``alive``: it is subscribed."""
 
     def __init__(self, client: redis.Redis, *, alive: bool) -> None:
+        super().__init__()
         self.client = client
-        self.partition = make_store("default", "redislock").partition(0)
         self.pubsub = client.pubsub()
         if alive:
-            self.pubsub.subscribe(self.partition.channel)
+            self.pubsub.subscribe(self.channel)
             assert self.pubsub.get_message(timeout=GENEROUS)
 
-    def request(self, id: str, *, name: str, ttl: float = 30, **more: Any) -> calls.LockRequest:
-        """The request of an attempt of this process."""
-        keys = make_keys(self.partition.prefix, name)
-        return calls.LockRequest(self.partition, keys, name, id, ttl, **{"owner": "ghost", **more})
-
-    def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> calls.AcquireReply:
+    def queue(self, id: str, *, name: str, age: float = 0.0, ttl: float = 30) -> AcquireReply:
         """Queue as a waiter that came ``age`` seconds ago."""
         ticket = server_time(self.client) - round(age * 1e6)
-        request = self.request(id, name=name, ttl=ttl)
-        return run(calls.acquire(request, calls.QUEUED, ticket, until=float("inf"), by=None))
+        return self.acquire(self.request(id, name=name, ttl=ttl), ticket=ticket)
 
     def hear(self) -> list[str]:
         """The next message to this process, split into words."""
@@ -252,7 +243,7 @@ class Ghost:
 
     def close(self) -> None:
         self.pubsub.close()
-        self.partition.store.close()
+        super().close()
 
 
 def server_time(client: redis.Redis) -> int:

@@ -14,15 +14,11 @@ import pytest
 import redis
 
 from django_redislock import Lock, locked
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause
-from django_redislock.engine.messages.waiters import Park, TaskWaiter
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.retry import Execute
-from django_redislock.store.stores import get_partition
+from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 
 from . import state
 from .actors import GENEROUS
-from .state import NAME, listener
+from .state import NAME
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
@@ -53,11 +49,6 @@ async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) 
     await auntil(lambda: task.done() or condition())
 
 
-def parked() -> bool:
-    """Whether a coroutine is waiting to be woken."""
-    return any(isinstance(one, TaskWaiter) and one._parked for one in listener().waiters.of())
-
-
 def got_in_turn(name: str = NAME) -> bool:
     """In a thread, wait for the lock and release it."""
     with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
@@ -69,27 +60,14 @@ def got_in_turn(name: str = NAME) -> bool:
 
 def _ends_by_itself(client: redis.Redis, key: str) -> bool:
     """The trace of a handoff (``!``) expires by itself and delays nobody."""
-    name = f"{state.PREFIX}{key}"
+    name = f"{PREFIX}{key}"
     return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
 
 
 def leftovers(client: redis.Redis) -> dict[str, Any]:
     """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
-    partition, watchdog, waiters = get_partition(), runtime().watchdog, listener().waiters
-    known = {
-        "keys": [key for key in state.leftovers(client) if not _ends_by_itself(client, key)],
-        "waiters": waiters.of(),
-        "groups": dict(waiters._groups),
-        "tasks that wait": dict(waiters._tasks),
-        "leases": state.leases(),
-        "pending releases": set(watchdog._pending),
-    }
-    connections = partition.store._loops.get(asyncio.get_running_loop()) if asyncio._get_running_loop() else None
-    if connections is not None:
-        known["tasks"] = asyncio.all_tasks() - {asyncio.current_task()}
-        known["loans"] = set(connections._loans)
-        known["connections beyond the bound"] = max(0, len(state.idle(connections)) - partition.store.bound)
-    return {what: found for what, found in known.items() if found}
+    keys = [key for key in state.leftovers(client) if not _ends_by_itself(client, key)]
+    return {**({"keys": keys} if keys else {}), **kept_by_callers()}
 
 
 async def nothing_left(client: redis.Redis) -> None:
@@ -104,8 +82,8 @@ async def nothing_left(client: redis.Redis) -> None:
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
-    for request in (Call, CallOut, Evaluate, Execute, Park, Pause):
-        monkeypatch.setattr(request, "arun", _gated(request.arun))
+    for step in ASYNC_STEPS:
+        monkeypatch.setattr(step, "arun", _gated(step.arun))
 
 
 def _gated(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -13,9 +13,10 @@ from django_redislock import Lock
 from django_redislock.store.lock_store import LockStore
 from django_redislock.store.node import Node
 from redisserver import RedisServer
+from tests.inside import PREFIX
 
 from .actors import server_time
-from .state import INDEX, PREFIX, put
+from .state import INDEX, put
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import redis
 
-from django_redislock.store.wire import exchange
 from redisserver import RedisServer
+from tests.inside import exchange_by
 
 from .actors import GENEROUS
 
@@ -80,7 +80,7 @@ class Touched:
 
     def by(self, seen: Seen) -> set[str]:
         if seen.name not in self._places:
-            ((about,),) = exchange(self._connection, [("COMMAND", "INFO", seen.name)])
+            ((about,),) = exchange_by(self._connection, [("COMMAND", "INFO", seen.name)])
             flags, *places = about[2:6]
             assert b"movablekeys" not in flags
             self._places[seen.name] = places[0], places[1], places[2]

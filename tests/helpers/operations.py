@@ -10,13 +10,10 @@ from django.core.management import call_command
 
 import django_redislock
 from django_redislock import ConditionalValue, Counter, Lock, LockNotAcquired, LockPool
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
-from django_redislock.store.stores import get_partition
+from tests import inside
+from tests.inside import PREFIX, Process, all_seen
 
 from .actors import GENEROUS, Crowd
-from .state import leases
 
 Eventually = Callable[..., Any]
 
@@ -34,7 +31,7 @@ def use_locks(crowd: Crowd, eventually: Eventually, *names: str) -> None:
         assert not third(Lock(name, poll=True), "acquire", blocking_timeout=0.05)
         assert not third(Lock(name, max_waiters=1), "acquire")
         assert me(lock, "extend", 60)
-        eventually(lambda: all(lease.seen for lease in leases()))  # by the watchdog
+        eventually(all_seen)  # by the watchdog
         me(lock, "release")
         assert waiting.result(GENEROUS)
         eventually(lambda following=following: you(following, "info").lease_left > 30)  # it has confirmed the handoff
@@ -92,33 +89,28 @@ def clear_all(crowd: Crowd) -> None:
 
 def meet_the_dead(name: str) -> None:
     """Waiters that are gone, poll or are paused; an attempt that was given up; a lock that has expired."""
-    partition = get_partition()
-    keys = make_keys(partition.prefix, name)
+    nobody = Process(channel=f"{PREFIX}wake:nobody-listens")
 
-    def request(id: str, *, listens: bool = False, token: str | None = None) -> calls.LockRequest:
-        return calls.LockRequest(partition, keys, name, id * 22, 30, owner="somebody", listens=listens, token=token)
+    def request(id: str, *, listens: bool = False) -> inside.Request:
+        return nobody.request(id * 22, name=name, listens=listens)
 
-    def acquire(id: str, wait: str = calls.QUEUED, *, listens: bool = True) -> int:
-        asked = calls.acquire(request(id, listens=listens), wait, None, until=float("inf"), by=None)
-        return run(asked).state
+    def acquire(id: str, wait: str = inside.QUEUED, *, listens: bool = True) -> int:
+        return nobody.acquire(request(id, listens=listens), wait).state
 
-    own_channel, partition.channel = partition.channel, f"{partition.prefix}wake:nobody-listens"
-    try:
-        assert acquire("a") == calls.GRANTED
-        assert acquire("a") == calls.ALREADY
-        assert acquire("b", calls.polled(50), listens=False) == calls.BUSY
-        assert acquire("c") == calls.BUSY
-        for how in ("keep", "confirm", "add", "set", "detach"):
-            assert run(calls.renew(request("a"), how, 30)).state == calls.HELD
-        assert run(calls.release(request("a"), unknown=False)).state == calls.DETACHED
-        assert run(calls.release(request("a"), unknown=False, how=calls.BEARER)).state == calls.RELEASED
-        assert acquire("b", calls.polled(50), listens=False) == calls.GRANTED  # it was left for it
-        assert run(calls.force(partition, keys, name))
-        assert run(calls.renew(request("b"), "keep", 30)).state == calls.LOST
-        assert run(calls.release(request("d"), unknown=True)).state == calls.NOT_HELD
-        assert acquire("d") == calls.GIVEN_UP
-    finally:
-        partition.channel = own_channel
+    assert acquire("a") == inside.GRANTED
+    assert acquire("a") == inside.ALREADY
+    assert acquire("b", inside.polled(50), listens=False) == inside.BUSY
+    assert acquire("c") == inside.BUSY
+    for how in ("keep", "confirm", "add", "set", "detach"):
+        assert nobody.renew(request("a"), how).state == inside.HELD
+    assert nobody.release(request("a")).state == inside.DETACHED
+    assert nobody.release(request("a"), how=inside.BEARER).state == inside.RELEASED
+    assert acquire("b", inside.polled(50), listens=False) == inside.GRANTED  # it was left for it
+    assert nobody.force(name)
+    assert nobody.renew(request("b")).state == inside.LOST
+    assert nobody.release(request("d"), unknown=True).state == inside.NOT_HELD
+    assert acquire("d") == inside.GIVEN_UP
+    nobody.close()
 
 
 def locks_alone(crowd: Crowd, eventually: Eventually, *members: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,26 +10,21 @@ from typing import Any
 import redis
 
 from django_redislock import PoolMember, lock_name
-from django_redislock.base.names import pool_name
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.keys import pool_keys
-from django_redislock.store.stores import get_partition
-from django_redislock.store.wire import Command
+from tests import inside
+from tests.inside import PREFIX, pool_keys, pool_name
 
 from .actors import GENEROUS, Ghost, server_time
-from .state import PREFIX
 from .state import leftovers as all_leftovers
 
 POOL = "accounts"
 ANY = pool_name(POOL)
 TTL = 600  # seconds: longer than any test
-MEMBERS, FRESH, FREE, HELD, BUSY, TOOK, WANTED, LINE, LINE_WAITERS = pool_keys(PREFIX, ANY)
+MEMBERS, FRESH, FREE, HELD, BUSY, TOOK, WANTED, LINE, LINE_WAITERS = pool_keys(POOL)
 
 # A process with threads that wait for a member each, keep it until they are told, or give it back at once.
 WAITS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = look_every
+from tests.inside import limit
+limit(look_every=look_every)
 pool = LockPool(name)
 
 def wait(number):
@@ -62,8 +56,7 @@ def lock_of(key: str, pool: str = POOL) -> str:
 
 def raw(using: str, *command: Any) -> Any:
     """A command of somebody else, on the Redis of this alias, in memory too."""
-    given: Command = tuple(command)
-    return get_partition(using).execute(given)
+    return inside.command(*command, using=using)
 
 
 @dataclass
@@ -78,7 +71,7 @@ class Audit:
 
 def audit(client: redis.Redis, pool: str = POOL, prefix: str = PREFIX) -> Audit:
     """What there is of a pool, if it fits together."""
-    members, fresh, free, held, busy, took, *_ = pool_keys(prefix, pool_name(pool))
+    members, fresh, free, held, busy, took, *_ = pool_keys(pool, prefix)
     with client.pipeline() as moment:
         for key in (members, fresh, free, busy):
             moment.zrange(key, 0, -1)
@@ -105,12 +98,12 @@ def leases_end(client: redis.Redis, *keys: str) -> None:
 
 def leave(ghost: Ghost, id: str) -> None:
     """A waiter of this process leaves the line, or gives back what it was granted."""
-    run(calls.release(ghost.request(id, name=ANY), unknown=False))
+    ghost.release(ghost.request(id, name=ANY))
 
 
-def poll(ghost: Ghost, id: str, patience: float = 50) -> calls.AcquireReply:
+def poll(ghost: Ghost, id: str, patience: float = 50) -> inside.AcquireReply:
     """A waiter of this process asks for any member, and will look again by itself within ``patience`` seconds."""
-    return run(calls.acquire(ghost.request(id, name=ANY), calls.polled(patience), None, until=math.inf, by=None))
+    return ghost.acquire(ghost.request(id, name=ANY), inside.polled(patience))
 
 
 def holder(client: redis.Redis, key: str) -> str:

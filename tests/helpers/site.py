@@ -27,7 +27,7 @@ from rest_framework.viewsets import ViewSet
 from django_redislock import alist_locks, force_release, list_locks, locked_view
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account
-from tests.helpers.state import leases
+from tests.inside import leases
 
 
 class Gate:

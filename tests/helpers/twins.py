@@ -15,8 +15,7 @@ from django.test import AsyncClient, Client
 from django.urls import URLPattern, path
 
 from django_redislock import locked_view
-
-from .state import PREFIX
+from tests.inside import PREFIX
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

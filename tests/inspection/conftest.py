@@ -10,6 +10,7 @@ import pytest
 from django_redislock import Lock
 from django_redislock.base.steps import run
 from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import Ghost
 from tests.helpers.listed import endless as endless
 from tests.helpers.listed import trips as trips
@@ -35,7 +36,7 @@ def queue_up(ghost: Callable[..., Ghost]) -> Queue:
         owners = [f"waiter-{number}" for number in range(count)]
         for number, owner in enumerate(owners):
             request = there.request(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
-            run(calls.acquire(request, calls.QUEUED, None, until=NEVER, by=None))
+            run(calls.acquire(request, inside.QUEUED, None, until=NEVER, by=None))
         return owners
 
     return queue_up

@@ -14,7 +14,8 @@ import django_redislock
 from django_redislock import Lock, LockLost, LockPool, LockStatus, force_release, get_lock
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import INDEX, lease_of, listener, reader_of
+from tests.helpers.state import INDEX
+from tests.inside import lease_of, listener, reader_of
 from tests.inspection.conftest import Queue, hold
 
 PREFIX = "redislock{0}:"

@@ -28,6 +28,7 @@ from django_redislock import (
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.state import INDEX
+from tests.inside import limit
 from tests.inspection.conftest import Queue, hold
 
 PREFIX = "redislock{0}:"
@@ -180,7 +181,7 @@ def test_a_name_with_pattern_characters_is_found_by_quoting_them() -> None:
 def test_more_locks_than_one_batch_are_all_listed_without_a_scan(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.reading.BATCH", 7)
+    limit(monkeypatch, list_batch=7)
     held = [f"a:{number:02}" for number in range(30)]
     for name in held:
         hold(name)

@@ -14,6 +14,7 @@ from django_redislock.inspection.listing import ORDERS, Page, read_page
 from redisserver import RedisServer
 from tests.helpers.actors import server_time
 from tests.helpers.state import INDEX, put
+from tests.inside import limit
 
 PREFIX = "redislock{0}:"
 each_column = pytest.mark.parametrize("column", ORDERS)
@@ -157,7 +158,7 @@ def test_the_number_of_round_trips_does_not_grow_with_the_locks(
     for number in range(1, 25):
         put(client, f"a:{number}", waiters=number % 3)
     trips.clear()
-    monkeypatch.setattr("django_redislock.store.reading.BATCH", 7)
+    limit(monkeypatch, list_batch=7)
     assert len(page(column, words=words, last=10).locks) == 10
     assert len(trips) == few <= 3
 

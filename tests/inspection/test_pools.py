@@ -11,7 +11,7 @@ import django_redislock
 from django_redislock import LockPool, LockUnavailable, PoolSummary, list_pools
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
-from tests.helpers.state import PREFIX
+from tests.inside import PREFIX
 
 
 def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSummary:

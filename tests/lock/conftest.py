@@ -11,7 +11,7 @@ from django_redislock import Lock
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import lease_of, listener
+from tests.inside import lease_of, listener
 
 
 @pytest.fixture(params=["default", "memory"])

@@ -14,7 +14,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.state import LOCK, NAME, drop_idle, holder, listener, queued
+from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.inside import drop_idle, listener
 
 AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]

@@ -17,27 +17,14 @@ from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_
 from django_redislock.base.steps import Pause
 from django_redislock.engine.acquiring import attempt
 from django_redislock.engine.leases.lease import ADOPTED, RELEASED
-from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import (
-    LOCK,
-    NAME,
-    TOKEN,
-    count,
-    fence_of,
-    flag,
-    holder,
-    lease_of,
-    leftovers,
-    listener,
-    queued,
-    value,
-)
+from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers, queued, value
+from tests.inside import lease_of, limit, listener, own_channel, pending_releases
 
 from .blocks import Block
 
@@ -62,7 +49,7 @@ while order := hear().split():
         except LockNotOwned as error:
             say("refused", type(error).__name__, error)
     elif order[0] == "listens":
-        from tests.helpers.state import listener
+        from tests.inside import listener
         while not listener().ready:
             time.sleep(0.01)
         say("listens")
@@ -328,7 +315,7 @@ def test_of_two_callers_with_one_token_in_one_process_one_waits_for_the_other(cr
 def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_the_same_token(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.1)
+    limit(monkeypatch, look_every=0.1)
     losses: list[LockLost] = []
     before = Lock(NAME, ttl=300)
     before.acquire()
@@ -401,7 +388,7 @@ def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
         me(lock, "release")
     own.start()
     with own.client() as client:  # as a server with persistence would still have it
-        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {get_partition().channel} c 1 1 {TOKEN} me", px=30_000)
+        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {own_channel()} c 1 1 {TOKEN} me", px=30_000)
         again = Lock(NAME, token=TOKEN)
         assert you(again, "acquire", blocking=False) is True
         you(again, "release")
@@ -415,14 +402,14 @@ def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request
     you, again = crowd(), Lock(NAME, token=TOKEN)
     acquire, listened = calls.acquire, []
 
-    def late(request: calls.LockRequest, *args: Any, **options: Any) -> Any:
+    def late(request: inside.Request, *args: Any, **options: Any) -> Any:
         while not listener().ready:
             yield Pause(0.01)
         listened.append(request.listens)
         return (yield from acquire(request, *args, **options))
 
     with own.client() as client:
-        client.set(LOCK, f"{'i' * 22} {get_partition().channel} c 1 1 {TOKEN} me", px=30_000)
+        client.set(LOCK, f"{'i' * 22} {own_channel()} c 1 1 {TOKEN} me", px=30_000)
         monkeypatch.setattr(attempt, "LISTENING_WITHIN", 0.0)
         monkeypatch.setattr(calls, "acquire", late)
         assert you(again, "acquire", blocking=False)
@@ -538,7 +525,7 @@ def test_a_release_in_the_background_leaves_the_lock_to_its_adopter(
         me(Block(Lock(NAME, using="far"), section), "run")
     adopter = adopt_elsewhere(client)
     network.mend()
-    eventually(lambda: not runtime().watchdog._pending)
+    eventually(lambda: not pending_releases())
     assert holder(client) == adopter
 
 
@@ -547,7 +534,7 @@ def test_a_release_by_token_that_finds_the_lock_gone_says_so(monkeypatch: pytest
 
     def too_late(*args: Any, **options: Any) -> Any:
         yield from ()
-        return calls.Released(calls.NOT_HELD, False)
+        return calls.Released(inside.NOT_HELD, False)
 
     holder = Lock(NAME)
     holder.acquire()

@@ -16,7 +16,8 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, lease_of, put, value
+from tests.helpers.state import LOCK, NAME, put, value
+from tests.inside import lease_of
 
 Eventually = Callable[..., Any]
 Settings = Any  # its type has another name in each pytest-django

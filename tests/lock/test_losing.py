@@ -15,7 +15,8 @@ from django_redislock import Lock, LockLost, force_release, get_lock
 from django_redislock.engine.leases.lease import ENDED, FORCED, OVER, TAKEN, VANISHED
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.state import NAME, holder, lease_of, put
+from tests.helpers.state import NAME, holder, put
+from tests.inside import lease_of
 
 Eventually = Callable[..., Any]
 Hears = Callable[[Any, Lock], None]

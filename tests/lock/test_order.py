@@ -14,6 +14,7 @@ from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
+from tests.inside import limit
 
 from .blocks import Block
 
@@ -170,7 +171,7 @@ def test_nobody_overtakes_a_waiter(
 def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
+    limit(monkeypatch, look_every=0.2)
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     me(lock, "detach")  # so nothing renews it

@@ -14,6 +14,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, QUEUE, holder, queued
+from tests.inside import limit
 
 Eventually = Callable[..., Any]
 RetryFor = Callable[[float], None]
@@ -130,7 +131,7 @@ def test_the_release_after_a_restart_says_that_the_lock_was_lost(
 def test_a_waiter_survives_a_flush_and_gets_its_lock(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.5)  # there is no message
+    limit(monkeypatch, look_every=0.5)  # there is no message
     me, you = crowd(), crowd()
     me(Lock(NAME), "acquire")
     waiting = you.start(Lock(NAME), "acquire")

@@ -14,11 +14,12 @@ import redis
 
 from django_redislock import Lock, force_release, list_locks
 from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
+from tests import inside
 from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, WAITERS, holder, queued
+from tests.inside import keys_of
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
@@ -169,7 +170,7 @@ def test_after_kill_9_of_the_holder_the_next_has_the_lock_within_ttl_and_100_ms(
 
 
 HEARS = """
-from tests.helpers.state import lease_of, listener
+from tests.inside import lease_of, listener
 lock = Lock(name)
 lock.acquire()
 lease = lease_of(lock)
@@ -284,12 +285,12 @@ def test_what_a_list_of_10_000_locks_costs_does_not_grow_with_the_other_keys(
         commands = []
         for number in range(10_000):
             name, id = f"order:{number:05}", f"id-of-an-order-{number:07}"
-            args = (name, id, partition.channel, "0", "600000", calls.NOT_AT_ALL, "", "-", "", "", "somebody")
-            keys = (*make_keys(partition.prefix, name).all, f"{partition.prefix}gone:{id}")
+            args = (name, id, partition.channel, "0", "600000", inside.NOT_AT_ALL, "", "-", "", "", "somebody")
+            keys = (*keys_of(name, partition.prefix).all, f"{partition.prefix}gone:{id}")
             commands.append(calls._ACQUIRE["key"].command(keys, args))
         for begin in range(0, 10_000, 1000):
             answers, _ = partition.exchange(commands[begin : begin + 1000])
-            assert all(answer[0] == calls.GRANTED for answer in answers)
+            assert all(answer[0] == inside.GRANTED for answer in answers)
         assert client.dbsize() > others + 10_000
         client.config_resetstat()
         began = process_time() + server_cpu(client)

@@ -18,12 +18,11 @@ from django_redislock.base.log import in_form
 from django_redislock.cache_lock import CacheLock
 from django_redislock.engine.acquiring.current_holder import NEWS
 from django_redislock.engine.messages.listener import LOOK_EVERY
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
 from tests.helpers.ways import stopped
+from tests.inside import all_look, limit
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
@@ -84,7 +83,7 @@ def test_a_waiter_keeps_waiting_when_the_queue_is_full(
     crowd: Crowd, eventually: Eventually, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even though it sends its request again and again."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.01)
+    limit(monkeypatch, look_every=0.01)
     holder, held = crowd(), Lock(NAME)
     holder(held, "acquire")
     waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
@@ -105,7 +104,7 @@ def test_a_waiter_that_comes_back_with_a_ticket_may_queue_even_if_the_queue_is_f
     eventually(lambda: queued(client))
     client.delete(QUEUE, WAITERS)  # as a restarted Redis does
     ghost().queue("a-newcomer", name=NAME)
-    runtime().listener(get_partition()).tell_all()
+    all_look()
     eventually(lambda: queued(client) == 2)
     holder(held, "release")
     assert waiting.result(GENEROUS) is True  # it came first

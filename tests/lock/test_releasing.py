@@ -13,7 +13,8 @@ from django_redislock.engine import current_owner
 from django_redislock.store import calls
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, lease_of, leftovers
+from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers
+from tests.inside import lease_of
 
 Eventually = Callable[..., Any]
 

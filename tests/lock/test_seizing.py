@@ -11,8 +11,8 @@ import redis
 
 from django_redislock import Lock, LockError, LockLost, LockUnavailable
 from django_redislock.engine.leases.lease import FORCED
-from django_redislock.store import calls
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
@@ -121,7 +121,7 @@ def seize_unanswered(crowd: Crowd, network: Proxy) -> tuple[Any, Lock]:
     me, you, lock = crowd(), crowd(), Lock(NAME, using="far")
     me(Block(Lock("warm-up", using="far")), "run")
     you(Lock(NAME), "acquire")
-    lost = network.lose_answer(calls._ACQUIRE["key"].sha)
+    lost = network.lose_answer(inside.ACQUIRE)
     me(lock, "seize")
     assert lost.over.is_set()
     return me, lock

@@ -14,13 +14,12 @@ from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, Lock
 from django_redislock.engine.acquiring.acquisition import Acquisition
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.renewal.watchdog import REMEMBER_FOR
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.interrupts import Interrupt, interrupted_in
 from tests.helpers.proxy import Proxy, Trouble
 from tests.helpers.state import LOCK, NAME, holder, leftovers
+from tests.inside import pending_releases, undo_interrupted
 
 from .blocks import Block
 
@@ -253,9 +252,8 @@ async def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_wait
         pass
     task = asyncio.create_task(section())
     await aeventually(lambda: troubles and troubles[0].caught.is_set())
-    runtime().watchdog.interruptions.undo_all()
-    mine = get_partition("far")  # an earlier test may have left something for another network
-    assert not [pending for pending in runtime().watchdog._pending if pending.request.partition is mine]
+    undo_interrupted()
+    assert not pending_releases("far")
     assert holder(client)
     troubles[0].let_go()
     await task

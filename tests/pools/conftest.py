@@ -12,7 +12,7 @@ import redis
 from django_redislock import LockPool, PoolMember
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
-from tests.helpers.state import listener
+from tests.inside import limit, listener
 
 Eventually = Callable[..., Any]
 
@@ -49,7 +49,7 @@ def me(crowd: Crowd) -> Any:
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters look at the end of a lease, and otherwise only when they are told."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)
+    limit(monkeypatch, look_every=1000.0)
 
 
 @pytest.fixture

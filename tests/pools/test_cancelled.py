@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from django_redislock import LockPool
-from tests.helpers.cancelling import Interrupted, add_gates, parked
+from tests.helpers.cancelling import Interrupted, add_gates
 from tests.helpers.pools import POOL, TTL, audit, in_line, leftovers
+from tests.inside import parked
 
 AEventually = Callable[..., Awaitable[Any]]
 

@@ -18,7 +18,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of
 from tests.helpers.processes import Worker
-from tests.helpers.state import listener, listens
+from tests.inside import listener, listens
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]

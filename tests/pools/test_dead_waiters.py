@@ -29,7 +29,7 @@ from tests.helpers.pools import (
     leave,
 )
 from tests.helpers.processes import Worker
-from tests.helpers.state import waiting
+from tests.inside import limit, waiting
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
+    limit(monkeypatch, look_every=0.2)
 
 
 def under_way(client: redis.Redis) -> list[bytes]:

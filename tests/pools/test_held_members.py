@@ -39,7 +39,7 @@ from tests.helpers.pools import (
     lock_of,
     raw,
 )
-from tests.helpers.state import PREFIX, waiting
+from tests.inside import PREFIX, waiting
 
 Eventually = Callable[..., Any]
 

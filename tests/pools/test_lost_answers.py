@@ -14,8 +14,8 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.pools import POOL, audit, leftovers
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import PREFIX
 from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import PREFIX
 
 Eventually = Callable[..., Any]
 

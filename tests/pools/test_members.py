@@ -18,7 +18,7 @@ from django_redislock.store.keys import make_keys, pools_key
 from django_redislock.store.scripts import Script
 from tests.helpers.pools import ANY, POOL, lock_of
 from tests.helpers.processes import Worker
-from tests.helpers.state import PREFIX
+from tests.inside import PREFIX
 
 Eventually = Callable[..., Any]
 Start = Callable[..., Worker]

@@ -13,8 +13,8 @@ from django.test import override_settings
 from django_redislock import LockLost, LockPool, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.pools import LINE, POOL, Held, Wait, audit, got
-from tests.helpers.state import PREFIX, listener
 from tests.helpers.ways import DJANGO_REDIS, PASSWORD, alias, caches
+from tests.inside import PREFIX, limit, listener
 
 Eventually = Callable[..., Any]
 
@@ -60,7 +60,7 @@ def test_after_a_flush_a_pool_can_be_filled_anew(me: Any, accounts: LockPool, cl
 def test_after_a_flush_waiters_get_members_of_the_new_set(
     wait: Wait, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.1)
+    limit(monkeypatch, look_every=0.1)
     waiter = wait()
     client.flushall()
     LockPool(POOL).extend(["zoe"])

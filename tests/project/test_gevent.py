@@ -312,13 +312,12 @@ alive.join()
 
 def test_a_greenlet_hears_at_once_that_its_lock_was_force_released(start_patched: StartPatched) -> None:
     code = """
-from django_redislock.store.stores import get_partition
-from django_redislock.engine.runtime import runtime
+from tests.inside import hears
 
 def hold():
     lock = Lock("seat", on_lost=lambda error: say("told", error.name))
     lock.acquire()
-    until(lambda: runtime().listener(get_partition()).ready)  # it listens when it has held for 0.1 s
+    until(hears)  # it listens when it has held for 0.1 s
     say("got")
     until(lambda: lock.lost)
     say("lost", time.monotonic())

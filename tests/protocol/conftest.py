@@ -10,13 +10,11 @@ import redis
 from django_redis.pool import ConnectionFactory
 
 from django_redislock import Lock
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import leases, listener
+from tests.inside import Ears, all_seen, leases, limit
 from tests.protocol.scene import LONG, Ear, Eventually, Line
 
 
@@ -81,15 +79,15 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
     end.)"""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", LONG)
+    limit(monkeypatch, look_every=LONG)
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Callable[..., Listener]:
+def listening(eventually: Eventually) -> Callable[..., Ears]:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
-    def listening(using: str | None = None) -> Listener:
-        ears: Listener = listener(using)
+    def listening(using: str | None = None) -> Ears:
+        ears = Ears(using)
         ears.start()
         eventually(lambda: ears.ready)
         return ears
@@ -102,8 +100,8 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
     """Let the watchdog renew all leases of an alias, as after a reconnect."""
 
     def renew_all(using: str | None = None) -> None:
-        eventually(lambda: all(lease.seen for lease in leases()))
-        runtime().watchdog.renew_all(get_partition(using))
+        eventually(lambda: all_seen())
+        inside.renew_all(using)
 
     return renew_all
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -27,16 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_redislock.base.steps import run
-from django_redislock.store import calls, scripts
-from django_redislock.store.lock_store import Partition
-from django_redislock.store.retry import call
-from django_redislock.store.stores import make_store
-from django_redislock.store.wire import Command
+from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import FENCE, INDEX, KEYS, LOCK, NAME, PREFIX, QUEUE, WAITERS
+from tests.helpers.state import FENCE, INDEX, LOCK, NAME, QUEUE, WAITERS
+from tests.inside import PREFIX
 from tests.protocol.reference import Attempt, Held, Process, Reference
-from tests.protocol.released import Read, read_released, translator
 
 EXAMPLES = int(os.environ.get("REDISLOCK_TEST_EXAMPLES", "0"))
 QUIETLY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), stateful_step_count=50)
@@ -67,9 +62,9 @@ RARELY = st.sampled_from([False] * 7 + [True])
 TOKENS = st.sampled_from([None, None, "t" * 21 + "1", "t" * 21 + "2"])
 WHO = st.sampled_from(["holder", "first", "first", "second", "last", "former", "former", "older"])
 # told by messages, or polling: counts as alive for so many milliseconds without a look
-WAITS = st.sampled_from([*[calls.QUEUED] * 4, calls.NOT_AT_ALL, calls.ADOPTING, "p1000", "p20000"])
+WAITS = st.sampled_from([*[inside.QUEUED] * 4, inside.NOT_AT_ALL, inside.ADOPTING, "p1000", "p20000"])
 TTLS = st.sampled_from([21_000, 50_000, 80_000, 180_000])  # handed over: 7, 17, 27 and 60 s
-RIGHTS = st.sampled_from([calls.HOLDER, calls.HOLDER, calls.WITHDRAWAL, calls.WITHDRAWAL, calls.BEARER])
+RIGHTS = st.sampled_from([inside.HOLDER, inside.HOLDER, inside.WITHDRAWAL, inside.WITHDRAWAL, inside.BEARER])
 HOWS = st.sampled_from(["keep", "keep", "confirm", "add", "set", "detach", "detach", "raise", "raise"])
 # how much lower than the fence of the lock is the one that a renewal names; None: it names none
 BELOW = st.sampled_from([None, None, None, 0, 1])
@@ -122,9 +117,9 @@ class Someone:
 
 
 class Machine(RuleBasedStateMachine):
-    # set by prepared(); a partition stands for each process, and one listener receives the messages of all
+    # set by prepared(); one listener receives the messages of all processes
     client: Any
-    partitions: list[Partition]
+    homes: list[inside.Process]
     ear: Any
 
     def __init__(self) -> None:
@@ -139,8 +134,8 @@ class Machine(RuleBasedStateMachine):
         self.ear.reset()
         self._subscribe(EAR)
         self.advance(0)
-        for process, partition in enumerate(self.partitions):
-            partition.highest_fence = 0
+        for process, home in enumerate(self.homes):
+            home.know_fence(0)
             self.live_or_die(process, dies=False)
 
     # -- what happens -----------------------------------------------------------------------------------------------
@@ -201,7 +196,7 @@ class Machine(RuleBasedStateMachine):
     def release_held(self, how: str = "") -> None:
         """The holder's release, more often than by chance; with its own right, if none is given."""
         one = self._holder()
-        right = calls.BEARER if self._held().flag == "d" else calls.HOLDER
+        right = inside.BEARER if self._held().flag == "d" else inside.HOLDER
         self._release(one, one.process, unknown=False, how=how or right)
 
     @precondition(lambda self: self._is_held())
@@ -224,7 +219,7 @@ class Machine(RuleBasedStateMachine):
         further=st.integers(0, 2),
         ttl=TTLS,
         adopts=st.booleans(),
-        wait=st.sampled_from([calls.QUEUED, calls.ADOPTING]),
+        wait=st.sampled_from([inside.QUEUED, inside.ADOPTING]),
     )
     def adopt_held(self, state: str, further: int, ttl: int, adopts: bool, wait: str) -> None:
         """An attempt with the holder's token. The lock may be in use, or left behind."""
@@ -241,7 +236,7 @@ class Machine(RuleBasedStateMachine):
     @rule(process=PROCESSES, ttl=TTLS, token=TOKENS)
     def seize(self, process: int, ttl: int, token: str | None) -> None:
         """A new attempt seizes the lock."""
-        self._ask(self._make(process, token, ttl), calls.SEIZING)
+        self._ask(self._make(process, token, ttl), inside.SEIZING)
 
     @rule(process=PROCESSES, below=st.sampled_from([None, None, 0, 1]))
     def force(self, process: int, below: int | None) -> None:
@@ -253,11 +248,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends)
     @rule(process=PROCESSES, ms=st.sampled_from([5_000, 50_000, 180_000]))
     def suspend(self, process: int, ms: int) -> None:
-        partition, owner = self.partitions[process], f"owner of a suspension at {process}\nits note"
+        home, owner = self.homes[process], f"owner of a suspension at {process}\nits note"
 
         def act() -> bool:
-            expected = self.reference.suspend(Process(partition.channel, partition.highest_fence), ms, owner)
-            begun = run(calls.suspend(partition, KEYS, NAME, ms / 1000, owner))
+            expected = self.reference.suspend(Process(home.channel, home.known_fence), ms, owner)
+            begun = home.suspend(NAME, ms / 1000, owner)
             note(f"  # process {process} suspends it for {ms}: {begun}; should be {expected}")
             assert begun is expected
             return False
@@ -274,7 +269,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.suspends)
     @rule(process=PROCESSES)
     def resume(self, process: int) -> None:
-        self._force(process, None, calls.SUSPENSION)
+        self._force(process, None, inside.SUSPENSION)
 
     @precondition(lambda self: self.reference.lock is not None and not self._is_held())
     @rule()
@@ -291,7 +286,7 @@ class Machine(RuleBasedStateMachine):
             if anew:
                 self._release(one, one.process, unknown=False)
             else:
-                self._ask(one, calls.QUEUED, one.ticket)
+                self._ask(one, inside.QUEUED, one.ticket)
         for home, wait, token in zip(homes, waits, tokens, strict=True):
             if len(self.reference.queue) < len(homes):
                 self.come(home, token, ttl, wait)
@@ -331,13 +326,13 @@ class Machine(RuleBasedStateMachine):
             home = self._holder().process
             for id, _ in self.reference.in_order():
                 if self.people[id].process == home:
-                    self._ask(self.people[id], calls.QUEUED, self.people[id].ticket)
+                    self._ask(self.people[id], inside.QUEUED, self.people[id].ticket)
         self._end(end, askers, asks)
 
     @rule(process=PROCESSES, dies=st.sampled_from([True, False, False]))
     def live_or_die(self, process: int, dies: bool) -> None:
         """A process subscribes, or its subscription ends."""
-        channel = self.partitions[process].channel
+        channel = self.homes[process].channel
         if dies and channel in self.reference.subscribed:
             self.reference.subscribed.remove(channel)
             self._subscribe(channel, "unsubscribe")
@@ -428,38 +423,38 @@ class Machine(RuleBasedStateMachine):
     def _is_handed_over(self) -> bool:
         return self.reference.lock is not None and self.reference.lock.flag == "h"
 
-    def _request(self, one: Someone, process: int, *, listens: bool) -> calls.LockRequest:
+    def _request(self, one: Someone, process: int, *, listens: bool) -> inside.Request:
         id, ttl, token, adopts, most, owner = one.attempt
         own = None if token == "-" else token
-        asked = calls.LockRequest(self.partitions[process], KEYS, NAME, id, ttl / 1000, own, adopts, most)
-        return asked._replace(owner=owner, listens=listens)
+        more = {"token": own, "adopts": adopts, "most": most, "owner": owner, "listens": listens}
+        return self.homes[process].request(id, name=NAME, ttl=ttl / 1000, **more)
 
     # -- what they do -------------------------------------------------------------------------------------------------
 
     def _ask(self, one: Someone, wait: str, ticket: int | None = None) -> None:
         def act() -> bool:
-            request = self._request(one, one.process, listens=one.listens or wait == calls.QUEUED)
+            request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
             expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
-            taken = run(calls.acquire(request, wait, ticket, until=math.inf, by=None))
+            taken = self.homes[one.process].acquire(request, wait, ticket)
             note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
             assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
-            if taken.state != calls.GIVEN_UP:
+            if taken.state != inside.GIVEN_UP:
                 self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
-            if taken.state in (calls.BUSY, calls.REQUEUED) and taken.number:
+            if taken.state in (inside.BUSY, inside.REQUEUED) and taken.number:
                 one.ticket = taken.number
             # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
-            return wait == calls.SEIZING or taken.state in (calls.ALREADY, calls.REQUEUED)
+            return wait == inside.SEIZING or taken.state in (inside.ALREADY, inside.REQUEUED)
 
         self._do(act)
 
-    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = calls.HOLDER) -> None:
+    def _release(self, one: Someone, process: int, *, unknown: bool, how: str = inside.HOLDER) -> None:
         def act() -> bool:
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
-            answer = run(calls.release(request, unknown=unknown, how=how))
+            answer = self.homes[process].release(request, unknown=unknown, how=how)
             note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
@@ -474,22 +469,22 @@ class Machine(RuleBasedStateMachine):
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.renew(_caller(request), one.attempt, ttl, how, ms, fence)
             state, left, raised = expected
-            renewed = run(calls.renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence))
+            renewed = self.homes[process].renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence)
             note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
-            assert (renewed.state, renewed.held_by_other) == (state, state == calls.LOST and left > 0)
+            assert (renewed.state, renewed.held_by_other) == (state, state == inside.LOST and left > 0)
             assert renewed.fence == raised
             assert abs((renewed.ends - monotonic()) * 1000 - left) < DRIFT
             return raised > 0  # a new fence but the same holder, whoever waits
 
         self._do(act)
 
-    def _force(self, process: int, highest: int | None, what: str = calls.WHATEVER) -> None:
-        partition = self.partitions[process]
+    def _force(self, process: int, highest: int | None, what: str = "") -> None:
+        home = self.homes[process]
 
         def act() -> bool:
-            expected = self.reference.force(Process(partition.channel, partition.highest_fence), highest, what)
-            value = run(calls.force(partition, KEYS, NAME, highest, what))
+            expected = self.reference.force(Process(home.channel, home.known_fence), highest, what)
+            value = home.force(NAME, highest, what)
             note(f"  # process {process} force-releases up to {highest}, {what=}: {value!r}; should be {expected}")
             assert (value.decode() if value else None) == expected
             return False
@@ -516,13 +511,13 @@ class Machine(RuleBasedStateMachine):
             former = self._pick("former")
             if asks in ("look", "last looks") and mine:
                 one = self.people[mine[0 if asks == "look" else -1]]
-                self._ask(one, calls.QUEUED, one.ticket)
+                self._ask(one, inside.QUEUED, one.ticket)
             elif asks == "renew" and former:
                 self._renew(former, process, 50_000, "keep", 50_000)
             elif asks == "withdraw" and former:
-                self._release(former, process, unknown=True, how=calls.WITHDRAWAL)
+                self._release(former, process, unknown=True, how=inside.WITHDRAWAL)
             else:
-                self.come(process, None, 50_000, calls.QUEUED)
+                self.come(process, None, 50_000, inside.QUEUED)
 
     # -- what must be so ----------------------------------------------------------------------------------------------
 
@@ -603,10 +598,10 @@ class Machine(RuleBasedStateMachine):
             return
         for id in list(self.reference.queue):
             self._release(self.people[id], 0, unknown=False)
-        self._force(0, None, calls.SUSPENSION)
+        self._force(0, None, inside.SUSPENSION)
         while self.reference.lock:
-            self._release(self._holder(), 0, unknown=False, how=calls.BEARER)
-        self.come(0, None, 21_000, calls.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
+            self._release(self._holder(), 0, unknown=False, how=inside.BEARER)
+        self.come(0, None, 21_000, inside.NOT_AT_ALL)  # finds the index as a lease that has ended by itself leaves it
         self.release_held()
         assert not self.reference.queue
         assert self.reference.index is None
@@ -616,13 +611,11 @@ def _pairs(words: list[Any]) -> Iterator[tuple[Any, Any]]:
     return zip(words[::2], words[1::2], strict=True)
 
 
-def _caller(request: calls.LockRequest) -> Process:
+def _caller(request: inside.Request) -> Process:
     return Process(request.channel, request.partition.highest_fence)
 
 
 # -- the scripts, by the machine's clock ------------------------------------------------------------------------------
-
-Change = tuple[str, str, str]  # file, text, replacement
 
 
 def must_find_a_fault(machine: type[Machine], number: int) -> None:
@@ -634,46 +627,14 @@ def must_find_a_fault(machine: type[Machine], number: int) -> None:
 
 
 @contextmanager
-def prepared(
-    client: redis.Redis, *changes: Change, released: Sequence[Change] | None = None
-) -> Iterator[type[Machine]]:
-    """Prepare the machine, with changed scripts if any are given.
-
-    ``released``: the first process runs the scripts of the last release, with these changes.
-    """
-    clock = ("pieces/time.lua", "'TIME'", f"'MGET', '{CLOCK[0]}', '{CLOCK[1]}'")
-
-    def changed(read: Read, changes: Sequence[Change]) -> Read:
-        def text(path: str) -> str:
-            found = read(path)
-            for where, snippet, instead in changes:
-                if where == path:
-                    assert found.count(snippet) == 1, (path, snippet)
-                    found = found.replace(snippet, instead)
-            return found
-
-        return text
-
-    text = changed(scripts._text.__wrapped__, [clock, *changes])
-    partitions, ear = [make_store("default", "redislock").partition(0) for _ in HOMES], client.pubsub()
+def prepared(client: redis.Redis, without: str | None = None) -> Iterator[type[Machine]]:
+    """Prepare the machine; ``without``: the scripts leave out the rule of this name."""
+    homes, ear = [inside.Process() for _ in HOMES], client.pubsub()
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(scripts, "_text", text)
-            patch.setattr(scripts, "_by_sha", {})
-            for name in ("acquire", "release", "renew", "force", "suspend"):
-                patch.setitem(getattr(calls, f"_{name.upper()}"), "key", scripts.Script(name))
-            if released is not None:
-                translated = translator(text, changed(read_released, [clock, *released]))
-
-                def call_released(partition: Partition, command: Command, *args: Any, **options: Any) -> Any:
-                    return call(
-                        partition, translated(command) if partition is partitions[0] else command, *args, **options
-                    )
-
-                patch.setattr(calls, "call", call_released)
-            for name, value in (("client", client), ("partitions", partitions), ("ear", ear)):
+        with inside.changed_scripts([without] if without else [], CLOCK), pytest.MonkeyPatch.context() as patch:
+            for name, value in (("client", client), ("homes", homes), ("ear", ear)):
                 patch.setattr(Machine, name, value, raising=False)
             yield Machine
     finally:
-        for one in (*(partition.store for partition in partitions), ear):
+        for one in (*homes, ear):
             one.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_redislock.store.calls import (
+from tests.inside import (
     ADOPTED,
     ADOPTING,
     ALREADY,
@@ -25,7 +25,6 @@ from django_redislock.store.calls import (
     REQUEUED,
     SEIZING,
     SUSPENSION,
-    WHATEVER,
     WITHDRAWAL,
 )
 
@@ -232,7 +231,7 @@ class Reference:
         self._hold(held._replace(flag=flag, fence=raised or held.fence, ends=wanted.get(how, self.now + ms * MS)))
         return HELD, self.left(), raised
 
-    def force(self, caller: Process, highest: int | None, what: str = WHATEVER) -> str | None:
+    def force(self, caller: Process, highest: int | None, what: str = "") -> str | None:
         """Returns the value that the lock had, or the planned suspension that is cancelled with it.
 
         ``highest``: the highest fence that may be released; ``what``: see calls.force().

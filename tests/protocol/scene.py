@@ -12,15 +12,15 @@ from typing import Any
 import redis
 
 from django_redislock import Lock
-from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
-from tests.helpers.state import PREFIX, QUEUE, WAITERS, what_listens
+from tests.helpers.state import QUEUE, WAITERS, what_listens
+from tests.inside import PREFIX, keys_of
 
 LONG = 600.0  # seconds; a test that waits for that has failed
-ACQUIRE = calls._ACQUIRE["key"].sha  # to recognize its requests
-RELEASE = calls._RELEASE["key"].sha
+ACQUIRE = inside.ACQUIRE  # to recognize its requests
+RELEASE = inside.RELEASE
 MEMBER = "pool:accounts:alice"  # the lock of a pool's member
 
 Eventually = Callable[..., Any]
@@ -28,8 +28,8 @@ Start = Callable[..., Worker]
 
 # A process that waits for one lock.
 WAITS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = look_every
+from tests.inside import limit
+limit(look_every=look_every)
 lock = Lock(name, ttl=ttl, blocking_timeout=60)
 say("ready")
 hear()
@@ -42,8 +42,8 @@ hear()
 
 # A process with many threads that wait for one lock. On request, each acquires the lock and releases it.
 MANY_WAIT = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = look_every
+from tests.inside import limit
+limit(look_every=look_every)
 
 def wait(number):
     with Lock(name, ttl=ttl, blocking_timeout=60):
@@ -120,7 +120,7 @@ class Line:
         return fence
 
     def _once_queued(self, lock: Lock, begin: Callable[[Any], Any]) -> Any:
-        key = make_keys(PREFIX, lock.name).queue
+        key = keys_of(lock.name).queue
         before = int(self.client.zcard(key))
         begun = begin(self.crowd())
         self.eventually(lambda: int(self.client.zcard(key)) > before)
@@ -169,7 +169,7 @@ def receivers(client: redis.Redis, channel: str) -> int:
 
 def vanish(client: redis.Redis, name: str) -> None:
     """Delete the lock, as at the end of its lease, without any message."""
-    keys = make_keys(PREFIX, name)
+    keys = keys_of(name)
     if keys.member is None:
         assert client.delete(keys.lock)
     else:

@@ -24,7 +24,7 @@ from tests.helpers.docs import redis_user
 from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.processes import Worker
-from tests.helpers.state import listener
+from tests.inside import listener
 
 SECRET = "s3cret"
 DATABASE = 3
@@ -158,8 +158,8 @@ def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -
 
 
 WAITS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = 1000.0  # nobody looks by the clock
+from tests.inside import limit
+limit(look_every=1000.0)  # nobody looks by the clock
 hear()
 with Lock("stock", blocking_timeout=60) as lock:
     say("got", lock.fence)

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.calls import LockRequest
-from django_redislock.store.keys import make_keys
-from django_redislock.store.stores import get_partition
-from tests.helpers.state import LOCK, NAME, lease_of
-
-
-def attempt(id: str) -> LockRequest:
-    partition = get_partition()
-    return LockRequest(partition, make_keys(partition.prefix, NAME), NAME, id * 22, 30.0, owner="somebody")
-
-
-def acquire(request: LockRequest) -> calls.AcquireReply:
-    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+from tests import inside
+from tests.helpers.state import LOCK, NAME
 
 
 def test_a_renewal_discovers_that_its_attempt_was_granted_the_lock_again(client: redis.Redis) -> None:
-    one, other = attempt("a"), attempt("b")
-    first = acquire(one)
+    here = inside.own_process()
+    one, other = (here.request(id * 22, name=NAME) for id in "ab")
+    first = here.acquire(one, inside.NOT_AT_ALL)
     client.delete(LOCK)  # a new master that has never heard of it, and has the attempt in its queue
-    assert acquire(other).state == calls.GRANTED
-    run(calls.release(other, unknown=False))
-    again = acquire(one)
+    assert here.acquire(other, inside.NOT_AT_ALL).state == inside.GRANTED
+    here.release(other)
+    again = here.acquire(one, inside.NOT_AT_ALL)
     assert again.number > first.number
     for how in ("keep", "confirm", "set", "detach"):
-        assert run(calls.renew(one, how, 30.0, first.number)).state == calls.LOST
-    assert run(calls.renew(one, "keep", 30.0, again.number)).state == calls.HELD
+        assert here.renew(one, how, fence=first.number).state == inside.LOST
+    assert here.renew(one, fence=again.number).state == inside.HELD
 
 
 def test_the_previous_holder_is_told(client: redis.Redis) -> None:
     lock = Lock(NAME)
     lock.acquire()
-    mine = lease_of(lock).request
+    here = inside.own_process()
     client.delete(LOCK)
-    assert acquire(mine).state == calls.GRANTED
+    mine = here.request(lock.token or "", name=NAME)
+    assert here.acquire(mine, inside.NOT_AT_ALL).state == inside.GRANTED
     with pytest.raises(LockLost):
         lock.extend(10)
     assert lock.lost
@@ -60,4 +48,4 @@ def test_a_process_learns_fences_from_handoffs(client: redis.Redis, other: Any, 
     eventually(lambda: (info := held.info()) is not None and info.waiters == 1)
     held.release()
     assert waiting.result(30)
-    assert get_partition().highest_fence == thread(lambda: waiter.fence)
+    assert inside.own_process().known_fence == thread(lambda: waiter.fence)

@@ -13,8 +13,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, force_release, get_lock, list_locks
-from django_redislock.store import calls
-from django_redislock.store.retry import call
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.state import NAME, QUEUE, WAITERS
 from tests.protocol.scene import LONG, Eventually
@@ -89,13 +88,11 @@ def test_a_holder_that_comes_between_two_calls_of_a_force_release_keeps_the_lock
     fill(client, ENTRIES["of one process"], FEW)
     came: list[bool] = []
 
-    def slow(partition: Any, command: Any, *args: Any, **options: Any) -> Any:
-        reply = yield from call(partition, command, *args, **options)
-        if calls._FORCE["key"].sha in command and not came:
+    def come() -> None:
+        if not came:
             came.append(other()(newcomer.acquire))
-        return reply
 
-    monkeypatch.setattr("django_redislock.store.calls.call", slow)
+    inside.after_each_call(monkeypatch, inside.FORCE, come)
     assert force_release(NAME)
     assert came == [True]
     assert newcomer.locked()

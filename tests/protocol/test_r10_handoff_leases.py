@@ -9,7 +9,8 @@ import redis
 
 from django_redislock import Lock, LockPool, get_lock
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, WAITERS, count, flag, lease_of
+from tests.helpers.state import LOCK, NAME, TOKEN, WAITERS, count, flag
+from tests.inside import PREFIX, lease_of, limit
 from tests.protocol.scene import MEMBER, Eventually, Line
 
 LINE_WAITERS = f"{PREFIX}waiters:pool:accounts:"
@@ -99,9 +100,7 @@ def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It confirms first."""
-    monkeypatch.setattr(
-        "django_redislock.engine.renewal.schedule.CONFIRM_AFTER", 10.0 * GENEROUS
-    )  # not by the watchdog
+    limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
     lock = Lock(NAME)
     lock.acquire()
     waiting = line.join(Lock(NAME, ttl=60, auto_renew=False))

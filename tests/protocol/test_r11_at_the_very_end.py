@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockPool
-from django_redislock.base.steps import run
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.store import calls
-from django_redislock.store.calls import LockRequest
-from django_redislock.store.stores import get_partition
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import KEYS, LOCK, NAME, holder, queued
+from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.inside import Ears
 from tests.protocol.scene import LONG, Eventually, Line, vanish
 
 pytestmark = pytest.mark.usefixtures("nobody_looks")
@@ -25,7 +21,7 @@ BUSY = "redislock{0}:busy:pool:accounts:"
 
 
 @pytest.fixture
-def held(crowd: Crowd, listening: Callable[[], Listener]) -> tuple[Any, Lock]:
+def held(crowd: Crowd, listening: Callable[[], Ears]) -> tuple[Any, Lock]:
     """A holder and its lock."""
     listening()
     me, lock = crowd(), Lock(NAME, ttl=LONG)
@@ -48,29 +44,28 @@ def test_a_holder_that_finds_its_lease_ended_passes_the_lock_on(
 
 
 @pytest.fixture
-def last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def last_moment() -> Iterator[None]:
     """Pretend that every lease is in its last millisecond."""
-    for scripts in (calls._RENEW, calls._RELEASE):
-        script = copy(scripts["key"])
-        script.source = script.source.replace("redis.call('PTTL', KEYS[1])", "0")
-        assert script.source != scripts["key"].source
-        script.register()
-        monkeypatch.setitem(scripts, "key", script)
+    inside.change_scripts(["lease-left"])
+    yield
+    inside.change_scripts()
 
 
 @pytest.mark.usefixtures("last_moment")
 @pytest.mark.parametrize("flag", ["c", "h"])
 def test_a_holder_that_comes_in_the_last_millisecond_still_holds_the_lock(flag: str, client: redis.Redis) -> None:
-    request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
+    here = inside.own_process()
+    request = here.request("i" * 22, name=NAME, ttl=0.001)
     client.set(LOCK, f"{request.id} - {flag} 1 1 - me", px=60_000)
-    assert run(calls.renew(request, "confirm", 0.001)).state == calls.HELD
+    assert here.renew(request, "confirm", 0.001).state == inside.HELD
 
 
 @pytest.mark.usefixtures("last_moment")
 def test_an_adopter_that_gives_up_in_the_last_millisecond_leaves_the_lock(client: redis.Redis) -> None:
-    request = LockRequest(get_partition(), KEYS, NAME, "i" * 22, 0.001)
+    here = inside.own_process()
+    request = here.request("i" * 22, name=NAME, ttl=0.001)
     client.set(LOCK, f"{request.id} - a 1 1 - me", px=60_000)
-    assert run(calls.release(request, unknown=False, how=calls.WITHDRAWAL)).state == calls.DETACHED
+    assert here.release(request, how=inside.WITHDRAWAL).state == inside.DETACHED
 
 
 @pytest.mark.usefixtures("held")
@@ -100,7 +95,7 @@ def test_a_waiter_that_leaves_a_free_lock_behind_passes_it_on(line: Line, client
 
 
 @pytest.fixture
-def pool(listening: Callable[[], Listener]) -> LockPool:
+def pool(listening: Callable[[], Ears]) -> LockPool:
     listening()
     pool = LockPool("accounts")
     pool.extend(["alice"])

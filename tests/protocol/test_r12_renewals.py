@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 
@@ -10,13 +9,13 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
+from tests import inside
 from tests.helpers.actors import GENEROUS, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, PREFIX, holder, listener
+from tests.helpers.state import NAME, holder
 from tests.helpers.ways import stopped
+from tests.inside import PREFIX, listener
 from tests.protocol.scene import LONG, MEMBER, Eventually, listed
 
 
@@ -148,21 +147,21 @@ def test_raising_a_fence_changes_neither_holder_nor_queue(
     """Even twice, as when the first answer was lost. Only renewals that name an older fence are refused."""
     mine, others = ghost(), ghost(alive=True)
     request, ids = mine.request("h" * 22, name=name), ["a" * 22, "b" * 22]
-    asked = calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None)
-    granted = run(asked).number
+    granted = mine.acquire(request, inside.NOT_AT_ALL).number
     for id, age in zip(ids, (2, 1), strict=True):
         others.queue(id, name=name, age=age)
     queue = f"{PREFIX}queue:{name}"
     before = listed(client, queue)
-    mine.partition.highest_fence = met = granted + 1_000_000_000  # a database has met it
+    met = granted + 1_000_000_000
+    mine.know_fence(met)  # by a database
 
-    raised = [run(calls.renew(request, "raise", 30)).fence for _ in range(2)]
+    raised = [mine.renew(request, "raise").fence for _ in range(2)]
     assert met < raised[0] < raised[1]
-    renewals = [run(calls.renew(request, "keep", 30, fence)).state for fence in (granted, *raised)]
-    assert renewals == [calls.LOST, calls.LOST, calls.HELD]
-    again = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
-    assert (again.state, again.number) == (calls.ALREADY, raised[1])
+    renewals = [mine.renew(request, fence=fence).state for fence in (granted, *raised)]
+    assert renewals == [inside.LOST, inside.LOST, inside.HELD]
+    again = mine.acquire(request, inside.NOT_AT_ALL)
+    assert (again.state, again.number) == (inside.ALREADY, raised[1])
     assert [id for id, _ in before] == ids
     assert listed(client, queue) == before
-    run(calls.release(request, unknown=False))
+    mine.release(request)
     assert others.hear()[:2] == ["g", ids[0]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,12 +9,11 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned, force_release
-from django_redislock.base.steps import run
-from django_redislock.engine.leases.lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED
-from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, holder, leases, listener, value
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
+from tests.inside import PREFIX, leases, listener
 from tests.protocol.scene import LONG, Eventually, Line, receivers, vanish
 
 ADOPTER = "adopter-adopter-adopte"
@@ -60,9 +58,9 @@ def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Event
     network.mend()
 
 
-def adopt(ghost: Ghost) -> calls.AcquireReply:
+def adopt(ghost: Ghost) -> inside.AcquireReply:
     request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
-    return run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
+    return ghost.acquire(request, inside.NOT_AT_ALL)
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
@@ -74,7 +72,7 @@ def test_a_lock_in_use_is_busy_for_others_with_its_token(
     """In the same process and in another one."""
     before = client.get(LOCK)
     assert not crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False)
-    assert adopt(ghost()).state == calls.BUSY
+    assert adopt(ghost()).state == inside.BUSY
     assert client.get(LOCK) == before
     assert former.losses == []
 
@@ -86,9 +84,9 @@ def test_adoption_of_a_detached_lock_writes_the_adopter_into_it_and_keeps_the_fe
     assert former.person(former.lock, "detach") == TOKEN
     new = ghost()
     taken = adopt(new)
-    assert (taken.state, taken.number) == (calls.ALREADY, fence)
+    assert (taken.state, taken.number) == (inside.ALREADY, fence)
     id, channel, flag, *_ = value(client)
-    assert (id, channel, flag) == (ADOPTER, new.partition.channel, "a")
+    assert (id, channel, flag) == (ADOPTER, new.channel, "a")
     assert former.losses == []
 
 
@@ -98,7 +96,7 @@ def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence(
     """If it is alive after all, its writes are outdated from now on."""
     fence = int(value(client)[3])
     taken = adopt(ghost())
-    assert taken.state == calls.ALREADY
+    assert taken.state == inside.ALREADY
     assert taken.number > fence
     assert int(value(client)[3]) == taken.number
 
@@ -110,23 +108,23 @@ def test_a_holder_learns_that_its_lock_was_adopted_elsewhere(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy
 ) -> None:
     """By its next renewal, if no message could tell it."""
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     network.mend()
-    cut_off.has_lost(ADOPTED)
+    cut_off.has_lost(inside.WAS_ADOPTED)
 
 
 def test_a_message_tells_a_holder_that_its_lock_was_adopted_elsewhere(former: Former, client: redis.Redis) -> None:
     """If it is subscribed again at the moment of the adoption."""
     id, channel, *_ = value(client)
     client.publish(channel, f"a {id} {NAME}")
-    former.has_lost(ADOPTED)
+    former.has_lost(inside.WAS_ADOPTED)
 
 
 def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
     """Renewals go by the id of the attempt, not by the token."""
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     client.pexpire(LOCK, 1500)
     network.mend()
     eventually(lambda: not holder(client), within=10)
@@ -135,7 +133,7 @@ def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
 def test_a_former_holder_that_releases_late_leaves_the_lock_to_its_adopter(
     cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis
 ) -> None:
-    assert adopt(ghost()).state == calls.ALREADY
+    assert adopt(ghost()).state == inside.ALREADY
     network.mend()
     with pytest.raises(LockLost):
         cut_off.person(cut_off.lock, "release")
@@ -146,25 +144,26 @@ def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
     former: Former, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
     """A release from another process publishes to the channel that is recorded in the lock."""
-    request = ghost().request(holder(client), name=NAME)
-    assert run(calls.release(request, unknown=False, how=calls.BEARER))[:2] == (calls.RELEASED, False)
-    former.has_lost(RELEASED)
+    bearer = ghost()
+    released = bearer.release(bearer.request(holder(client), name=NAME), how=inside.BEARER)
+    assert released[:2] == (inside.RELEASED, False)
+    former.has_lost(inside.WAS_RELEASED)
 
 
 def test_a_holder_learns_that_somebody_else_in_its_process_has_released_the_lock(former: Former, crowd: Crowd) -> None:
     crowd()(Lock(NAME, token=TOKEN), "release")
     former.eventually(lambda: former.losses, within=3)
-    former.has_lost(RELEASED)
+    former.has_lost(inside.WAS_RELEASED)
 
 
 LOSSES: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
-    "force": (lambda client: force_release(NAME), FORCED),
-    "seize": (lambda client: Lock(NAME).seize(), FORCED),
-    "expiry": (lambda client: vanish(client, NAME), VANISHED),
-    "flush": (lambda client: client.flushall(), VANISHED),
+    "force": (lambda client: force_release(NAME), inside.WAS_FORCED),
+    "seize": (lambda client: Lock(NAME).seize(), inside.WAS_FORCED),
+    "expiry": (lambda client: vanish(client, NAME), inside.HAS_VANISHED),
+    "flush": (lambda client: client.flushall(), inside.HAS_VANISHED),
     "overwritten": (
         lambda client: client.set(LOCK, f"{'x' * 22} {PREFIX}c c 1 1 - owner", px=60_000),
-        TAKEN,
+        inside.WAS_TAKEN,
     ),
 }
 
@@ -181,7 +180,7 @@ def test_every_end_of_a_lease_from_outside_is_reported(
     end, reason = LOSSES[how]
     fence = former.person.read(lambda: former.lock.fence)
     end(client)
-    if reason not in (FORCED,):
+    if reason != inside.WAS_FORCED:
         renew_all()  # at its next renewal, as nobody tells
     former.has_lost(reason)
     assert [facts for which, facts in heard if which == "lost"] == [

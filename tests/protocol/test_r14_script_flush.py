@@ -10,10 +10,10 @@ import redis
 
 import django_redislock
 from django_redislock import Counter, Lock, LockLost, LockPool, LockUnavailable
-from django_redislock.store.keys import make_keys
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, PREFIX, holder, leftovers, queued
+from tests.helpers.state import NAME, holder, leftovers, queued
+from tests.inside import keys_of
 from tests.protocol.scene import LONG, Eventually, Line
 
 
@@ -90,7 +90,7 @@ def test_a_script_flush_does_no_harm_to_renewals_of_many_locks_at_once(
     """Each command is checked by itself."""
     losses: list[LockLost] = []
     locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append) for number in range(5)]
-    keys = [make_keys(PREFIX, lock.name).lock for lock in locks]
+    keys = [keys_of(lock.name).lock for lock in locks]
     for lock, key in zip(locks, keys, strict=True):
         lock.acquire()
         client.pexpire(key, 100_000)

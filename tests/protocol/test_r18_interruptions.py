@@ -24,10 +24,11 @@ from django.test import RequestFactory
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from django_redislock.cache_lock import CacheLock
-from django_redislock.engine.owners.with_block import _leave
+from tests import inside
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
-from tests.helpers.state import NAME, fence_of, leases, leftovers, queued
+from tests.helpers.state import NAME, fence_of, leftovers, queued
+from tests.inside import leases
 from tests.protocol.scene import LONG, Eventually, Start
 
 OURS = str(Path(django_redislock.__file__).parent)
@@ -124,8 +125,8 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
 # Sections one after the other, with a time limit that may end anywhere in them, before or after.
 INTERRUPTED = """
 import random, signal
-from django_redislock.engine.runtime import runtime
 from tests.helpers.state import fence_of
+from tests.inside import leases
 
 class TimeLimit(BaseException):
     pass
@@ -175,7 +176,7 @@ while struck < count:
         struck += 1
 say("struck", struck)
 hear()
-say("held", len(runtime().watchdog._leases))
+say("held", len(leases()))
 hear()
 """
 
@@ -197,8 +198,8 @@ def test_a_time_limit_anywhere_leaves_nothing_behind(
 
 # The main thread is the first to wait, so that it reads the messages for all of its process.
 READS = """
-from django_redislock.engine.messages import listener
-listener.LOOK_EVERY = 600.0
+from tests.inside import limit
+limit(look_every=600.0)
 
 def wait():
     hear()
@@ -244,5 +245,5 @@ def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once
 
 
 def leave_interrupted(lock: Lock) -> None:
-    with interrupted_in(_leave), lock:
+    with interrupted_in(inside.leave_block), lock:
         pass

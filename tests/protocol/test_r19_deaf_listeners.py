@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.messages.listener import Listener
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME
+from tests.inside import Ears, limit
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 
@@ -23,11 +22,11 @@ def test_a_scheduled_look_that_finds_an_unannounced_grant_makes_the_listener_rec
     network: Proxy,
     line: Line,
     client: redis.Redis,
-    listening: Callable[..., Listener],
+    listening: Callable[..., Ears],
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 2.0)
+    limit(monkeypatch, look_every=2.0)
     ears = listening("other")
     generation = ears.generation
     lock = Lock(NAME, ttl=LONG)
@@ -42,16 +41,15 @@ def test_a_scheduled_look_that_finds_an_unannounced_grant_makes_the_listener_rec
 
 @pytest.mark.usefixtures("nobody_looks")
 def test_an_incomplete_message_makes_the_listener_reconnect(
-    network: Proxy, line: Line, listening: Callable[..., Listener], eventually: Eventually
+    network: Proxy, line: Line, listening: Callable[..., Ears], eventually: Eventually
 ) -> None:
     """After a second, instead of waiting for its end for ever."""
-    ears: Any = listening("other")
+    ears = listening("other")
     generation = ears.generation
     lock = Lock(NAME, ttl=LONG)
     lock.acquire()
     waiting = line.join(Lock(NAME, using="other"))
-    port = ears.receiver.connection._sock.getsockname()[1]
-    (link,) = [link for link in network.links if link.down.fileno() >= 0 and link.down.getpeername()[1] == port]
+    (link,) = [link for link in network.links if link.down.fileno() >= 0 and link.down.getpeername()[1] == ears.port]
     link.down.sendall(b"*3\r\n$7\r\nmessage\r\n$20\r\nhalf")
     eventually(lambda: ears.generation > generation and ears.ready)
     lock.release()

@@ -10,11 +10,10 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockLost, LockStatus
-from django_redislock.base.steps import run
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.store import calls
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.state import INDEX, KEYS, NAME, PREFIX, TOKEN, leftovers
+from tests.helpers.state import INDEX, NAME, TOKEN, leftovers
+from tests.inside import PREFIX, Ears
 from tests.protocol.scene import LONG, MEMBER, Ear, Eventually, Line, listed, vanish
 
 each = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
@@ -141,7 +140,7 @@ def test_the_last_suspension_counts(crowd: Crowd, name: str) -> None:
 @each
 @nobody_looks
 def test_the_first_in_the_queue_is_served_at_once_when_it_is_resumed(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], client: redis.Redis, name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], client: redis.Redis, name: str
 ) -> None:
     listening()
     me = crowd()
@@ -160,7 +159,7 @@ def test_the_first_in_the_queue_is_served_at_once_when_it_is_resumed(
 @each
 @nobody_looks
 def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], name: str
 ) -> None:
     """The waiters knew only the end of the holder's lease, which is long after that."""
     listening()
@@ -177,7 +176,7 @@ def test_the_first_in_the_queue_is_served_when_the_suspension_ends(
 @each
 @nobody_looks
 def test_waiters_are_told_of_a_suspension_that_is_cut_short(
-    line: Line, crowd: Crowd, listening: Callable[[], Listener], name: str
+    line: Line, crowd: Crowd, listening: Callable[[], Ears], name: str
 ) -> None:
     listening()
     me = crowd()
@@ -195,7 +194,7 @@ def test_no_entry_of_a_waiter_is_lost_while_a_suspension_is_planned(
     there, holder = ghost(), "h".ljust(22, "x")
     there.queue(holder, name=name, ttl=LONG)
     for seconds in (1, LONG):
-        run(calls.suspend(there.partition, there.request(holder, name=name).keys, name, seconds, "me"))
+        there.suspend(name, seconds)
         there.queue(f"w{seconds:g}".ljust(22, "x"), name=name)
         assert client.pttl(f"{PREFIX}waiters:{name}") > 50_000
         assert client.pttl(queue_of(name)) > 50_000
@@ -241,9 +240,8 @@ def test_a_force_release_ends_one_that_was_planned_for_a_lock_whose_lease_has_en
     lock.suspend(LONG)
     value = client.hget(WAITERS, SUSPENDED)
     vanish(client, NAME)
-    partition = lock._partition()
     assert isinstance(value, bytes)
-    assert run(calls.force(partition, KEYS, NAME)) == value.partition(b" ")[2]
+    assert inside.own_process().force(NAME) == value.partition(b" ")[2]
     assert leftovers(client) == []
 
 

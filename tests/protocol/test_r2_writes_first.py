@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from redisserver import RedisServer
+from tests import inside
 from tests.helpers.actors import Ghost
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
+from tests.inside import limit
 from tests.protocol.scene import LONG, MEMBER, Line, listed, vanish
 
 HOLDER, WAITER, STRANGER = "holder-holder-holder-1", "waiter-waiter-waiter-1", "stranger-stranger-st-1"
@@ -41,15 +40,15 @@ def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
         one.close()
 
 
-def take(ghost: Ghost, id: str, name: str, wait: str = calls.NOT_AT_ALL, **more: Any) -> int:
+def take(ghost: Ghost, id: str, name: str, wait: str = inside.NOT_AT_ALL, **more: Any) -> int:
     """Ask for the lock; returns the state."""
     request = ghost.request(id, name=name, ttl=LONG, **more)
-    return run(calls.acquire(request, wait, None, until=math.inf, by=None)).state
+    return ghost.acquire(request, wait).state
 
 
 def told(ghost: Ghost) -> list[list[str]]:
     """The messages to the process so far: kinds and ids."""
-    ghost.client.publish(ghost.partition.channel, "end")
+    ghost.client.publish(ghost.channel, "end")
     messages: list[list[str]] = []
     while messages[-1:] != [["end"]]:
         messages.append(ghost.hear()[:2])
@@ -57,19 +56,19 @@ def told(ghost: Ghost) -> list[list[str]]:
 
 
 def release(ghost: Ghost, id: str, name: str, *, unknown: bool = False) -> None:
-    run(calls.release(ghost.request(id, name=name), unknown=unknown))
+    ghost.release(ghost.request(id, name=name), unknown=unknown)
 
 
 LATER: dict[str, Callable[[Ghost, str], object]] = {  # calls that find the lock free while somebody waits
     "acquire": lambda ghost, name: take(ghost, STRANGER, name),
     "withdraw": lambda ghost, name: release(ghost, STRANGER, name),
-    "renew": lambda ghost, name: run(calls.renew(ghost.request(HOLDER, name=name), "keep", LONG)),
+    "renew": lambda ghost, name: ghost.renew(ghost.request(HOLDER, name=name), "keep", LONG),
 }
 CALLS: dict[str, Callable[[Ghost, str], object]] = {
     **LATER,
     "release": lambda ghost, name: release(ghost, HOLDER, name),
-    "force": lambda ghost, name: run(calls.force(ghost.partition, ghost.request("", name=name).keys, name)),
-    "seize": lambda ghost, name: take(ghost, STRANGER, name, calls.SEIZING),
+    "force": lambda ghost, name: ghost.force(name),
+    "seize": lambda ghost, name: take(ghost, STRANGER, name, inside.SEIZING),
     "adopt": lambda ghost, name: take(ghost, STRANGER, name, token=TOKEN),
 }
 
@@ -81,12 +80,12 @@ def test_a_script_that_may_not_write_publishes_nothing(
 ) -> None:
     LockPool("accounts").extend(["alice"])
     first, second = ghosts
-    assert take(first, HOLDER, name, token=TOKEN) == calls.GRANTED
+    assert take(first, HOLDER, name, token=TOKEN) == inside.GRANTED
     second.queue(WAITER, name=name)
     if by in LATER:
         vanish(root, name)
     if by == "adopt":
-        run(calls.renew(first.request(HOLDER, name=name, token=TOKEN), "detach", LONG))
+        first.renew(first.request(HOLDER, name=name, token=TOKEN), "detach", LONG)
     root.config_set("min-replicas-to-write", 1)
     with pytest.raises(LockUnavailable, match="Not enough good replicas"):
         CALLS[by](second, name)
@@ -110,7 +109,7 @@ def test_a_script_that_may_not_write_hands_over_no_member_of_a_pool(
 ) -> None:
     LockPool("accounts").extend(["alice"])
     first, second = ghosts
-    assert take(first, HOLDER, POOL) == calls.GRANTED
+    assert take(first, HOLDER, POOL) == inside.GRANTED
     second.queue(WAITER, name=POOL)
     if by == "checkout":
         root.zadd("redislock{0}:busy:pool:accounts:", {"alice": 1})  # its lease has ended
@@ -133,7 +132,7 @@ def test_a_holder_can_release_and_hand_over_when_redis_is_out_of_memory(
 ) -> None:
     """Passing on is DEL, then SET: the first write of a script is one that Redis allows at its limit of memory."""
     first, second = ghosts
-    assert take(first, HOLDER, name) == calls.GRANTED
+    assert take(first, HOLDER, name) == inside.GRANTED
     second.queue(WAITER, name=name)
     root.config_set("maxmemory", 1)
     with pytest.raises(LockUnavailable, match="maxmemory"):
@@ -141,7 +140,7 @@ def test_a_holder_can_release_and_hand_over_when_redis_is_out_of_memory(
     release(first, HOLDER, name, unknown=unknown)
     assert second.hear()[:2] == ["g", WAITER]
     root.config_set("maxmemory", 0)
-    assert take(second, WAITER, name) == calls.ALREADY
+    assert take(second, WAITER, name) == inside.ALREADY
 
 
 @NAMES
@@ -151,15 +150,15 @@ def test_a_holder_keeps_its_lock_when_redis_is_out_of_memory(
     how: str, handed: bool, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
 ) -> None:
     first, second = ghosts
-    assert take(first, HOLDER, name) == calls.GRANTED
+    assert take(first, HOLDER, name) == inside.GRANTED
     id, ghost = (WAITER, second) if handed else (HOLDER, first)
     if handed:
         second.queue(WAITER, name=name)
         release(first, HOLDER, name)
     root.config_set("maxmemory", 1)
-    renewed = run(calls.renew(ghost.request(id, name=name, ttl=LONG), how, 2 * LONG))
+    renewed = ghost.renew(ghost.request(id, name=name, ttl=LONG), how, 2 * LONG)
     root.config_set("maxmemory", 0)
-    assert renewed.state == calls.HELD
+    assert renewed.state == inside.HELD
     assert renewed.ends - monotonic() > LONG / 2
 
 
@@ -168,9 +167,9 @@ def test_a_lock_can_be_seized_when_redis_is_out_of_memory(
     name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
 ) -> None:
     first, second = ghosts
-    assert take(first, HOLDER, name) == calls.GRANTED
+    assert take(first, HOLDER, name) == inside.GRANTED
     root.config_set("maxmemory", 1)
-    assert take(second, STRANGER, name, calls.SEIZING) == calls.GRANTED
+    assert take(second, STRANGER, name, inside.SEIZING) == inside.GRANTED
     assert first.hear()[:2] == ["f", HOLDER]
     root.config_set("maxmemory", 0)
 
@@ -183,7 +182,7 @@ def test_a_holder_without_the_right_to_publish_can_still_hand_over(
 ) -> None:
     """The waiter keeps its place, and finds the free lock by itself."""
     allow_only("resetchannels")
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1.0)
+    limit(monkeypatch, look_every=1.0)
     lock = Lock(NAME, using="other")
     lock.acquire()
     waiting = threads.join(Lock(NAME))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -11,13 +10,11 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.base.steps import run
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY
-from django_redislock.store import calls
 from redisserver import RedisServer, redis_server
+from tests import inside
 from tests.helpers.actors import GENEROUS, Ghost
-from tests.helpers.state import LOCK, NAME, WAITERS, change_probe, holder, value
+from tests.helpers.state import LOCK, NAME, WAITERS, holder, value
+from tests.inside import Ears, change_probe
 from tests.protocol.scene import LONG, WAITS, Ear, Eventually, Line, Start, channel_of, listed, receivers
 
 HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
@@ -55,14 +52,14 @@ def test_a_handoff_that_finds_no_subscriber_is_published_nowhere(
         client.config_set("repl-diskless-sync-delay", 0)
         replica.replicaof("127.0.0.1", str(server.port))
         eventually(lambda: replica.info("replication")["master_link_status"] == "up")
-        elsewhere.subscribe(dead.partition.channel)
+        elsewhere.subscribe(dead.channel)
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["type"] == "subscribe"
         lock = Lock(NAME)
         lock.acquire()
         dead.queue(WAITER, name=NAME)
         lock.release()
         assert not client.exists(LOCK)
-        client.publish(dead.partition.channel, "end")
+        client.publish(dead.channel, "end")
         assert (elsewhere.get_message(timeout=GENEROUS) or {})["data"] == b"end"
 
 
@@ -171,7 +168,7 @@ def test_a_killed_polling_waiter_is_dropped_when_it_misses_its_looks(
 
 
 def test_a_listener_that_is_refused_for_a_moment_soon_gets_messages_again(
-    allow_only: Callable[..., str], client: redis.Redis, listening: Callable[..., Listener], eventually: Eventually
+    allow_only: Callable[..., str], client: redis.Redis, listening: Callable[..., Ears], eventually: Eventually
 ) -> None:
     """A process that may not subscribe polls; only one that will never get the right does so for half a minute."""
     allow_only("resetchannels")
@@ -180,7 +177,7 @@ def test_a_listener_that_is_refused_for_a_moment_soon_gets_messages_again(
     client.execute_command("ACL", "SETUSER", "limited", "allchannels")
     allowed = monotonic()
     eventually(lambda: ears.ready and not ears.polled)
-    assert monotonic() - allowed < RESUBSCRIBE_EVERY / 2
+    assert monotonic() - allowed < inside.RESUBSCRIBE_EVERY / 2
 
 
 @pytest.mark.complete
@@ -192,7 +189,7 @@ def test_a_waiter_that_polls_by_choice_is_not_dropped_by_waiters_with_messages(
     lock.acquire()
     request = one.request(WAITER, name=NAME)
     began = monotonic()
-    assert run(calls.acquire(request, calls.polled(2.0), None, until=math.inf, by=None)).state == calls.BUSY
+    assert one.acquire(request, inside.polled(2.0)).state == inside.BUSY
     waiting = line.join(Lock(NAME))
     lock.release()
     assert waiting.result()

@@ -10,11 +10,10 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.base.steps import run
-from django_redislock.store import calls
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME, WAITERS, flag, holder, queued
+from tests.inside import limit
 from tests.protocol.scene import (
     LONG,
     MANY_WAIT,
@@ -42,7 +41,7 @@ def test_a_stuck_process_with_four_waiters_costs_one_handoff_lease(
 ) -> None:
     """A handoff whose lease ended unconfirmed leaves a trace. The script that finds it drops every waiter of that
     process."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     lock, stuck = Lock(NAME), ghost()
     lock.acquire()
     for id in STUCK:
@@ -57,7 +56,7 @@ def test_a_stuck_process_costs_one_handoff_lease_though_others_are_confirmed_mea
     ghost: Callable[..., Ghost], line: Line, ear: Ear, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     """A suspect process stays suspect until a sign of life."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     lock, stuck = Lock(NAME), ghost()
     lock.acquire()
     stuck.queue(STUCK[0], name=NAME, ttl=1)
@@ -76,7 +75,7 @@ def test_a_stuck_process_costs_one_handoff_lease_though_others_are_confirmed_mea
 def test_a_sign_of_life_clears_a_suspect_process(
     ghost: Callable[..., Ghost], threads: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     lock, slow = Lock(NAME), ghost()
     lock.acquire()
     slow.queue(STUCK[0], name=NAME, ttl=1)
@@ -102,9 +101,9 @@ def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
     assert holder(client) == STUCK[0]
     request = one.request(STUCK[0], name=NAME, ttl=1)
     if how == "release":
-        run(calls.release(request, unknown=False))
+        one.release(request)
     else:
-        run(calls.renew(request, "confirm", 1.0))
+        one.renew(request, "confirm", 1.0)
         eventually(lambda: not holder(client))  # it ends nevertheless
         assert not Lock(NAME).acquire(blocking=False)
     assert holder(client) == STUCK[1]
@@ -113,7 +112,7 @@ def test_a_handoff_that_is_confirmed_or_released_makes_no_process_suspect(
 def test_a_stuck_process_in_the_queue_of_a_pool_costs_one_handoff_lease(
     ghost: Callable[..., Ghost], crowd: Crowd, ear: Ear, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     pool, stuck, me = LockPool("accounts"), ghost(), crowd()
     pool.extend(["alice"])
     member = pool.acquire()
@@ -148,7 +147,7 @@ def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Dropped, but alive: when the process runs again, all its waiters are back at their places."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     lock = Lock(NAME)
     lock.acquire()
     worker = stopped_process(start, client, eventually)

@@ -10,6 +10,7 @@ import redis
 from django_redislock import Lock, force_release
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import LOCK, NAME, QUEUE, count, queued
+from tests.inside import limit
 from tests.protocol.scene import LONG, WAITS, Eventually, Line, Start, listed, vanish
 
 
@@ -32,7 +33,7 @@ def test_a_lock_that_vanished_is_found_long_before_the_end_of_the_lease_that_it_
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks come at the latest every 5 s (here 0.3 s)."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.3)
+    limit(monkeypatch, look_every=0.3)
     Lock(NAME, ttl=LONG).acquire()
     waiting = line.join(Lock(NAME))
     vanish(client, NAME)
@@ -44,7 +45,7 @@ def test_the_next_waiter_of_a_process_inherits_the_looks_of_one_that_leaves(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are made on behalf of the oldest waiter."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 2.0)
+    limit(monkeypatch, look_every=2.0)
     Lock(NAME, ttl=LONG).acquire()
     leaves = line.join(Lock(NAME, blocking_timeout=1))
     stays = line.join(Lock(NAME))
@@ -57,7 +58,7 @@ def test_twenty_waiters_of_one_process_look_no_more_often_than_one(
     line: Line, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks are planned for each process and name, not for each waiter."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 0.2)
+    limit(monkeypatch, look_every=0.2)
     lock = Lock(NAME, ttl=LONG)
     lock.acquire()
     fences = [line.visit(Lock(NAME)) for _ in range(20)]
@@ -73,7 +74,7 @@ def test_newcomers_do_not_delay_the_looks_of_a_process(
     line: Line, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has just come has looked for itself alone."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1.0)
+    limit(monkeypatch, look_every=1.0)
     client.set(LOCK, "foreign")  # without an end
     first = line.join(Lock(NAME))
     ((id, _),) = listed(client)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import sleep
-from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock, force_release
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.messages.receiver import Receiver
+from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, listener, reader_of, value
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, value
+from tests.inside import Ears
 from tests.protocol.scene import LONG, Eventually, Line, listed
 
 HOLDER = "holder-holder-holder-1"
@@ -55,7 +54,7 @@ def test_a_waiter_queued_by_a_request_from_before_a_reconnect_looks_again(
     network: Proxy,
     line: Line,
     client: redis.Redis,
-    listening: Callable[..., Listener],
+    listening: Callable[..., Ears],
     eventually: Eventually,
 ) -> None:
     """ "Queued", said to a request that was sent under an older subscription, does not count."""
@@ -74,7 +73,7 @@ def test_a_waiter_queued_by_a_request_from_before_a_reconnect_looks_again(
 
 
 def test_a_wake_that_overtakes_the_answer_to_the_request_finds_its_waiter(
-    network: Proxy, line: Line, client: redis.Redis, listening: Callable[..., Listener], eventually: Eventually
+    network: Proxy, line: Line, client: redis.Redis, listening: Callable[..., Ears], eventually: Eventually
 ) -> None:
     """A waiter is known to the listener before its request is sent."""
     ears = listening("other")
@@ -108,7 +107,7 @@ def test_waiters_that_leave_while_the_listener_reconnects_leave_the_queue(crowd:
     assert holder(client) == HOLDER
 
 
-def interrupt(*message: Any) -> None:
+def interrupt() -> None:
     if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
         raise Interrupt
 
@@ -126,20 +125,18 @@ def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_it
     """What it was about to read may be lost, but the subscription counts until another one stands."""
     waiting = [threads.join(Lock(NAME, ttl=LONG)) for _ in range(2)]
     ghost().queue("of-another-process-----", name=NAME, ttl=LONG)
-    interrupted, subscribe = reader_of(listener()), Receiver.subscribe
     begun, may_subscribe = threading.Event(), threading.Event()
 
-    def hold_up(receiver: Receiver[Listener], new: Any) -> Any:
+    def hold_up() -> None:
         begun.set()
         assert may_subscribe.wait(GENEROUS)
         if next_one == "is refused":
             monkeypatch.undo()
             raise redis.ConnectionError("refused")
-        return subscribe(receiver, new)
 
-    monkeypatch.setattr(Receiver, "subscribe", hold_up)
-    monkeypatch.setattr(interrupted, "_handle", interrupt)
-    channel = listener().partition.channel
+    inside.before_it_subscribes(monkeypatch, hold_up)
+    inside.before_it_reads(monkeypatch, interrupt)
+    channel = inside.own_channel()
     eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
     (reads,) = [one for one in waiting if one.future.done()]
     (stays,) = [one for one in waiting if one is not reads]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable
 
@@ -10,14 +9,11 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.base.steps import run
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
-from django_redislock.store.stores import get_partition
+from tests import inside
 from tests.helpers.actors import Crowd, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, holder, queued
+from tests.inside import Ears
 from tests.protocol.scene import LONG, Eventually, Line, Start, listed
 
 GONE = "gone-gone-gone-gone-gone"
@@ -26,15 +22,14 @@ POOL = "pool:accounts:"
 
 def queue_and_leave(client: redis.Redis, name: str) -> None:
     """Somebody in this process has queued, and nobody here knows it any more."""
-    partition = get_partition()
-    request = calls.LockRequest(partition, make_keys(partition.prefix, name), name, GONE, LONG)
-    taken = run(calls.acquire(request, calls.QUEUED, server_time(client), until=math.inf, by=None))
-    assert taken.state == calls.REQUEUED
+    here = inside.own_process()
+    taken = here.acquire(here.request(GONE, name=name, ttl=LONG), ticket=server_time(client))
+    assert taken.state == inside.REQUEUED
 
 
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_lock_handed_to_a_waiter_that_has_left_goes_to_the_next_at_once(
-    line: Line, client: redis.Redis, listening: Callable[[], Listener]
+    line: Line, client: redis.Redis, listening: Callable[[], Ears]
 ) -> None:
     """A wake for an id that nobody here waits with is answered with a release."""
     listening()
@@ -49,14 +44,14 @@ def test_a_lock_handed_to_a_waiter_that_has_left_goes_to_the_next_at_once(
 
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_lock_left_to_a_polling_waiter_is_watched_by_the_waiters_that_remain(
-    line: Line, client: redis.Redis, listening: Callable[[], Listener], eventually: Eventually
+    line: Line, client: redis.Redis, listening: Callable[[], Ears], eventually: Eventually
 ) -> None:
     """The same where somebody is only told to look: to one who has left, another one of the queue is told."""
     listening()
-    lock, partition = Lock(NAME, ttl=LONG), get_partition()
+    lock, here = Lock(NAME, ttl=LONG), inside.own_process()
     lock.acquire()
-    request = calls.LockRequest(partition, make_keys(partition.prefix, NAME), NAME, "polls-polls-polls-poll", LONG)
-    run(calls.acquire(request, calls.polled(0.5), server_time(client), until=math.inf, by=None))
+    request = here.request("polls-polls-polls-poll", name=NAME, ttl=LONG)
+    here.acquire(request, inside.polled(0.5), server_time(client))
     queue_and_leave(client, NAME)
     waiting = line.join(Lock(NAME))
     assert [id for id, _ in listed(client)][1] == GONE
@@ -67,7 +62,7 @@ def test_a_lock_left_to_a_polling_waiter_is_watched_by_the_waiters_that_remain(
 
 @pytest.mark.usefixtures("nobody_looks")
 def test_a_member_handed_to_a_waiter_that_has_left_goes_to_the_next_at_once(
-    crowd: Crowd, client: redis.Redis, listening: Callable[[], Listener], eventually: Eventually
+    crowd: Crowd, client: redis.Redis, listening: Callable[[], Ears], eventually: Eventually
 ) -> None:
     listening()
     pool, me = LockPool("accounts"), crowd()

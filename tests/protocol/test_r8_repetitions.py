@@ -11,11 +11,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable
-from django_redislock.engine.messages.listener import Listener
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import LOCK, NAME, PREFIX, TOKEN, holder, queued, value
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, queued, value
+from tests.inside import PREFIX, Ears
 from tests.protocol.scene import ACQUIRE, LONG, RELEASE, Eventually, Line, vanish
 
 
@@ -61,7 +61,7 @@ def test_an_acquire_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
 
 
 def test_a_request_that_arrives_after_its_waiter_left_does_not_queue(
-    impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Listener]
+    impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
 ) -> None:
     """The mark keeps a late request out of the queue, too."""
     Lock(NAME, ttl=LONG).acquire()

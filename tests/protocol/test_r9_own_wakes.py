@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.engine.messages.listener import Listener
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.state import NAME, TOKEN, count, flag, holder, queued
+from tests.inside import Ears
 from tests.protocol.scene import Ear, Line, vanish
 
 
@@ -43,7 +43,7 @@ def test_a_single_try_gets_a_free_member_of_a_pool_whose_waiters_are_all_dead(
 
 
 def test_a_waiter_that_finds_the_lock_free_takes_it_and_wakes_nobody(
-    line: Line, client: redis.Redis, listening: Callable[[], Listener]
+    line: Line, client: redis.Redis, listening: Callable[[], Ears]
 ) -> None:
     """Never is anything published to the caller itself, nor the caller queued again."""
     listening()

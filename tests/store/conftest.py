@@ -12,6 +12,7 @@ import pytest
 import django_redislock
 from django_redislock import Lock, LockLost
 from tests.helpers.actors import GENEROUS, Crowd
+from tests.inside import limit
 
 Eventually = Callable[..., Any]
 Exercise = Callable[[], None]
@@ -26,7 +27,7 @@ def me(crowd: Crowd) -> Any:
 @pytest.fixture
 def exercise(crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch) -> Exercise:
     """Use all connections of a lock: acquire, queue, hand over, confirm, look, extend, force-release."""
-    monkeypatch.setattr("django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0)  # waiters must be told
+    limit(monkeypatch, look_every=1000.0)  # waiters must be told
 
     def exercise() -> None:
         me, you = crowd(), crowd()

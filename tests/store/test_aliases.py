@@ -26,8 +26,8 @@ from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_lock
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
-from tests.helpers.state import listener
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
+from tests.inside import limit, listener, own_channel
 
 from .conftest import Eventually, Exercise
 
@@ -62,7 +62,7 @@ def test_the_key_prefix_of_the_alias_leads_every_key_and_channel(
 ) -> None:
     site = {**alias(backend, server.url), "KEY_PREFIX": "site"}
     with caches(site, other=alias(backend, server.url)), Lock("a"), Lock("b", using="other"):
-        assert get_partition().channel.startswith("site:redislock{0}:wake:")
+        assert own_channel().startswith("site:redislock{0}:wake:")
         with override_settings(REDISLOCK={"KEY_PREFIX": "mine"}), Lock("c"):
             keys = sorted(key.decode() for key in client.scan_iter())
     assert [key for key in keys if ":lock:" in key] == [
@@ -84,9 +84,7 @@ def test_the_database_of_the_alias_is_used(backend: str, me: Any, server: RedisS
 def test_a_short_socket_timeout_does_not_end_a_long_wait(
     backend: str, crowd: Crowd, server: RedisServer, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "django_redislock.engine.messages.listener.LOOK_EVERY", 1000.0
-    )  # nor is it over by a look of its own
+    limit(monkeypatch, look_every=1000.0)  # nor is it over by a look of its own
     me, you, third, lock = crowd(), crowd(), crowd(), Lock("a", ttl=600)
     with caches(alias(backend, server.url, socket_timeout=0.2)):
         me(lock, "acquire")

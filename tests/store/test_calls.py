@@ -9,20 +9,19 @@ import redis
 
 from django_redislock import Lock, LockPool
 from django_redislock.store.calls import lease_end, polled
-from django_redislock.store.keys import make_keys
-from tests.helpers.state import PREFIX
+from tests.inside import keys_of
 
 
 def put_dead(client: redis.Redis, name: str) -> None:
     """More dead waiters than one call drops."""
-    client.zadd(make_keys(PREFIX, name).queue, {f"dead-{number}": number + 1 for number in range(1200)})
+    client.zadd(keys_of(name).queue, {f"dead-{number}": number + 1 for number in range(1200)})
 
 
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
 def test_an_acquire_drops_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
     put_dead(client, name)
     assert me(Lock(name), "acquire", blocking=False)
-    assert not client.exists(make_keys(PREFIX, name).queue)
+    assert not client.exists(keys_of(name).queue)
 
 
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
@@ -31,12 +30,12 @@ def test_a_release_drops_any_number_of_dead_waiters(name: str, me: Any, client: 
     me(lock, "acquire")
     put_dead(client, name)
     me(lock, "release")
-    assert not client.exists(make_keys(PREFIX, name).queue)
+    assert not client.exists(keys_of(name).queue)
     assert not me(lock, "locked")
 
 
 def test_a_change_of_a_pool_drops_any_number_of_dead_waiters(me: Any, client: redis.Redis) -> None:
-    line = make_keys(PREFIX, "pool:accounts:").line
+    line = keys_of("pool:accounts:").line
     client.zadd(line, {f"dead-{number}": number + 1 for number in range(1200)})
     assert me(LockPool("accounts"), "extend", ["alice"]) == 1
     assert not client.exists(line)

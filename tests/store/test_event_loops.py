@@ -16,8 +16,8 @@ from django_redislock import Lock
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
-from tests.helpers.state import idle
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections, stopped
+from tests.inside import idle
 
 from .conftest import Eventually, ause
 

@@ -22,7 +22,8 @@ from django_redislock import (
 )
 from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import FENCE, LOCK, NAME, PREFIX, QUEUE, TOKEN, WAITERS
+from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
+from tests.inside import PREFIX
 
 from .conftest import Eventually
 

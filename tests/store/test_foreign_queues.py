@@ -10,9 +10,9 @@ import redis
 from django.core.management import call_command
 
 from django_redislock import Lock, LockError, LockPool, get_lock
-from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import NAME, PREFIX, QUEUE, WAITERS, listener
+from tests.helpers.state import NAME, QUEUE, WAITERS
+from tests.inside import PREFIX, listener, own_channel
 
 from .conftest import Eventually
 
@@ -40,7 +40,7 @@ EVERY_ENTRY = pytest.mark.parametrize("entry", NO_ENTRIES, ids=lambda entry: ent
 @pytest.mark.parametrize("score", [1, -math.inf, math.inf, 1e300])
 def test_an_invalid_entry_is_dropped_from_the_queue(entry: str, score: float, client: redis.Redis) -> None:
     client.zadd(QUEUE, {"forged": score})
-    client.hset(WAITERS, "forged", entry.format(channel=get_partition().channel))
+    client.hset(WAITERS, "forged", entry.format(channel=own_channel()))
     assert Lock(NAME).acquire(blocking_timeout=5)
     assert client.zscore(QUEUE, "forged") is None
 
@@ -54,7 +54,7 @@ def test_a_release_skips_invalid_entries_of_the_queue(
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     eventually(lambda: client.zcard(QUEUE) == 1)
     client.zadd(QUEUE, {"forged": 1})
-    client.hset(WAITERS, "forged", entry.format(channel=get_partition().channel))
+    client.hset(WAITERS, "forged", entry.format(channel=own_channel()))
     me(lock, "release")
     assert waiting.result(GENEROUS)
     assert not client.exists(QUEUE)
@@ -116,7 +116,7 @@ def test_a_foreign_message_ends_neither_a_waiter_nor_the_listener(
     generation, heard = ears.generation, ears.heard
     queued: Any = client.zrange(QUEUE, 0, -1)
     (id,) = queued
-    assert client.publish(get_partition().channel, message.replace(b"{id}", id)) == 1
+    assert client.publish(own_channel(), message.replace(b"{id}", id)) == 1
     eventually(lambda: ears.heard > heard)
     assert not waiting.done()
     me(lock, "release")

@@ -14,7 +14,7 @@ from django_redislock import Lock
 from django_redislock.engine.renewal import watchdog
 from django_redislock.store import loop_connections, thread_connections
 from django_redislock.store.stores import get_store
-from tests.helpers import state
+from tests import inside
 from tests.helpers.actors import Other
 
 Eventually = Callable[..., Any]
@@ -54,16 +54,16 @@ def test_a_quiet_event_loop_keeps_one_connection(monkeypatch: pytest.MonkeyPatch
         locks = [Lock(f"a:{number}", ttl=60) for number in range(8)]
         await asyncio.gather(*(lock.aacquire() for lock in locks))
         (connections,) = get_store()._loops.values()
-        assert len(state.idle(connections)) > 1
+        assert len(inside.idle(connections)) > 1
         monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
         for _ in range(1000):
-            if len(state.idle(connections)) == 1:
+            if len(inside.idle(connections)) == 1:
                 break
             await asyncio.sleep(0.03)
-        assert len(state.idle(connections)) == 1
+        assert len(inside.idle(connections)) == 1
         get_store().trim()  # the last one stays
         await asyncio.sleep(0)
-        assert len(state.idle(connections)) == 1
+        assert len(inside.idle(connections)) == 1
 
     asyncio.run(main())
 

@@ -20,8 +20,8 @@ from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import proxy
-from tests.helpers.state import idle, listener
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
+from tests.inside import idle, limit, listener
 
 from .conftest import Eventually, ause
 
@@ -119,7 +119,7 @@ class Busy:
 async def test_who_finds_no_connection_free_is_told_so_in_the_end(
     server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.05)
+    limit(monkeypatch, patience_loops=0.05)
     retry_for(0.1)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1, socket_timeout=GENEROUS)):
         busy = await Busy(client).begun()
@@ -147,7 +147,7 @@ async def test_a_caller_with_time_waits_longer_for_a_connection_than_for_an_answ
 async def test_a_missing_free_connection_does_not_count_against_the_server(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.loop_connections.PATIENCE", 0.01)
+    limit(monkeypatch, patience_loops=0.01)
     with caches(alias(DJANGO_REDIS, server.url, max_connections=1)):
         partition, loan = get_partition(), _Loan()
         assert partition.execute(("ECHO", "1")) == b"1"
@@ -319,7 +319,7 @@ async def test_an_answer_that_came_while_the_loop_was_blocked_counts(
 async def test_a_connection_killed_while_it_idles_is_replaced(
     look_after: float, server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", look_after)
+    limit(monkeypatch, check_idle_loops=look_after)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         for _ in range(3):
             assert not await Lock("a").alocked()
@@ -333,7 +333,7 @@ async def test_a_connection_that_was_reset_while_it_idled_is_replaced(
     look_after: float, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
 ) -> None:
     """Unlike one that the server has closed, it is no transport any more: some Pythons fail where it is written to."""
-    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", look_after)
+    limit(monkeypatch, check_idle_loops=look_after)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert not await Lock("a").alocked()
         (connection,) = idle(get_partition().store._loops[asyncio.get_running_loop()])
@@ -372,7 +372,7 @@ async def test_nothing_of_a_removed_node_is_kept(
 async def test_a_connection_that_is_not_as_we_left_it_is_not_used(
     how: str, server: RedisServer, monkeypatch: pytest.MonkeyPatch, aeventually: AEventually
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.loop_connections.IDLE", -1.0)
+    limit(monkeypatch, check_idle_loops=-1.0)
     with caches(alias(DJANGO_REDIS, server.url)):
         assert await ask("ECHO", "1") == b"1"
         (of_loop,) = get_partition().store._loops.values()

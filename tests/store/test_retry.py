@@ -12,12 +12,12 @@ import django_redislock
 from django_redislock import Lock, LockUnavailable
 from django_redislock.base.steps import run
 from django_redislock.store import calls
-from django_redislock.store.keys import make_keys
 from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, kill
+from tests.inside import keys_of, limit
 
 from .conftest import Eventually, all_at_once, use
 
@@ -130,7 +130,7 @@ def test_the_error_about_missing_replicas_is_the_same_if_the_script_was_unknown(
 ) -> None:
     for name, value in {"ACKNOWLEDGED_WITHIN": 3.0, "_ACKNOWLEDGED_WITHIN": "3000"}.items():
         monkeypatch.setattr(f"django_redislock.store.retry.{name}", value)
-    monkeypatch.setattr("django_redislock.engine.acquiring.attempt.GRACE", 5.0)  # for one WAIT, not for two
+    limit(monkeypatch, answer_grace=5.0)  # for one WAIT, not for two
     client.script_flush()
     with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
         me(Lock(NAME, replicas=1), "acquire", blocking=False)
@@ -169,7 +169,7 @@ def test_a_command_that_redis_refuses_is_not_retried(client: redis.Redis) -> Non
     partition = get_partition()
     client.set("redislock{0}:index", "foreign")
     client.config_resetstat()
-    keys = make_keys(partition.prefix, "a")
+    keys = keys_of("a", partition.prefix)
     with pytest.raises(LockUnavailable, match="Redis refuses to serve the lock 'a'"):
         run(calls.force(partition, keys, "a"))
     stats: Any = client.info("commandstats")

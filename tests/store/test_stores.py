@@ -24,8 +24,8 @@ from django_redislock.store.stores import get_partition, get_store, make_store
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.processes import Worker
-from tests.helpers.state import lease_of, listener, listens
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
+from tests.inside import lease_of, listener, listens, own_channel
 
 from .conftest import Eventually, Exercise, all_at_once, ause
 from .test_loop_connections import Busy
@@ -86,7 +86,7 @@ def test_a_closed_store_is_not_used_again(fresh: None, client: redis.Redis, even
     closed.store.close()
     assert get_partition() is not closed
     with Lock("a", ttl=600):  # it is held for long, so its process listens
-        eventually(lambda: client.pubsub_numsub(get_partition().channel)[0][1])
+        eventually(lambda: client.pubsub_numsub(own_channel())[0][1])
     again = get_partition()
     closed.store.close()
     assert get_partition() is again
@@ -194,7 +194,7 @@ def test_changed_settings_choose_another_alias_at_once(me: Any, server: RedisSer
 # -- a fork ---------------------------------------------------------------------------------------------------------
 
 FORK = """
-from tests.helpers.state import listener
+from tests.inside import listener
 
 held = Lock("held", ttl=600)
 held.acquire()

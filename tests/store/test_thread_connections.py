@@ -19,6 +19,7 @@ from django_redislock.store.wire import NotAsked, exchange
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, connections, kill, stopped
+from tests.inside import limit
 
 from .conftest import Eventually, all_at_once
 
@@ -91,7 +92,7 @@ def one_connection(server: RedisServer) -> Any:
 def test_who_finds_no_connection_free_is_told_so_in_the_end(
     one_connection: Any, monkeypatch: pytest.MonkeyPatch, retry_for: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.thread_connections.PATIENCE", 0.02)
+    limit(monkeypatch, patience_threads=0.02)
     retry_for(0.05)
     pool, node, loan = one_connection.store._thread_connections, one_connection.node, _Loan()
     pool._enter(loan, None)
@@ -196,7 +197,7 @@ def test_a_connection_that_was_made_under_a_deadline_is_used_again_without_it(
 def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
     one_connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.thread_connections.IDLE", -1.0)
+    limit(monkeypatch, check_idle_threads=-1.0)
     assert one_connection.execute(("ECHO", "1")) == b"1"
     connection = one_connection.node.idle[0][0]
     connection.send_command("ECHO", "of somebody else")
@@ -209,7 +210,7 @@ def test_a_connection_with_an_answer_that_nobody_asked_for_is_not_used(
 def test_a_connection_killed_while_it_idles_is_replaced(
     idle: float, one_connection: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_redislock.store.thread_connections.IDLE", idle)
+    limit(monkeypatch, check_idle_threads=idle)
     for _ in range(3):
         assert not Lock("a").locked()
         kill(client)

@@ -26,7 +26,8 @@ from django_redislock.cache_lock import CacheLock
 from django_redislock.store.stores import get_partition
 from django_redislock.testing import assert_locked, assert_not_locked, hold, lose, redis_away
 from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.state import NAME, lease_of, listener, reader_of
+from tests.helpers.state import NAME
+from tests.inside import lease_of, listener, reader_of
 
 Eventually = Callable[..., Any]
 

@@ -29,7 +29,8 @@ from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
 from redisserver import RedisServer
 from tests.checks import BACKEND
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.state import NAME, count, leases, waiting
+from tests.helpers.state import NAME, count
+from tests.inside import leases, waiting
 
 Eventually = Callable[..., Any]
 MakeOther = Callable[[], Other]

@@ -20,8 +20,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_redislock import ConditionalValue, Counter, Lock, LockError, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.pools import raw
-from tests.helpers.state import PREFIX
 from tests.helpers.ways import DJANGO, PASSWORD, alias, caches
+from tests.inside import PREFIX
 
 Call = Callable[[], object]
 Eventually = Callable[..., Any]

@@ -13,7 +13,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Counter, LockError
 from tests.helpers.pools import raw
-from tests.helpers.state import PREFIX
+from tests.inside import PREFIX
 
 Eventually = Callable[..., Any]
 InProcesses = Callable[[int, str], list[list[str]]]

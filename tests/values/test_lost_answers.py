@@ -15,8 +15,8 @@ from django_redislock import ConditionalValue, Counter
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.state import PREFIX
 from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import PREFIX
 
 VALUE, COUNTER = f"{PREFIX}value:high", f"{PREFIX}counter:hits"
 

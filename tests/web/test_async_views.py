@@ -27,8 +27,8 @@ from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Actor, Other
 from tests.helpers.databases import Account
 from tests.helpers.servers import LEFT_OPEN, Web
-from tests.helpers.state import leases
 from tests.helpers.twins import abandon, lock_names
+from tests.inside import leases
 
 AEventually = Callable[..., Awaitable[Any]]
 pytestmark = LEFT_OPEN

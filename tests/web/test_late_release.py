@@ -23,7 +23,7 @@ from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account, Commits
 from tests.helpers.processes import Worker
 from tests.helpers.servers import LEFT_OPEN, Web
-from tests.helpers.state import leases
+from tests.inside import leases
 
 Settings = Any  # its type has another name in each pytest-django
 Eventually = Callable[..., Any]

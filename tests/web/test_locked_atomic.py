@@ -15,7 +15,7 @@ from django.db import connection, connections, transaction
 from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, lock_digest, locked_atomic
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, Commits
-from tests.helpers.state import leases
+from tests.inside import leases
 
 Eventually = Callable[[Callable[[], Any]], Any]
 Run = Callable[[Callable[[], Any]], None]

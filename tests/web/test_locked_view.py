@@ -21,12 +21,12 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.viewsets import ViewSet
 
 from django_redislock import Lock, LockLost, list_locks, lock_digest, locked_view
-from django_redislock.store.keys import make_keys
 from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import PREFIX, queued, value
+from tests.helpers.state import queued, value
 from tests.helpers.twins import Pages, Twins, lock_names
+from tests.inside import keys_of
 
 Eventually = Callable[..., Any]
 Slow = Callable[..., tuple[threading.Event, threading.Event]]
@@ -157,7 +157,7 @@ def test_an_unknown_field_names_those_that_there_are(crowd: Crowd, pages: Pages)
 
 def test_the_lock_is_as_its_options_say(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
     def look(request: HttpRequest) -> list[Any]:
-        key = make_keys(PREFIX, "order").lock
+        key = keys_of("order").lock
         return [client.get(key), b"\n", client.pttl(key)]
 
     pages.add("order/", "order", look, ttl=500, note="paid at the desk")

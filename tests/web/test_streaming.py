@@ -23,7 +23,7 @@ from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.servers import LEFT_OPEN, Web
-from tests.helpers.state import leases
+from tests.inside import leases
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]

@@ -14,7 +14,7 @@
 local BUSY, GRANTED, MORE, GIVEN_UP, ALREADY, FULL = 0, 1, 2, 3, 4, 6
 
 -- the fast path: nobody has it and nobody waits
-if idle and ARGV.wait ~= 'a' then
+if idle --[[@adopt-only-free]]and ARGV.wait ~= 'a' --[[@]]then
   local fence = tonumber((grant(ARGV.id, ARGV.channel, 'c', ARGV.ttl, ARGV.token, ARGV.owner)))
   if fence % 8 == 0 then
     -- leases that ended by themselves, of processes that died: every change of a lease moves its entry
@@ -35,8 +35,8 @@ local ticket = tonumber(ARGV.ticket) or 0
 local id, channel, flag, fence, since, token, owner
 if value then id, channel, flag, fence, since, token, owner = parse_holder(value) end
 
-if id == ARGV.id then return {ALREADY, us, tonumber(fence), lease_left()} end
-if gone then return {GIVEN_UP, us, 0, 0} end
+if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
+if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
 
 -- whether the caller may go on with the lock where its holder has left it: the token must be the right one, and nobody
 -- at work with it
@@ -46,26 +46,26 @@ local function may_adopt()
   if not bears then return false end
   if flag == 'd' then return true end
   if channel == '-' then return false end -- wherever that is: nobody can find out whether it is gone
-  if channel ~= ARGV.channel then return nobody_listens(channel) end
+  if channel ~= ARGV.channel then return --[[@adopts-the-dead]]nobody_listens(channel) --[[@or]]true--[[@]] end
   namesake = id -- the holder is the caller's own process, which alone knows whether that acquisition is in use
-  return id == ARGV.adopts
+  return id --[[@adopts-unused]]== ARGV.adopts--[[@]]
 end
 
 if may_adopt() then
   local left = tonumber(ARGV.ttl)
   if flag ~= 'd' then
     -- its holder seems dead: should it live, its fence is an old one from now on
-    left = math.max(left, lease_left())
-    fence, since = next_fence()
+    left = math.max(left, lease_left()) --@adoption-lease
+    fence, since = next_fence() --@adoption-fence
   end
   clear_handoff(flag)
   -- who has no note to leave keeps the one that is there
-  local note = string.find(ARGV.owner, '\n', 1, true) and '' or string.match(owner, '\n.*$') or ''
+  local note = string.find(ARGV.owner, '\n', 1, true) and '' --[[@adoption-note]]or string.match(owner, '\n.*$') --[[@]]or ''
   write_lock(holder_value(ARGV.id, ARGV.channel, 'a', fence, since, ARGV.token, ARGV.owner .. note), left)
   redis.call('ZREM', KEYS.queue, ARGV.id)
   redis.call('HDEL', KEYS.waiters, ARGV.id)
   redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
-  tell(channel, 'a ' .. id .. ' ' .. ARGV.name)
+  tell(channel, 'a ' .. id .. ' ' .. ARGV.name) --@adoption-told
   return {ALREADY, us, tonumber(fence), left}
 end
 
@@ -82,20 +82,20 @@ if ARGV.wait == 's' or not value then
   -- not at the top: whoever finds the lock held would make these functions for nothing, a sixth of its time
 --#include @suspension
 --#include @hand_on
-  if ARGV.wait == 'a' then
+  if ARGV.wait == 'a' then --@adopt-only-waits
     if hand_on() == 1 then return {MORE, us, 0, 0} end
     return {GIVEN_UP, us, 0, 0, false, unheard}
   end
   if ARGV.wait == 's' then
     -- first of all: where memory has run out, Redis lets a script go on that has begun with a deletion
-    cancel_suspension()
+    cancel_suspension() --@seizure-resumes
     erase_lock(flag)
     clear_handoff(flag)
     local taken = enter()
-    if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
+    if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@seizure-told
     return {GRANTED, us, taken, tonumber(ARGV.ttl), value}
   end
-  value = begin_suspension()
+  value = begin_suspension() --@asker-suspends
   if not value then
     local verdict = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, ARGV.id, hand_over)
     if verdict == 'take' then return {GRANTED, us, enter(), tonumber(ARGV.ttl), false, unheard} end
@@ -106,7 +106,7 @@ end
 local state = BUSY
 if ARGV.wait ~= '0' then
   -- who comes back with a ticket has been let in before
-  if ARGV.most ~= '' and ARGV.ticket == '' and is_full(KEYS.queue, KEYS.waiters) then
+  if ARGV.most ~= '' and ARGV.ticket == '' and is_full(KEYS.queue, KEYS.waiters) then --@most
     return {FULL, us, 0, lease_left(), value or false, unheard, namesake}
   end
   state, ticket = enqueue(KEYS.queue, KEYS.waiters)

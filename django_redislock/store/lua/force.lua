@@ -12,10 +12,10 @@
 local value = read_lock()
 local id, channel, flag, fence
 if value then id, channel, flag, fence = parse_holder(value) end
-if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end
+if id and ARGV.highest ~= '' and tonumber(fence) > tonumber(ARGV.highest) then return {false, 0} end --@force-fence
 local planned = cancel_suspension()
-if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end
+if ARGV.what == 's' and value and flag ~= 's' then return {planned or false, 0} end --@resume-holder
 erase_lock(flag)
 redis.call('ZREM', KEYS.index, ARGV.name)
-if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end
+if id then tell(channel, 'f ' .. id .. ' ' .. ARGV.name) end --@force-told
 return {value or planned or false, hand_on()}

@@ -10,17 +10,18 @@
 --#include @lock
 local value = read_lock()
 local mine = ARGV.id .. ' '
-local held = value and string.sub(value, 1, #mine) == mine
+local held = value --[[@release-id]]and string.sub(value, 1, #mine) == mine--[[@]]
 local channel, flag
 if held then channel, flag = string.match(value, '^(%S+) (%S)', #mine + 1) end
-if flag == 'd' and ARGV.how ~= 'bearer' then return {2, 0} end
-local detaches = flag == 'a' and ARGV.how == 'withdraw'
+if flag == 'd' and ARGV.how ~= 'bearer' then return {2, 0} end --@release-detached
+local detaches = false
+if flag == 'a' and ARGV.how == 'withdraw' then detaches = true end --@withdraw-adopted
 if held and not detaches then erase_lock(flag) end
-if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end
+if KEYS.gone then redis.call('SET', KEYS.gone, '1', 'PX', 60000) end --@release-marks
 
 --#include @nobody_waits
 if held and nobody_waits and channel == ARGV.channel and not detaches then
-  redis.call('ZREM', KEYS.index, ARGV.name)
+  redis.call('ZREM', KEYS.index, ARGV.name) --@release-index
   return {1, 0}
 end
 
@@ -35,11 +36,13 @@ if detaches then
 end
 if held then
   -- the process that renews it must hear that it has ended
-  if channel ~= ARGV.channel then tell(channel, 'r ' .. ARGV.id .. ' ' .. ARGV.name) end
+  if channel ~= ARGV.channel then tell(channel, 'r ' .. ARGV.id .. ' ' .. ARGV.name) end --@release-told
 else
   redis.call('ZREM', KEYS.queue, ARGV.id)
   redis.call('HDEL', KEYS.waiters, ARGV.id)
   note_leave()
   if value then return {0, 0, false, value, lease_left()} end
 end
-return {held and 1 or 0, hand_on()}
+local more = 0
+more = hand_on() --@release-grants
+return {held and 1 or 0, more}

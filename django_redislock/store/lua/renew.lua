@@ -15,44 +15,45 @@ local LOST, HELD, ADOPTED = 0, 1, 2
 local value = read_lock()
 if not value then
   -- the lease is over; those who wait should not have to find that out by themselves
-  hand_on()
+  hand_on() --@renewal-grants
   return {LOST, us, 0}
 end
 
 local id, channel, flag, fence, since, token, owner = parse_holder(value)
 -- the same attempt with another fence: a failover forgot its grant and let others in, before its turn came again (C3)
-if id ~= ARGV.id or ARGV.fence ~= '' and fence ~= ARGV.fence then
+if --[[@renewal-id]]id ~= ARGV.id --[[@or]]false--[[@]] or --[[@renewal-fence]]ARGV.fence ~= '' and fence ~= ARGV.fence--[[@or]]false--[[@]] then
   local adopted = id and id ~= ARGV.id and token ~= '-' and token == ARGV.token
   return {adopted and ADOPTED or LOST, us, lease_left()}
 end
 
 local ms, left = tonumber(ARGV.ms), lease_left()
 -- a renewal that was on its way when the lock was detached
-if flag == 'd' and ARGV.how ~= 'detach' then return {HELD, us, left} end
+if flag == 'd' and ARGV.how ~= 'detach' --[[@late-raise]]--[[@or]]and ARGV.how ~= 'raise' --[[@]]then return {HELD, us, left} end --@late-renewal
 local handed = flag == 'h' or flag == 'p'
 -- a handoff begins with a short lease: confirmed, it is a full one from the grant on
-if handed then left = math.max(left, math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
+if handed then left = math.max(--[[@confirm-lengthens]]left, --[[@]]math.ceil((since - us) / 1000) + tonumber(ARGV.ttl)) end
 if ARGV.how == 'add' then
   left = left + ms
 elseif ARGV.how == 'set' or ARGV.how == 'detach' then
   left = ms
-elseif ARGV.how == 'keep' or ARGV.how == 'raise' then
-  left = math.max(left, ms)
+elseif ARGV.how == 'keep' --[[@raise-keeps]]or ARGV.how == 'raise' --[[@]]then
+  left = math.max(--[[@renewal-lengthens]]left, --[[@]]ms)
 end
 -- a deletion first: where memory has run out, Redis lets a script go on that has begun with one
 redis.call('HDEL', KEYS.waiters, '-')
 local drawn
 if ARGV.how == 'raise' then
 --#include fence
-  fence = next_fence()
+  local next = next_fence()
+  fence = next --@raise-new
   drawn = tonumber(fence)
 end
-if handed or drawn or ARGV.how == 'detach' then
+if handed or --[[@raise-written]]drawn or --[[@]]ARGV.how == 'detach' then
   left = math.max(1, left) -- at the very end; Redis refuses to write a key for 0 ms
   write_lock(holder_value(id, channel, ARGV.how == 'detach' and 'd' or 'c', fence, since, token, owner), left)
-  if handed then clear_handoff(flag) end
+  if handed then clear_handoff(flag) end --@confirm-clears
 else
   move_end(left)
 end
-redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
-return {HELD, us, left, drawn}
+redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name) --@renewal-listed
+return {HELD, us, left--[[@raise-answered]], drawn--[[@]]}

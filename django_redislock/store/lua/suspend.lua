@@ -14,11 +14,11 @@ local fence, since = next_fence()
 local suspension = holder_value('-', '-', 's', fence, since, '-', ARGV.owner)
 cancel_suspension()
 local _, _, flag = parse_holder(value or '')
-if value and flag ~= 's' then
+if value and flag ~= 's' then --@suspension-waits
   plan_suspension(suspension, ms)
   return 0
 end
 write_lock(suspension, ms)
-redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name)
+redis.call('ZADD', KEYS.index, us + ms * 1000, ARGV.name) --@suspension-listed
 tell_of_suspension()
 return 1

@@ -13,4 +13,4 @@ local function listeners(channel)
   return answer[2] or answer
 end
 
-local function nobody_listens(channel) return listeners(channel) == 0 end
+local function nobody_listens(channel) return --[[@the-dead]]listeners(channel) == 0--[[@or]]false--[[@]] end

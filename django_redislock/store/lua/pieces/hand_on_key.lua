@@ -5,6 +5,6 @@
 local function hand_on()
   if suspends() then return 0 end
   local verdict, handed = pass_on(KEYS.queue, KEYS.waiters, ARGV.name, 1, nil, hand_over)
-  if handed == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end
+  if handed == 0 then redis.call('ZREM', KEYS.index, ARGV.name) end --@unwanted-unlisted
   return verdict == 'more' and 1 or 0
 end

@@ -4,7 +4,7 @@
 --#include waiter
 local function is_dead(channel, alive_until, absent)
   if not channel then return true end
-  if channel == '-' then return us >= alive_until end
+  if channel == '-' then return --[[@polling-dies]]us >= alive_until--[[@or]]false--[[@]] end
   if absent[channel] == nil then absent[channel] = nobody_listens(channel) end
   return absent[channel]
 end

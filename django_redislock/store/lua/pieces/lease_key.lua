@@ -1,6 +1,6 @@
 -- (piece) the lease of a lock that is a key of its own.
 -- milliseconds; -2: there is no lock; -1: it never ends, so somebody else has written it
-local function lease_left() return redis.call('PTTL', KEYS.lock) end
+local function lease_left() return --[[@lease-left]]redis.call('PTTL', KEYS.lock)--[[@or]]0--[[@]] end
 
 local function move_end(ms) redis.call('PEXPIRE', KEYS.lock, ms) end
 

@@ -34,12 +34,12 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
   local function done(verdict)
     if mark and handed == 0 then redis.call('HDEL', waiters, '!') end
     -- nobody else would notice that one who polls has died: the first behind it looks until it has gone
-    if reserved > 0 and not me then tell_to_look(queue, waiters, called, reserved) end
+    if reserved > 0 and not me then tell_to_look(queue, waiters, called, reserved) end --@polling-watched
     return verdict, handed
   end
 
   while dropped < MOST_DROPPED do
-    local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1)
+    local ids = redis.call('ZRANGE', queue, reserved, reserved + batch - 1--[[@order]]--[[@or]], 'REV'--[[@]])
     if #ids == 0 then
       if reserved == 0 then
         if not erased_flag and redis.call('HGET', waiters, '!') == ARGV.channel then unheard = 1 end
@@ -50,17 +50,17 @@ local function pass_on(queue, waiters, called, free, me, hand_over)
     local entries = redis.call('HMGET', waiters, '!', '?', unpack(ids))
     if not suspects then
       mark, suspects = entries[1], entries[2] or ''
-      if mark and not erased_flag then suspects = add_suspect(waiters, suspects, mark) end
+      if mark and not erased_flag then suspects = add_suspect(waiters, suspects, mark) end --@suspects-made
     end
     local dead, verdict = {}, nil
     for i, id in ipairs(ids) do
-      if id == me then
+      if --[[@asker-queues]]id == me--[[@or]]me--[[@]] then --@asker-is-next
         verdict = 'take'
         break
       end
       local channel, ttl, alive_until, token, owner = parse_waiter(entries[i + 2])
       -- asked before the grant: a message that counts 0 here may still be heard, by one who listens to a replica
-      if is_dead(channel, alive_until, absent) or is_suspect(suspects, channel) then
+      if is_dead(channel, alive_until, absent) --[[@suspects-skipped]]or is_suspect(suspects, channel) --[[@]]then
         dead[#dead + 1] = id
       elseif channel == '-' then
         reserved = reserved + 1

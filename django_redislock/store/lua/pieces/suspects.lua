@@ -28,12 +28,13 @@ end
 local function clear_suspect(waiters)
   if ARGV.channel == '-' then return end
   local mark, suspects = unpack(redis.call('HMGET', waiters, '!', '?'))
-  if mark == ARGV.channel then redis.call('HDEL', waiters, '!') end
+  if mark == ARGV.channel then redis.call('HDEL', waiters, '!') end --@look-confirms
   if not suspects then return end
   local from, to = string.find(suspects, ARGV.channel, 1, true)
   if not from then return end
   unheard = 1
-  local others = string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1)
+  local others = suspects
+  others = string.sub(suspects, 1, from - 1) .. string.sub(suspects, to + 1) --@suspects-clear
   if string.find(others, '%S') then
     redis.call('HSET', waiters, '?', others)
   else

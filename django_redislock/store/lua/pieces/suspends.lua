@@ -11,8 +11,8 @@ end
 
 -- whether one has begun
 local function suspends()
-  if not begin_suspension() then return false end
+  if --[[@release-suspends]]not begin_suspension()--[[@or]]true--[[@]] then return false end
   if erased_flag then redis.call('HDEL', KEYS.waiters, '!') end -- a handoff that was given back
-  tell_of_suspension()
+  tell_of_suspension() --@suspension-told
   return true
 end

@@ -6,7 +6,7 @@ local function read_planned() return parse_planned(redis.call('HGET', KEYS.waite
 
 local function plan_suspension(value, ms)
   redis.call('HSET', KEYS.waiters, '~', planned_text(value, ms))
-  keep(KEYS.waiters, ms)
+  keep(KEYS.waiters, ms) --@suspension-kept
 end
 
 -- returns its value, if there was one
