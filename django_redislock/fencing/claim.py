@@ -71,7 +71,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             raise explained from error
         raise
     if met is not None:
-        lease.partition.highest_fence = max(lease.partition.highest_fence, met)  # Redis hears of it with the next call
+        lease.partition.note_fence(met)  # Redis hears of it with the next call
         reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)

@@ -312,6 +312,20 @@ def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
     assert account.balance == 0
 
 
+def test_an_absurd_fence_in_the_database_stops_nothing_but_its_own_name(account: Account) -> None:
+    book = locked_atomic(NAME, fenced=True)(account.book)
+    book()
+    Fence.objects.filter(name=NAME).update(fence=2**53 - 2)
+    with pytest.raises(LockLost, match="already has the fence 9007199254740990"):
+        book()
+    for _ in range(3):
+        with Lock("another") as lock:
+            assert lock.fence < 8 * 10**15
+    Fence.objects.filter(name=NAME).delete()
+    book()
+    assert account.balance == 2
+
+
 # -- a fence that Redis has given twice -----------------------------------------------------------------------------
 
 
