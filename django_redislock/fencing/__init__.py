@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .begin import begin
+from .begin import begin, open_together
 from .claim import claim, is_missing
 from .field import FencedManager, FencedQuerySet, FenceField
 from .prune import Pruned, prune
@@ -18,5 +18,6 @@ __all__ = [
     "begin",
     "claim",
     "is_missing",
+    "open_together",
     "prune",
 ]
