@@ -6,7 +6,7 @@ from .begin import begin, open_together
 from .claim import claim, is_missing
 from .field import FencedManager, FencedQuerySet, FenceField
 from .prune import Pruned, prune
-from .table import MARK, TABLE
+from .table import MARK, TABLE, remedy
 
 __all__ = [
     "MARK",
@@ -20,4 +20,5 @@ __all__ = [
     "is_missing",
     "open_together",
     "prune",
+    "remedy",
 ]

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from ..engine import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
-from .table import TABLE, holder_of, reads_the_past, write_fence
+from .table import TABLE, holder_of, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -93,8 +93,7 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
     codes, text = _codes(error), str(error)
     if is_missing(error):
         return ImproperlyConfigured(
-            f"The database {alias!r} has no table {TABLE!r}, which fenced locks need: run manage.py migrate "
-            f"--database {alias}."
+            f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
         )
     busy = "database is locked" in text  # SQLite has one writer at a time
     if codes & TIMED_OUT or busy:
