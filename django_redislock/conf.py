@@ -141,6 +141,7 @@ class Conf:
     RELEASE_IN_TRANSACTION: str = _setting("warn", _reaction)
     FENCED: tuple[str, ...] = _setting((), _patterns)
     FENCE_TIMEOUT: float | None = _setting(10.0, _or_none(seconds))
+    MAX_VALUE_BYTES: int = _setting(1_000_000, lambda value, what: check_count(value, what, 32))  # all numbers fit
 
     def ttl_of(self, name: str) -> float:
         """The TTL for a lock of this name, in seconds: the first matching pattern of TTLS, else TTL."""

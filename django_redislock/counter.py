@@ -84,4 +84,4 @@ class Counter(Stored):
             return 0
         if _COUNT.fullmatch(raw) and -LARGEST - 1 <= (count := int(raw)) <= LARGEST:
             return count
-        raise self._foreign(f"{raw!r:.80}")
+        raise self._foreign(shown(raw))

@@ -12,6 +12,7 @@ from typing import Any
 from .base.display import shown
 from .base.steps import Steps, arun, run_blocking
 from .base.times import Seconds
+from .conf import conf
 from .store.scripts import Script
 from .stored import Stored, milliseconds_of
 
@@ -44,7 +45,7 @@ class ConditionalValue(Stored):
 
     Values are int (from -2**53 to 2**53: beyond, doubles miss some), finite floats, and str. An int and a float compare
     as numbers. Text has no order here: ``==`` and ``!=`` compare it whole, and text never equals a number; the other
-    four raise TypeError where either side is text.
+    four raise TypeError where either side is text. A text takes at most MAX_VALUE_BYTES (setting) as JSON in ASCII.
 
     Every operator has a short name with its twin for coroutines: ``setgt(value, new=None, ttl=None)`` is
     ``set_if(">", value, new, ttl)``, ``delgt(value)`` is ``delete_if(">", value)``, and so on for ``lt ge le eq ne``.
@@ -128,23 +129,25 @@ class ConditionalValue(Stored):
         return None if raw is None else self._read(raw.decode(errors="replace"))
 
     def _set_if(self, op: str, value: Value, new: Value | None, ttl: Seconds | None) -> Steps[bool]:
-        _check_value(value, "value")
-        stored = value if new is None else _check_value(new, "new")
-        return (yield from self._compare(op, value, json.dumps(stored), milliseconds_of(ttl)))
+        text = _dumped(value, "value")
+        stored = text if new is None else _dumped(new, "new")
+        return (yield from self._compare(op, value, text, stored, milliseconds_of(ttl)))
 
     def _delete_if(self, op: str, value: Value) -> Steps[bool]:
-        _check_value(value, "value")
-        return (yield from self._compare(op, value, "", ""))
+        return (yield from self._compare(op, value, _dumped(value, "value"), "", ""))
 
-    def _compare(self, op: str, value: Value, new: str, ttl: str) -> Steps[bool]:
+    def _compare(self, op: str, value: Value, text: str, new: str, ttl: str) -> Steps[bool]:
         if not isinstance(op, str) or op not in OPERATORS:
             raise ValueError(f"op must be one of {', '.join(map(repr, OPERATORS))}, not {shown(op)}.")
         if isinstance(value, str) and op not in UNORDERED:
             raise TypeError(f"Cannot compare {shown(value)} by {op!r}: text has no order here, only '==' and '!='.")
-        answer = yield from self._once(_COMPARE, OPERATORS[op], json.dumps(value), repr(self.eps), new, ttl)
+        most = str(conf().MAX_VALUE_BYTES)
+        answer = yield from self._once(_COMPARE, OPERATORS[op], text, repr(self.eps), new, ttl, most)
+        if answer[0] == "!":
+            raise self._foreign(f"{int(answer[1:]):,} bytes, more than REDISLOCK['MAX_VALUE_BYTES'] allows")
         if answer[0] == "?":
             raise TypeError(
-                f"Cannot compare {shown(value)} by {op!r} with {self._read(answer[1:])!r:.80}, which the value "
+                f"Cannot compare {shown(value)} by {op!r} with {shown(self._read(answer[1:]))}, which the value "
                 f"{self.name!r} holds: text has no order here, only '==' and '!='. Nothing was changed."
             )
         return answer == "1"
@@ -156,7 +159,17 @@ class ConditionalValue(Stored):
                 return _check_value(json.loads(text), "value")
         except (ValueError, TypeError):
             pass
-        raise self._foreign(f"{text!r:.80}")
+        raise self._foreign(shown(text))
+
+
+def _dumped(value: Value, what: str) -> str:
+    """``value`` as Redis stores it."""
+    text, most = json.dumps(_check_value(value, what)), conf().MAX_VALUE_BYTES
+    if len(text) > most:
+        raise ValueError(
+            f"{what} must take at most {most:,} bytes as JSON (REDISLOCK['MAX_VALUE_BYTES']), not {len(text):,}."
+        )
+    return text
 
 
 def _check_value(value: Value, what: str) -> Value:

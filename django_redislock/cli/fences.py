@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
-from ..fencing import is_missing, prune
+from ..fencing import is_missing, prune, remedy
 from .arguments import age
 from .output import Output
 
@@ -42,7 +42,7 @@ def handle(output: Output, *, older_than: timedelta, dry_run: bool, database: st
     try:
         deleted, left = prune(older_than, using=database, dry_run=dry_run)
     except DatabaseError as error:
-        hint = f". Run manage.py migrate --database {database}." if is_missing(error) else ""
+        hint = f". {remedy(database)}" if is_missing(error) else ""
         raise CommandError(f"Could not prune the fences of the database {database!r}: {error}{hint}") from error
     fences = f"{deleted} fence" if deleted == 1 else f"{deleted} fences"
     done = f"Would delete {fences}, and keep {left}" if dry_run else f"Deleted {fences}, kept {left}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .begin import begin
+from .begin import begin, open_together
 from .claim import claim, is_missing
 from .field import FencedManager, FencedQuerySet, FenceField
 from .prune import Pruned, prune
-from .table import MARK, TABLE
+from .table import MARK, TABLE, remedy
 
 __all__ = [
     "MARK",
@@ -18,5 +18,7 @@ __all__ = [
     "begin",
     "claim",
     "is_missing",
+    "open_together",
     "prune",
+    "remedy",
 ]

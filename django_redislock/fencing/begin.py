@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.steps import run
 from ..engine import Lease, draw_new_fence
@@ -44,7 +45,7 @@ def begin(
     while True:
         tries += 1
         try:
-            return _open(aliases, durable, claim_there)
+            return open_together(aliases, durable, claim_there)
         except Overtaken as refusal:
             if raised:
                 raise
@@ -58,10 +59,29 @@ def begin(
                 raise
 
 
-def _open(aliases: Sequence[str], durable: bool, begun: Callable[[str], object]) -> ExitStack:
-    """Open the transactions; ``begun`` is told of each before the next one. If it raises, all are rolled back."""
+def open_together(
+    aliases: Sequence[str], durable: bool = False, begun: Callable[[str], object] = lambda alias: None
+) -> ExitStack:
+    """Open the transactions; ``begun`` is told of each before the next one. If it raises, all are rolled back.
+
+    Their callbacks of ``on_commit()`` run when all have committed. (Where Django nests transactions, one that raises
+    comes between two COMMITs, and rolls back what is not committed yet.)
+    """
     with ExitStack() as opened:
         for alias in aliases:
             opened.enter_context(transaction.atomic(using=alias, durable=durable))
             begun(alias)
+        opened.callback(_leave_callbacks_to_the_last, [connections[alias] for alias in aliases])
         return opened.pop_all()
+
+
+def _leave_callbacks_to_the_last(opened: list[BaseDatabaseWrapper]) -> None:
+    for connection in opened[1:]:
+        if _will_commit(connection) and _will_commit(opened[0]):
+            opened[0].run_on_commit[:0] = connection.run_on_commit
+            connection.run_on_commit = []
+
+
+def _will_commit(connection: BaseDatabaseWrapper) -> bool:
+    """False in a test case, after ``set_rollback()``, and with autocommit off."""
+    return connection.commit_on_exit and not (connection.savepoint_ids or connection.needs_rollback)

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from ..engine import Lease
 from ..exceptions import LockLost, LockUnavailable
 from ..open_transactions import in_atomic_block, is_manual
-from .table import TABLE, holder_of, reads_the_past, write_fence
+from .table import TABLE, holder_of, reads_the_past, remedy, write_fence
 
 # SQLSTATE, and numbers of errors of MySQL and MariaDB
 MISSING = {"42P01", 1146}
@@ -71,7 +71,7 @@ def claim(lease: Lease, alias: str, *, first: bool = False) -> None:
             raise explained from error
         raise
     if met is not None:
-        lease.partition.highest_fence = max(lease.partition.highest_fence, met)  # Redis hears of it with the next call
+        lease.partition.note_fence(met)  # Redis hears of it with the next call
         reason = f"the database {alias!r} already has the fence {met}, and this holder's is {lease.fence}"
         text = f"The lock {lease.name!r} was refused by the database: {reason}."
         raise Overtaken(text, lease.name, reason=reason, fence=lease.fence)
@@ -93,8 +93,7 @@ def _explained(error: DatabaseError, lease: Lease, alias: str) -> Exception | No
     codes, text = _codes(error), str(error)
     if is_missing(error):
         return ImproperlyConfigured(
-            f"The database {alias!r} has no table {TABLE!r}, which fenced locks need: run manage.py migrate "
-            f"--database {alias}."
+            f"The database {alias!r} has no table {TABLE!r}, which fenced locks need. {remedy(alias)}"
         )
     busy = "database is locked" in text  # SQLite has one writer at a time
     if codes & TIMED_OUT or busy:

@@ -14,6 +14,8 @@ from hashlib import sha256
 from typing import Any
 
 from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils import timezone
 
@@ -47,7 +49,23 @@ def holder_of(token: str) -> str:
 
 def fences() -> Any:
     """The manager of the model, which is in a layer above this one."""
-    return apps.get_model("django_redislock", "Fence")._default_manager
+    try:
+        return apps.get_model("django_redislock", "Fence")._default_manager
+    except LookupError:
+        raise ImproperlyConfigured(
+            f"Fenced locks need the table {TABLE!r}, and its app is not installed. Add 'django_redislock' to "
+            f"INSTALLED_APPS, then run manage.py migrate."
+        ) from None
+
+
+def remedy(alias: str) -> str:
+    """What creates the table in this database."""
+    if router.allow_migrate_model(alias, fences().model):
+        return f"Run manage.py migrate --database {alias}."
+    return (
+        f"Let DATABASE_ROUTERS allow migrations of 'django_redislock' on {alias!r}, then run manage.py migrate "
+        f"--database {alias}."
+    )
 
 
 def write_fence(
@@ -59,6 +77,7 @@ def write_fence(
     clock is behind. Returns the one that is there; None: it was written. ``within``: the seconds to wait for another
     transaction that has the row; None: for as long as the database lets it.
     """
+    fences()  # before the database is asked: without the app, it lacks the table, and migrate would not create it
     key = key_of(name)
     if _raise(connection, key, fence, holder, within):
         return None

@@ -118,8 +118,7 @@ def acquire(
             # C3: a node that was paused, for instance, may have granted what another node has by now: ask that one
             repeated = True
             continue
-        if number > partition.highest_fence:
-            partition.highest_fence = number
+        partition.note_fence(number)
         if state != MORE:
             extra, unheard, namesake = (*more, None, None, None)[:3]
             member = check_member(partition, name, extra) if keys.any and state in (GRANTED, ALREADY) else ""

@@ -20,6 +20,9 @@ from .node import Node
 from .thread_connections import ThreadConnections
 from .wire import Command, Replaced
 
+# Fences from here on are not remembered, and so not written back once somebody has deleted them. Far from 9e15, where
+# fence.lua refuses to go on, so that nobody remembers what led there. Clocks come here in 2223
+HIGHEST_KNOWN = 8 * 10**15
 CONFIRMED_WITHIN = 3.0  # seconds to wait for another node to confirm the late answer of one that was silent
 
 
@@ -200,6 +203,11 @@ class Partition:
     def node(self) -> Node:
         """The same; if it is not known, the cluster is asked."""
         return self.node_if_known or self.store.node_of(self.tag)
+
+    def note_fence(self, fence: int) -> None:
+        """Remember this fence, or ticket, if it is the highest so far, and not absurd."""
+        if self.highest_fence < fence < HIGHEST_KNOWN:
+            self.highest_fence = fence
 
     def heard_from(self, node: Node) -> None:
         """C3: ``node`` has answered. If this process is subscribed at another one, its waiters have to look."""

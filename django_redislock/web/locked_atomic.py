@@ -55,10 +55,11 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
     call, and so may ``note`` and ``token``; or a callable that takes them (other than a lambda, it is given as
     ``name``), as in :func:`locked`. A block has no arguments and refuses both. ``db`` is one alias in ``DATABASES`` or
     several: the first begins first and commits last. (Two databases do not commit as one: if the second refuses, the
-    first has not committed yet.) The options are those of :class:`Lock`.
+    first has not committed yet; if the first refuses, the second has.) The options are those of :class:`Lock`.
 
     Guaranteed: the lock is held from before BEGIN until after COMMIT or ROLLBACK, and by callbacks of ``on_commit()``
-    too: a task that one of them queues may still find the lock busy. When the lock is known to be lost at the end
+    too: a task that one of them queues may still find the lock busy. Of several databases, the callbacks run when all
+    have committed. When the lock is known to be lost at the end
     of the block, the transaction is rolled back.
 
     Raises RuntimeError, before anything is locked, where a transaction is open already (that of a test case does not

@@ -10,7 +10,6 @@ from logging import ERROR
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.db import transaction
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils.decorators import method_decorator
 
@@ -21,7 +20,7 @@ from ..call_names import CallTexts, Name, given_name, refuse_generators, templat
 from ..conf import conf
 from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
-from ..fencing import begin
+from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
 from ..options import LockOptions, Options, choose_waiting, mark_locked, read_options, refuse_fenced
 from .atomic_requests import OpenedHere, excluded_by, instance_of, to_open
@@ -130,10 +129,8 @@ class _LockedView:
                     raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
                 return awrapper(request, *args, **kwargs)
             if not locked:
-                function = view
-                for alias in aliases:  # the last one outermost, as Django's handler nests them
-                    function = transaction.atomic(using=alias)(function)
-                return function(request, *args, **kwargs)
+                with open_together(aliases[::-1]):  # the last one outermost, as Django's handler nests them
+                    return view(request, *args, **kwargs)
             steps = self._guarded(request, args, kwargs, aliases, open_aliases())
             return run_blocking(steps, "Decorate an async view")
 

@@ -40,6 +40,7 @@ SETTINGS = [
     "RELEASE_IN_TRANSACTION",
     "FENCED",
     "FENCE_TIMEOUT",
+    "MAX_VALUE_BYTES",
 ]
 NO_TIME = [0, -0.5, 0.0001, math.nan, math.inf, timedelta(0), timedelta(seconds=-1), 10**10]
 NO_NUMBER = [True, "30", b"30", [30]]
@@ -55,7 +56,7 @@ def test_without_the_setting_there_are_defaults() -> None:
     assert (conf().BLOCKING_TIMEOUT, conf().MAX_HOLD, conf().VIEW_ON_CONFLICT) == (None, None, None)
     assert (conf().MAX_WAITERS, conf().SLOW_WAIT) == ({}, 10.0)
     assert (conf().CLUSTER, conf().MAX_CONNECTIONS, conf().REPLICAS) == (False, 16, 0)
-    assert (conf().FENCED, conf().FENCE_TIMEOUT) == ((), 10.0)
+    assert (conf().FENCED, conf().FENCE_TIMEOUT, conf().MAX_VALUE_BYTES) == ((), 10.0, 1_000_000)
 
 
 def test_every_setting_can_be_set() -> None:
@@ -83,6 +84,7 @@ def test_every_setting_can_be_set() -> None:
         "RELEASE_IN_TRANSACTION": "error",
         "FENCED": ("account:*",),
         "FENCE_TIMEOUT": 2,
+        "MAX_VALUE_BYTES": 32,
     }
     assert list(values) == SETTINGS
     found = read(values)
@@ -210,6 +212,7 @@ def wrong_values() -> list[Any]:
         "RELEASE_IN_TRANSACTION": [None, "", "raise", True, b"warn", ["warn"]],
         "FENCED": [None, True, "account:*", {"account:*": True}],
         "FENCE_TIMEOUT": [*NO_TIME, *NO_NUMBER],
+        "MAX_VALUE_BYTES": [None, 31, 1e6, True, "1000000"],
     }
     assert list(wrong) == SETTINGS
     return [pytest.param(key, value, id=f"{key}={value!a}"[:40]) for key, values in wrong.items() for value in values]

@@ -313,6 +313,20 @@ def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
     assert account.balance == 0
 
 
+def test_an_absurd_fence_in_the_database_stops_nothing_but_its_own_name(account: Account) -> None:
+    book = locked_atomic(NAME, fenced=True)(account.book)
+    book()
+    Fence.objects.filter(name=NAME).update(fence=2**53 - 2)
+    with pytest.raises(LockLost, match="already has the fence 9007199254740990"):
+        book()
+    for _ in range(3):
+        with Lock("another") as lock:
+            assert lock.fence < 8 * 10**15
+    Fence.objects.filter(name=NAME).delete()
+    book()
+    assert account.balance == 2
+
+
 # -- a fence that Redis has given twice -----------------------------------------------------------------------------
 
 
@@ -445,12 +459,46 @@ def test_a_database_without_the_table_says_what_to_do(account: Account) -> None:
     with connections["default"].schema_editor() as editor:
         editor.delete_model(Fence)
     book = locked_atomic(NAME, fenced=True)(account.book)
-    with pytest.raises(ImproperlyConfigured, match=r"'redislock_fence'.*run manage.py migrate --database default"):
+    with pytest.raises(ImproperlyConfigured, match=r"'redislock_fence'.*\. Run manage.py migrate --database default"):
         book()
     assert account.balance == 0
     assert get_lock(NAME) is None
     with connections["default"].schema_editor() as editor:
         editor.create_model(Fence)
+
+
+def claim_by_hand() -> None:
+    with Lock(NAME) as lock, transaction.atomic():
+        lock.claim()
+
+
+@pytest.mark.parametrize("table", [True, False], ids=["with the table", "without the table"])
+@pytest.mark.parametrize("claim", [locked_atomic(NAME, fenced=True)(print), claim_by_hand])
+def test_where_the_app_is_not_installed_the_error_says_to_install_it(
+    table: bool, claim: Callable[[], None], account: Account, settings: Any
+) -> None:
+    if not table:
+        with connections["default"].schema_editor() as editor:
+            editor.delete_model(Fence)
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]
+    with pytest.raises(ImproperlyConfigured, match=r"Add 'django_redislock' to INSTALLED_APPS, then run .* migrate"):
+        claim()
+    assert get_lock(NAME) is None
+
+
+class Elsewhere:
+    """A router that keeps all tables away from the database ``default``."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db == "default" else None
+
+
+def test_where_a_router_keeps_the_table_away_the_error_names_the_router(account: Account, settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    with connections["default"].schema_editor() as editor:
+        editor.delete_model(Fence)
+    with pytest.raises(ImproperlyConfigured, match=r"Let DATABASE_ROUTERS allow .* on 'default', then run .* migrate"):
+        claim_by_hand()
 
 
 def test_names_that_differ_in_case_alone_have_rows_of_their_own(account: Account) -> None:

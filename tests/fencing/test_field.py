@@ -135,6 +135,12 @@ def test_rows_are_written_with_the_fence_of_the_lock() -> None:
     assert states() == ["back", "sent", "sent", "sent"]
 
 
+def test_rows_of_ones_own_need_no_app_in_the_settings(settings: Any) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]
+    with Lock(NAME) as lock:
+        assert Parcel.objects.fenced(lock).update(state="sent") == 4
+
+
 @pytest.mark.parametrize("method", ["update", "delete"])
 def test_a_queryset_that_was_read_before_is_read_again_after_it_has_written(method: str) -> None:
     with Lock(NAME) as lock:

@@ -26,6 +26,7 @@ from tests.helpers.pools import (
     leave,
     leftovers,
     lock_of,
+    raw,
 )
 from tests.helpers.processes import Worker
 from tests.helpers.state import queued
@@ -286,3 +287,10 @@ def test_a_waiter_that_leaves_passes_its_member_on_to_waiters_for_that_one(
     wants.queue("2" * 22, name=ALICE, ttl=TTL)
     leave(leaves, "1" * 22)
     assert holder(client, "alice") == "2" * 22
+
+
+def test_a_member_is_not_kept_for_those_who_asked_for_it_before_the_clock_jumped_back(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    seconds, _ = raw(pool.using or "default", "TIME")
+    raw(pool.using or "default", "ZADD", WANTED, f"{int(seconds) + 3600}000000", "alice")
+    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -197,7 +198,7 @@ def test_a_slot_of_another_type_is_named_and_not_used_again(
 
 # -- the fence ------------------------------------------------------------------------------------------------------
 
-NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, "9007199254740991", "9" * 18, "9223372036854775807", "\0"]
+NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, str(9 * 10**15), "9" * 18, str(2**63 - 1), "\0"]
 
 
 @pytest.mark.parametrize("text", NO_FENCES)
@@ -237,12 +238,28 @@ def test_an_incompatible_version_is_named_and_nobody_acquires_or_waits(
     assert not client.exists(LOCK)
 
 
-def test_fences_grow_up_to_the_highest_integer_of_a_double(client: redis.Redis, fresh: None) -> None:
-    client.set(FENCE, 2**53 - 3)
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("last", [2**53 - 2, 2**53 - 3, 9 * 10**15 - 2, 8 * 10**15])
+def test_deleting_an_absurd_fence_heals_and_no_fence_is_granted_twice(last: int, me: Any, client: redis.Redis) -> None:
+    drawn: list[int] = []
     lock = Lock(NAME)
-    lock.acquire()
-    assert lock.fence == 2**53 - 2
-    lock.release()
+
+    def draw(times: int) -> None:
+        for _ in range(times):
+            me(lock, "acquire")
+            drawn.append(me.read(lambda: lock.fence))
+            me(lock, "release")
+
+    client.set(FENCE, last)
+    with suppress(LockUnavailable):
+        draw(3)
+    client.delete(FENCE)
+    draw(3)
+    assert len({*drawn}) == len(drawn)
+    assert drawn[-3:] == sorted(drawn[-3:])
+    client.flushall()
+    draw(1)
+    assert drawn[-1] == max(drawn[-4:])
 
 
 # -- forged locks ---------------------------------------------------------------------------------------------------

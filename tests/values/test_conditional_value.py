@@ -313,6 +313,29 @@ async def test_a_blocking_call_in_an_event_loop_names_its_twin(call: Call, twin:
         call()
 
 
+@pytest.mark.usefixtures("nowhere")
+def test_a_text_over_the_limit_is_refused_before_anything_is_sent(settings: Any) -> None:
+    for call in uses("é" * 170_000):
+        with pytest.raises(ValueError, match=r"must take at most 1,000,000 bytes as JSON .*, not 1,020,002"):
+            call()
+    settings.REDISLOCK = {"MAX_VALUE_BYTES": 32, "RETRY_FOR": 0}
+    for call in uses("é" * 6):
+        with pytest.raises(ValueError, match=r"at most 32 bytes as JSON \(REDISLOCK\['MAX_VALUE_BYTES'\]\), not 38"):
+            call()
+    for call in uses("é" * 5):
+        with pytest.raises(LockUnavailable):
+            call()
+
+
+def test_texts_up_to_the_limit_are_compared(me: Any, high: ConditionalValue) -> None:
+    text = 'a"é' * 111_110
+    assert me(high, "seteq", text)
+    assert not me(high, "setne", text)
+    assert not me(high, "seteq", text[:-1])
+    assert me(high, "get") == text
+    assert me(high, "deleq", text)
+
+
 # -- what somebody else has written ---------------------------------------------------------------------------------
 
 METHODS: list[tuple[Any, ...]] = [
@@ -362,6 +385,14 @@ def test_json_that_is_nested_deeply_is_a_foreign_value_like_any_other(opening: s
     for method, *args in METHODS:
         with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key"):
             getattr(high, method)(*args)
+
+
+def test_what_is_longer_than_any_value_is_not_compared_and_stays(me: Any, high: ConditionalValue) -> None:
+    raw(high.using or "", "SET", KEY, f'"{"a" * 1_000_000}"')
+    for call in [call for call in METHODS if call != ("get",)]:
+        with pytest.raises(LockError, match=r"which holds 1,000,002 bytes, more than REDISLOCK\['MAX_VALUE_BYTES'\]"):
+            me(high, *call)
+    assert me(high, "get") == "a" * 1_000_000
 
 
 def test_another_redis_type_under_the_key_of_a_value_is_a_clear_error(me: Any, high: ConditionalValue) -> None:

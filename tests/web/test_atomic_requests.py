@@ -44,6 +44,27 @@ def test_on_several_databases_the_lock_is_held_until_all_have_committed(
         assert list_locks() == [], name
 
 
+@pytest.mark.parametrize("method", ["GET", "OPTIONS"], ids=["locked", "not locked"])
+def test_callbacks_of_on_commit_run_once_all_databases_have_committed(
+    method: str, atomic: Account, second: Account
+) -> None:
+    second.options["ATOMIC_REQUESTS"] = True
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    @locked_view("account")
+    def view(request: HttpRequest) -> HttpResponse:
+        for each in (atomic, second):
+            each.book()
+            transaction.on_commit(fail, using=each.alias)
+        return HttpResponse()
+
+    with pytest.raises(ZeroDivisionError):
+        view(RequestFactory().generic(method, "/"))
+    assert (atomic.balance, second.balance, list_locks()) == (1, 1, [])
+
+
 def test_two_locks_are_held_until_the_commit(atomic: Account, commits: Commits, web: Web) -> None:
     assert web.get("/two-locks/1/").body == b"account:1,outer:1"
     assert commits.seen == [("default", ["account:1", "outer:1"], ["account:1", "outer:1"])]

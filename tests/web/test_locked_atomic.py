@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
+from django.test import TestCase
 
 from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, lock_digest, locked_atomic
 from tests.helpers.actors import GENEROUS, Other
@@ -78,6 +81,55 @@ def test_callbacks_of_on_commit_run_under_the_lock(account: Account) -> None:
     with locked_atomic(NAME):
         transaction.on_commit(lambda: seen.append(held()))
     assert seen == [[NAME]]
+
+
+def test_callbacks_of_on_commit_run_once_all_databases_have_committed(
+    account: Account, second: Account, commits: Commits
+) -> None:
+    seen: list[Any] = []
+
+    def see() -> None:
+        seen.append((len(commits.seen), held(), account.balance, second.balance))
+        raise ZeroDivisionError
+
+    for robust in (True, False):
+        with suppress(ZeroDivisionError), locked_atomic(NAME, db=["default", "second"]):
+            for each in (account, second):
+                each.book()
+                transaction.on_commit(see, using=each.alias, robust=robust)
+    # the one that is not robust keeps the one after it from running, as always
+    assert seen == [(2, [NAME], 1, 1), (2, [NAME], 1, 1), (4, [NAME], 2, 2)]
+
+
+@pytest.mark.parametrize("fails", ["default", "second", "neither"])
+def test_callbacks_of_what_was_rolled_back_do_not_run(account: Account, second: Account, fails: str) -> None:
+    seen: list[str] = []
+    with locked_atomic(NAME, db=["default", "second"]):
+        for each in (account, second):
+            each.book()
+            transaction.on_commit(partial(seen.append, each.alias), using=each.alias)
+            if each.alias == fails:
+                transaction.set_rollback(True, using=each.alias)
+    assert seen == {"default": ["second"], "second": ["default"], "neither": ["second", "default"]}[fails]
+    assert (account.balance, second.balance) == (int(fails != "default"), int(fails != "second"))
+
+
+def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(account: Account, second: Account) -> None:
+    class Case(TestCase):
+        databases: Any = {"default", "second"}
+
+        def runTest(self) -> None:  # noqa: N802 (of unittest)
+            for alias in ("default", "second"):
+                seen: list[str] = []
+                with self.captureOnCommitCallbacks(using=alias, execute=True):
+                    with locked_atomic(NAME, db=["default", "second"]):
+                        transaction.on_commit(partial(seen.append, alias), using=alias)
+                    assert seen == []
+                assert seen == [alias]
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case()]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
 
 
 def test_if_the_lock_is_busy_no_transaction_begins(

@@ -49,7 +49,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
             watchdog.lose(lease, reason_of(answer))
             raise lease.lost_error()
         lease.fence = answer.fence
-        lease.partition.highest_fence = max(lease.partition.highest_fence, answer.fence)
+        lease.partition.note_fence(answer.fence)
         watchdog.extended(lease, answer.ends)
     finally:
         lease.raising = False

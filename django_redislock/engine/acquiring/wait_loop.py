@@ -109,8 +109,7 @@ def _wait(attempt: Attempt, waiter: Waiter, refused: int) -> Steps[tuple[Granted
             ends = listener.deadline_of(grant)
             if monotonic() < ends:
                 attempt.got(grant.name)
-                partition = attempt.request.partition
-                partition.highest_fence = max(partition.highest_fence, grant.fence)
+                attempt.request.partition.note_fence(grant.fence)
                 if attempt.request.replicas:
                     return (yield from attempt.confirm(grant.fence)), False
                 return Granted(grant.fence, ends, True), False

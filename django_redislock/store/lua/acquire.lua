@@ -27,7 +27,7 @@ end
 --#include channel
 --#include enqueue
 --#include is_full
---#include parse_holder
+--#include begin_anew
 --#include @lease
 --#include @own_queue
 local value, gone = read_lock(), redis.call('EXISTS', KEYS.gone) == 1
@@ -35,6 +35,14 @@ local ticket = tonumber(ARGV.ticket) or 0
 local id, channel, flag, fence, since, token, owner
 if value then id, channel, flag, fence, since, token, owner = parse_holder(value) end
 
+if flag == 's' then
+  local anew, left = begin_anew(value, lease_left())
+  if anew ~= value then
+    value = anew
+    write_lock(value, left)
+    redis.call('ZADD', KEYS.index, us + left * 1000, ARGV.name)
+  end
+end
 if id --[[@already-mine]]== ARGV.id--[[@]] then return {ALREADY, us, tonumber(fence), lease_left()} end
 if gone then return {GIVEN_UP, us, 0, 0} end --@given-up
 

@@ -46,6 +46,15 @@ local state = BUSY
 if ARGV.wait ~= '0' then state, ticket = enqueue(KEYS.line, KEYS.line_waiters) end
 local left = -2 -- one is free, and left for somebody who polls
 if #find_free(1) == 0 then
+  -- among the leases that end last are those of suspensions, if the clock has jumped back
+  for _, other in ipairs(redis.call('ZRANGE', KEYS.busy, -20, -1)) do
+    local value = redis.call('HGET', KEYS.held, other) or ''
+    local anew, ms = begin_anew(value, member_left(other))
+    if anew ~= value then
+      hold_member(other, anew, ms)
+      redis.call('ZADD', KEYS.index, us + ms * 1000, lock_name_of(other))
+    end
+  end
   local due = redis.call('ZRANGE', KEYS.busy, 0, 0, 'WITHSCORES')[2]
   left = due and math.max(0, math.ceil((due - us) / 1000)) or 5000
 end

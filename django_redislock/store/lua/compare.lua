@@ -1,9 +1,10 @@
 -- compare: replace or delete what is stored, if a value compares so with it.
 -- KEYS     slot stored
--- ARGV     number relations value eps new ttl
+-- ARGV     number relations value eps new ttl most
 --            number: of the call in its slot; relations: which of < = > may hold between the value and what is stored
---            new: what to store, '' to delete; ttl: ms, '' for none
--- returns  '1' = done, '0' = not so (or there is nothing to delete), '?' and what is stored = cannot be compared
+--            new: what to store, '' to delete; ttl: ms, '' for none; most: bytes that a value may have
+-- returns  '1' = done, '0' = not so (or there is nothing to delete), '?' and what is stored = cannot be compared,
+--          '!' and its bytes = it is too long for that
 --#include once
 
 -- a number as JSON has it; nil for what we do not store: what is infinite, and integers that a double may miss
@@ -18,12 +19,15 @@ end
 
 -- whether it is a text as JSON has it, and as json.dumps writes it: in ASCII
 local function is_text(text)
-  local plain = string.gsub(string.gsub(text, '\\["\\/bfnrt]', ''), '\\u%x%x%x%x', '')
-  return string.find(plain, '^"[^"\\%z\1-\31\128-\255]*"$')
+  if string.find(text, '\\', 1, true) then
+    text = string.gsub(string.gsub(text, '\\["\\/bfnrt]', ''), '\\u%x%x%x%x', '')
+  end
+  return string.find(text, '^"[]-\127#-[ !]*"$')
 end
 
 -- '<', '=', '>', or '<>' of what has no order; nil: cannot be compared, or what is stored is none of ours
 local function compare(value, stored)
+  if value == stored then return '=' end
   local a, b = number(value), number(stored)
   if a and b then
     -- one difference for all operators: exactly one of < = > holds
@@ -31,13 +35,14 @@ local function compare(value, stored)
     return difference > eps and '>' or difference < -eps and '<' or '='
   end
   if (ARGV.relations == '=' or ARGV.relations == '<>') and (b or is_text(stored)) then
-    return value == stored and '=' or '<>'
+    return '<>'
   end
 end
 
 return once(function()
   local stored = redis.call('GET', KEYS.stored)
   if stored then
+    if #stored > tonumber(ARGV.most) then return '!' .. #stored end
     local relation = compare(ARGV.value, stored)
     if not relation then return '?' .. stored end
     if not string.find(ARGV.relations, relation, 1, true) then return '0' end

@@ -8,8 +8,8 @@ local function next_fence()
   local before = redis.call('SET', KEYS.fence, drawn, 'GET')
   local last = tonumber(before or 0)
   if last --[[@fence-grows]]and last < fence --[[@]]then return drawn, since end -- nearly always: time has gone on
-  if not last or last ~= last or last >= 9007199254740991 then
-    -- none of ours: put it back, and let Redis say what it is not. (Beyond 2^53 fences could not grow.)
+  if not last or last ~= last or last >= 9e15 then
+    -- none of ours: put it back, and let Redis say what it is not. (Beyond 2^53 = 9.007e15 fences could not grow.)
     redis.call('SET', KEYS.fence, before)
     redis.call('INCRBY', KEYS.fence, '9223372036854775807')
   end

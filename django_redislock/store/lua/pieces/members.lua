@@ -86,7 +86,8 @@ end
 
 local function has_own_queue(member)
   local till = redis.call('ZSCORE', KEYS.wanted, member)
-  return till and tonumber(till) > us
+  -- nobody looks less often than once a minute: what is later is from before the clock jumped back
+  return till and tonumber(till) > us and tonumber(till) <= us + 60000000
 end
 
 -- into the free ones, unless it has been taken out of the pool
@@ -94,7 +95,9 @@ local function give_back(member)
   redis.call('ZREM', KEYS.busy, member)
   if redis.call('ZSCORE', KEYS.members, member) then
     redis.call('ZREM', KEYS.fresh, member)
-    redis.call('ZADD', KEYS.free, 'NX', us, member)
+    -- behind all others, also when the clock has jumped back
+    local last = redis.call('ZRANGE', KEYS.free, -1, -1, 'WITHSCORES')[2]
+    redis.call('ZADD', KEYS.free, 'NX', math.max(us, (last or 0) + 1), member)
   end
 end
 
