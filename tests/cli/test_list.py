@@ -292,18 +292,6 @@ def test_an_output_that_would_block_is_an_error() -> None:
             call_command("redislocks", "list", stdout=out)
 
 
-def test_ctrl_c_while_redis_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("django_redislock.cli.lookup.list_locks", hang)
-    with pytest.raises(SystemExit) as caught:
-        load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
-    assert caught.value.code == 128 + signal.SIGINT
-    with pytest.raises(KeyboardInterrupt):
-        call_command("redislocks", "list")
-
-
 def test_in_a_call_from_code_the_error_of_a_broken_pipe_propagates() -> None:
     class Broken(io.StringIO):
         def write(self, text: str) -> int:
