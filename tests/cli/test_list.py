@@ -102,7 +102,7 @@ def test_json_is_for_programs() -> None:
     hold("order:42", ttl=100, note="of the year")
     (lock,) = json.loads(redislocks("list", format="json"))
     keys = ["name", "alias", "owner", "since", "held_for", "lease_left", "expires", "fence", "waiters"]
-    assert list(lock) == [*keys, "pool_waiters", "note", "held", "suspension"]
+    assert list(lock) == [*keys, "pool_waiters", "note", "held", "suspension", "handed_over"]
     since, expires = datetime.fromisoformat(lock["since"]), datetime.fromisoformat(lock["expires"])
     assert since.utcoffset() == timedelta()
     assert isinstance(lock["held_for"], float)
