@@ -1,4 +1,4 @@
-"""A cache backend: django-redis's, with our locks. The only module that needs django-redis."""
+"""Cache backends: django-redis's, and one for tests, with our locks. The only module that needs django-redis."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NoReturn
 
+import django.core.cache.backends.locmem
 import django_redis.cache
 from django.core.cache import caches
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, default_key_func
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 from django.utils.module_loading import import_string
+from django_redis.util import CacheKey
 
 from .base.names import fit_name
 from .base.suggestions import refuse_arguments, takes_by_name
@@ -61,30 +63,14 @@ def _not_ours(client: Any) -> Any:
     return client
 
 
-class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
-    """django-redis's cache backend whose ``lock()`` is ours, so that a site changes one setting and none of its code::
+class _Locks:
+    """What our backends add to a cache."""
 
-        CACHES = {"default": {"BACKEND": "django_redislock.cache.RedisCache", ...}}
-
-    The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
-    The command, the admin and the checks cover them. Processes with the old setting and processes with the new one do
-    not see each other's locks: change it for all of them at once.
-    """
-
-    @property
-    def client(self) -> Any:
-        """django-redis's, with our ``lock()``."""
-        if self._client is None:
-            client = super().client
-            connect = client.connect
-            client.lock = self.lock
-            client.connect = lambda *args, **options: _not_ours(connect(*args, **options))
-        return self._client
-
-    has_key: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
-    ttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
-    pttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
-    delete: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
+    _server: Any
+    _params: dict[str, Any]
+    key_func: Callable[..., str]
+    key_prefix: str
+    version: Any
 
     @cached_property
     def lock_alias(self) -> str:
@@ -180,7 +166,41 @@ class RedisCache(django_redis.cache.RedisCache):  # type: ignore[misc]
         return self._server, self.key_prefix, name
 
     def _lock_name(self, key: object, version: int | None) -> str:
-        if self.key_func is not default_key_func:
-            return fit_name(str(self.client.make_key(key, version=version, prefix="")))
         version = self.version if version is None else version
+        if self.key_func is not default_key_func:
+            return fit_name(str(key if isinstance(key, CacheKey) else self.key_func(key, "", version)))
         return fit_name(str(key), "" if str(version) == "1" else str(version))
+
+
+class RedisCache(_Locks, django_redis.cache.RedisCache):  # type: ignore[misc]
+    """django-redis's cache backend whose ``lock()`` is ours, so that a site changes one setting and none of its code::
+
+        CACHES = {"default": {"BACKEND": "django_redislock.cache.RedisCache", ...}}
+
+    The locks are on the Redis of this alias, whatever ``REDISLOCK["CACHE"]`` says, through connections of their own.
+    The command, the admin and the checks cover them. Processes with the old setting and processes with the new one do
+    not see each other's locks: change it for all of them at once.
+    """
+
+    @property
+    def client(self) -> Any:
+        """django-redis's, with our ``lock()``."""
+        if self._client is None:
+            client = super().client
+            connect = client.connect
+            client.lock = self.lock
+            client.connect = lambda *args, **options: _not_ours(connect(*args, **options))
+        return self._client
+
+    has_key: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.has_key, "cache.lock(key).locked()")
+    ttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.ttl, "get_lock(name, using=alias)")
+    pttl: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.pttl, "get_lock(name, using=alias)")
+    delete: Callable[..., Any] = _no_lock(django_redis.cache.RedisCache.delete, "force_release(name, using=alias)")
+
+
+class LocMemCache(_Locks, django.core.cache.backends.locmem.LocMemCache):
+    """Django's ``LocMemCache`` with our ``lock()`` in the memory mode, for tests of code that uses ``cache.lock()``."""
+
+    def __init__(self, name: str, params: dict[str, Any]) -> None:
+        super().__init__(name, params)
+        self._server, self._params = name, params

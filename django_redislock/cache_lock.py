@@ -94,7 +94,7 @@ class CacheLock:
       in some places) and ``timeout=True`` (one second there) among them.
     * A token is a str or bytes: TypeError for an int, a float or a memoryview. A str in ``local.token`` is its bytes,
       for ``owned()`` too, which redis-py answers with False.
-    * A lock that outlives its ``timeout`` is reported as lost, and one that is released inside an open transaction
+    * A lock that outlives its ``timeout`` is reported as expired, and one that is released inside an open transaction
       warns, like every lock of ours.
 
     Like django-redis's, it blocks: in a coroutine, use ``async with Lock(...)``.

@@ -16,7 +16,7 @@ lock_acquired: Signal = Signal()  # name, template, fence, waited (seconds)
 # outcome: see LockNotAcquired; waited: seconds
 lock_not_acquired: Signal = Signal()  # name, template, outcome, waited
 lock_released: Signal = Signal()  # name, template, fence, held (seconds)
-lock_lost: Signal = Signal()  # name, template, fence, reason
+lock_lost: Signal = Signal()  # name, template, fence, reason, expired (it was not to be renewed, and ran out)
 lock_force_released: Signal = Signal()  # name, by
 
 _sender: type | None = None

@@ -44,7 +44,8 @@ class LockFields:
 
     @admin.display(description=_("lease left"), ordering="lease_left")
     def shown_lease_left(self, lock: HeldLock) -> str:
-        return duration(lock.lease_left, gettext)
+        left = duration(lock.lease_left, gettext)
+        return gettext("%(duration)s (being handed over)") % {"duration": left} if _info(lock).handed_over else left
 
     @admin.display(description=_("waiters"), ordering="waiters")
     def shown_waiters(self, lock: HeldLock) -> str:
@@ -101,7 +102,7 @@ class LockFields:
 
     @admin.display(description=_("lease left"))
     def expires(self, lock: HeldLock) -> str:
-        if _info(lock).status is LockStatus.ERROR:
+        if _info(lock).status is LockStatus.ERROR or _info(lock).handed_over:
             return self.shown_lease_left(lock)
         return gettext("%(duration)s, until %(time)s unless it is renewed") % {
             "duration": duration(lock.lease_left, gettext),

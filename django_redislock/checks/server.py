@@ -1,18 +1,23 @@
-"""Checks of the server, for ``check --deploy``: over one connection of their own, and they soon give up."""
+"""Checks of the server, for ``check --deploy``: over connections of their own, and they soon give up."""
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ResponseError
 
+from ..base.steps import Steps, run
 from ..conf import conf
 from ..exceptions import LockUnavailable
+from ..store import calls
 from ..store.cluster import OLDEST as OLDEST_OF_CLUSTERS
+from ..store.keys import make_keys
 from ..store.lock_store import LockStore, Partition
 from ..store.probe import probe_command
 from ..store.stores import get_stores
@@ -52,20 +57,47 @@ def _check_node(partition: Partition) -> Iterator[CheckMessage]:
     except Exception as error:  # see _check()
         yield _unseen(partition.alias, error)
         return
+    found = list(_cluster(partition, dict(_FACT.findall(str(cluster)))))
     if isinstance(info, ResponseError):
         yield _unseen(partition.alias, info)
     else:
         facts = dict(_FACT.findall(info))
         if facts.get("slave_read_only") == "1":
-            yield _useless(partition, "it is a read-only replica")
-        yield from _version(partition, facts)
-        yield from _eviction(partition, facts)
-        yield from _replicas(partition, facts)
-    yield from _cluster(partition, dict(_FACT.findall(str(cluster))))
+            found.append(_useless(partition, "it is a read-only replica"))
+        found += [*_version(partition, facts), *_eviction(partition, facts), *_replicas(partition, facts)]
+    yield from found
     if _is_refusal(probe):
         yield _useless(partition, probe)
-    else:
-        yield from _rights(partition, [str(answer) for answer in rights if _is_refusal(answer)])
+        return
+    yield from _rights(partition, [str(answer) for answer in rights if _is_refusal(answer)])
+    if not any(isinstance(message, Error) for message in found):
+        yield from _use(partition)
+
+
+def _use(partition: Partition) -> Iterator[CheckMessage]:
+    """A lock of a name of its own is acquired, waited for and released, as all locks are."""
+    try:
+        run(_use_lock(partition, f"check:{secrets.token_hex(8)}", by=monotonic() + PATIENCE))
+    except LockUnavailable as error:
+        trouble = str(error).partition(f"(cache alias {partition.alias!r}): ")[2].rstrip(".")
+        yield _useless(partition, trouble) if _is_refusal(error.__cause__) else _unseen(partition.alias, error)
+    finally:
+        for node in list(partition.store.nodes):
+            node.drop_idle()
+
+
+def _use_lock(partition: Partition, name: str, by: float) -> Steps[None]:
+    until, keys = by, make_keys(partition.prefix, name)
+    holder, waiter = (
+        calls.LockRequest(partition, keys, name, secrets.token_urlsafe(16), PATIENCE, owner="manage.py check")
+        for _ in range(2)
+    )
+    yield from calls.acquire(holder._replace(replicas=conf().REPLICAS), calls.NOT_AT_ALL, None, until=until, by=by)
+    yield from calls.acquire(waiter, calls.QUEUED, None, until=until, by=by)
+    yield from calls.renew(holder, "keep", PATIENCE, until=until, by=by)
+    yield from calls.info(partition, keys, name, 1, until=until, by=by)
+    yield from calls.release(waiter, unknown=True, how=calls.WITHDRAWAL, until=until, by=by)
+    yield from calls.release(holder, unknown=True, until=until, by=by)
 
 
 def _ask(partition: Partition, *, listening: bool) -> list[Any]:

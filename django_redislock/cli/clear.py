@@ -104,8 +104,11 @@ def _confirm(output: Output, locks: Sequence[LockInfo], several: bool) -> None:
         answer = output.ask(question)
     except EOFError:
         raise CommandError("Nothing was force-released: nobody is there to confirm it. Give --noinput.") from None
-    except (KeyboardInterrupt, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise CommandError("Nothing was force-released.") from None
+    except KeyboardInterrupt:
+        output.warn("\nNothing was force-released.")
+        raise
     if answer.strip().lower() not in ("y", "yes"):
         raise CommandError("Nothing was force-released.")
 

@@ -41,6 +41,7 @@ def as_json(lock: LockInfo) -> dict[str, Any]:
         "note": lock.note,
         "held": lock.held,
         "suspension": None if lock.suspension is None else _suspension_as_json(lock.suspension),
+        "handed_over": lock.handed_over,
     }
 
 
@@ -74,7 +75,7 @@ def table(locks: Sequence[LockInfo], *, aliases: bool = False, room: int | None 
     rows: list[tuple[str, ...]] = [header]
     for lock in locks:
         name = printable(lock.name), *[printable(lock.alias)] * aliases
-        times = duration(lock.held_for), duration(lock.lease_left)
+        times = duration(lock.held_for), _left(lock)
         numbers = str(lock.fence), str(lock.waiters + lock.pool_waiters)
         rows.append((*name, printable(lock.owner), *times, *numbers, printable(lock.note)))
     if not any(lock.note for lock in locks):
@@ -91,7 +92,7 @@ def portrait(lock: LockInfo) -> str:
         "OWNER": printable(lock.owner),
         "SINCE": f"{since:%Y-%m-%d %H:%M:%S %Z}" if lock.fence else "",
         "HELD FOR": duration(lock.held_for) if lock.fence else "",
-        "LEASE LEFT": duration(lock.lease_left),
+        "LEASE LEFT": _left(lock),
         "FENCE": str(lock.fence or ""),
         "TOKEN": printable(lock.token_hint),
         "WAITERS": str(lock.waiters),
@@ -102,6 +103,10 @@ def portrait(lock: LockInfo) -> str:
     of_pool = [f"For any member of the pool:\n{text}" for text in _queue(lock.pool_queue, lock.pool_waiters)]
     known = [(title, text) for title, text in facts.items() if text]
     return "\n\n".join([columns(known), *_queue(lock.queue, lock.waiters), *of_pool])
+
+
+def _left(lock: LockInfo) -> str:
+    return duration(lock.lease_left) + " (being handed over)" * lock.handed_over
 
 
 def _planned(suspension: SuspensionInfo) -> str:

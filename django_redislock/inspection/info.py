@@ -82,6 +82,9 @@ class LockInfo:
     ``suspension``: the lock is suspended. If ``held`` is False, nobody holds it: ``owner`` says so, and ``since``,
     ``lease_left`` and ``note`` are those of the suspension. Else it begins as soon as nobody holds the lock;
     :func:`list_locks` leaves that out.
+
+    ``handed_over``: a release has just handed the lock over to this holder, whose process has not confirmed that yet.
+    It does so once it has held the lock for 0.1 s; until then, the lease is at most a third of the TTL (or 3 s).
     """
 
     name: str
@@ -100,6 +103,7 @@ class LockInfo:
     alias: str = ""
     suspension: SuspensionInfo | None = None
     held: bool = True
+    handed_over: bool = False
 
     @property
     def expires(self) -> datetime:
@@ -150,6 +154,7 @@ def make_info(
         alias=alias,
         suspension=SuspensionInfo(holder.owner, lease_left, holder.note) if holder.suspension else planned,
         held=not holder.suspension,
+        handed_over=holder.handed_over,
     )
 
 

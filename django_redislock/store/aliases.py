@@ -155,7 +155,7 @@ def find_origin(alias: str) -> Origin:
 def _find_origin(alias: str) -> Origin:
     cache = _create_cache(alias)
     client = _redis_client(cache, alias)
-    memory = client is None
+    memory = client is None or _is_fake(client)
     manager: NodesManager | None = getattr(client, "nodes_manager", None)  # a RedisCluster client has one
     pool = _pool_of(memory_client(alias) if memory else client)
     if not isinstance(pool.connection_class, type):
@@ -206,6 +206,12 @@ def _pool_of(client: Any) -> Any:
     if manager is not None:
         client = next(node.redis_connection for node in manager.nodes_cache.values() if node.redis_connection)
     return client.connection_pool
+
+
+def _is_fake(client: Any) -> bool:
+    """Whether it is fakeredis's, whose connections do not do for locks: coroutines could not use them, for one."""
+    kind = None if hasattr(client, "nodes_manager") else client.connection_pool.connection_class
+    return str(getattr(kind, "__module__", "")).startswith("fakeredis.")
 
 
 def _check_clusterable(origin: Origin) -> None:

@@ -27,6 +27,7 @@ class Holder(NamedTuple):
     owner: str
     note: str
     suspension: bool = False  # nobody holds the lock: the owner has suspended it
+    handed_over: bool = False  # and not confirmed yet
 
     @property
     def described(self) -> str:
@@ -44,9 +45,8 @@ def parse_holder(value: bytes | None) -> Holder | None:
     if found is None:
         return None
     id, _, flag, fence, since, token = (part.decode(errors="replace") for part in found.groups()[:6])
-    return Holder(
-        Secret(id), Secret(id if token == "-" else token), int(fence), int(since), *split_owner(found[7]), flag == "s"
-    )
+    secrets, numbers = (Secret(id), Secret(id if token == "-" else token)), (int(fence), int(since))
+    return Holder(*secrets, *numbers, *split_owner(found[7]), flag == "s", flag in ("h", "p"))
 
 
 def shown_holder(value: bytes, us: int) -> Holder:

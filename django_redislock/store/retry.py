@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.backoff import EqualJitterBackoff
-from redis.exceptions import NoScriptError, ResponseError, TimeoutError
+from redis.exceptions import ResponseError, TimeoutError
 
 from ..base.names import known_as
 from ..base.pace import Pace
@@ -20,7 +20,7 @@ from .keys import redis_type
 from .lock_store import Partition
 from .loop_connections import ENTERING
 from .node import Node
-from .scripts import keys_of, with_source
+from .scripts import keys_of, wants_source, with_source
 from .wire import CONNECTION_ERRORS, PASSING, Command, NotAsked, Replaced, is_demoted, wording
 
 ACKNOWLEDGED_WITHIN = 0.5  # seconds: longer than a working replica needs, and no long wait for a user
@@ -105,10 +105,10 @@ def _persist(
                         raise answer  # all keys are on the same node, so all commands have to be repeated
                 return Reply(answers, sent, repeated, node)
             answer = answers[0]
-            if isinstance(answer, ResponseError):
+            if not isinstance(answer, ResponseError):
+                return Reply(answer, sent, repeated, node, *answers[1:])
+            if not wants_source(request.commands[0], answer):
                 raise answer
-            return Reply(answer, sent, repeated, node, *answers[1:])
-        except NoScriptError:
             request.commands = [with_source(request.commands[0]), *request.commands[1:]]
             if request.by is not None and len(request.commands) > 1:
                 request.by += ACKNOWLEDGED_WITHIN  # WAIT has used it up, though nothing was written

@@ -21,6 +21,8 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
+from redis.exceptions import NoScriptError, ResponseError
+
 from .wire import Command
 
 POOL = ("members", "fresh", "free", "held", "busy", "took", "wanted", "line", "line_waiters")
@@ -29,6 +31,9 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "key": {"@lock": ("lock",)},
     "member": {"@lock": POOL, "@pool": POOL},
 }
+
+# what Redis says to a user without the right to it, or where it was renamed away
+_NO_EVALSHA = re.compile("(?i)(run the|unknown command) ['`]evalsha['`]")
 
 _by_sha: dict[str, Script] = {}
 
@@ -56,8 +61,15 @@ class Script:
         return ("EVALSHA", self.sha, str(len(keys)), *keys, *args)
 
 
+def wants_source(command: Command, answer: object) -> bool:
+    """Whether the server refuses to call a script by its hash: it does not know the script, or allows no EVALSHA."""
+    return isinstance(answer, NoScriptError) or (
+        isinstance(answer, ResponseError) and command[0] == "EVALSHA" and _NO_EVALSHA.search(str(answer)) is not None
+    )
+
+
 def with_source(command: Command) -> Command:
-    """The same call with the script's text, which also loads it, for a server that does not know the script."""
+    """The same call with the script's text, which also loads it."""
     return ("EVAL", _by_sha[command[1]].source, *command[2:])
 
 

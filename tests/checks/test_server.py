@@ -6,6 +6,8 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 import redis
 from django.core.checks import INFO
 
+from django_redislock import Lock, LockUnavailable, list_locks
 from django_redislock.checks import server as server_checks
 from redisserver import RedisServer, redis_server
 from tests.checks import BACKEND, check, ids
+from tests.helpers.docs import redis_user
 
 
 @pytest.fixture
@@ -32,25 +36,35 @@ def use(settings: Any, url: str) -> None:
 
 @pytest.fixture
 def pretender(settings: Any) -> Iterator[Callable[..., None]]:
-    """A server that answers INFO with this (None: never answers), and otherwise like Redis as far as the check goes."""
+    """A server that answers INFO with this (None: never answers), and otherwise like Redis as far as the check goes.
+
+    ``lock``: what it answers to EVALSHA, by default that all went well; empty: it hangs up.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def pretend(info: bytes | None) -> None:
+        def pretend(info: bytes | None, lock: bytes = b"*5\r\n:1\r\n" + 4 * b":0\r\n") -> None:
             use(settings, f"redis://127.0.0.1:{listening.getsockname()[1]}/0")
 
-            def serve() -> None:
-                connection, _ = listening.accept()
+            def serve(connection: socket.socket) -> None:
                 with connection:
                     while data := connection.recv(65536):
                         if info is None:
                             continue
                         for command in re.findall(rb"(?:\A|(?<=\n))\*\d+\r\n\$\d+\r\n(\w+)", data):
+                            if command == b"EVALSHA" and not lock:
+                                return
                             text = {b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"EVAL": b":0\r\n"}
-                            connection.sendall(text.get(command, b"+OK\r\n"))
+                            connection.sendall({**text, b"EVALSHA": lock}.get(command, b"+OK\r\n"))
 
-            threading.Thread(target=serve, daemon=True).start()
+            def listen() -> None:
+                with suppress(OSError):  # closed
+                    while True:
+                        threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+            threading.Thread(target=listen, daemon=True).start()
 
         yield pretend
+        listening.shutdown(socket.SHUT_RDWR)  # wakes the thread
 
 
 def test_without_deploy_nobody_asks_the_server(settings: Any) -> None:
@@ -130,6 +144,11 @@ def test_a_server_that_is_too_old_is_found(version: str, expected: list[str], pr
     assert ids(deploy=True) == expected
 
 
+def test_a_server_that_hangs_up_on_locks_is_a_warning(pretender: Callable[..., None]) -> None:
+    pretender(b"redis_version:7.0.15\r\n", lock=b"")
+    assert ids(deploy=True) == ["W004"]
+
+
 def acl(client: redis.Redis, *rights: str) -> None:
     client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *rights)
 
@@ -142,6 +161,10 @@ def acl(client: redis.Redis, *rights: str) -> None:
         (["+@all", "&*", "-subscribe"], ["W006"]),
         (["+@all", "&*", "-info"], ["W004"]),
         (["+@all", "&*", "-eval"], ["E008"]),
+        (["+@all", "&*", "-evalsha"], []),  # locks do without
+        (["+@all", "&*", "-zadd"], ["E008"]),
+        (["+@all", "&*", "-pexpire"], ["E008"]),
+        (["+@all", "&*", "-publish"], ["W006"]),
         (["+@all", "&*", "resetkeys", "~other*"], ["E008"]),
     ],
 )
@@ -150,6 +173,31 @@ def test_missing_rights_are_found(rights: list[str], expected: list[str], own: R
         acl(client, *rights)
     use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
     assert ids(deploy=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("renamed", "works"), [(["EVALSHA"], True), (["EVAL", "EVALSHA"], False), (["ZADD"], False)], ids=str
+)
+def test_commands_that_were_renamed_away_are_found_where_locks_need_them(
+    renamed: list[str], works: bool, settings: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "renamed.conf").write_text("".join(f'rename-command {command} ""\n' for command in renamed))
+    with redis_server(include=tmp_path / "renamed.conf") as running:
+        use(settings, running.url)
+        try:
+            with Lock("a"):
+                assert works
+        except LockUnavailable:
+            assert not works
+        messages = check(deploy=True)
+    assert [message.id for message in messages] == ["django_redislock.E008"] * (not works)
+
+
+def test_the_lock_that_the_check_uses_is_gone_afterwards(own: RedisServer) -> None:
+    assert ids(deploy=True) == []
+    assert list_locks() == []
+    with own.client() as client:
+        assert {key.rpartition(b":")[0] for key in client.keys("*")} <= {b"redislock{0}", b"redislock{0}:gone"}
 
 
 def test_where_all_locks_poll_nobody_needs_rights_to_channels(own: RedisServer, settings: Any) -> None:
@@ -174,8 +222,9 @@ def test_a_replica_is_found(own: RedisServer, server: RedisServer) -> None:
 
 def test_the_hint_to_missing_rights_helps(own: RedisServer, settings: Any) -> None:
     with own.client() as client:
-        acl(client, "+info", "+eval", "+time", "resetchannels")
-        use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/0")
+        rights = ["+info", *(rule for rule in redis_user()[0] if rule[0] == "+" and "sub" not in rule)]
+        acl(client, *rights, "-publish", "resetchannels")
+        use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/5")
         ((message),) = check(deploy=True)
-        acl(client, "+info", "+eval", "+time", "resetchannels", *(message.hint or "").rpartition("... ")[2].split())
+        acl(client, *rights, "-publish", "resetchannels", *(message.hint or "").rpartition("... ")[2].split())
     assert ids(deploy=True) == []

@@ -297,17 +297,6 @@ def test_an_undecodable_answer_is_not_a_yes(typed: Callable[..., None]) -> None:
     assert Lock("a").locked()
 
 
-def test_ctrl_c_at_the_question_clears_nothing(typed: Callable[..., None]) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    hold("a")
-    typed(interrupt)
-    with pytest.raises(CommandError, match=r"^Nothing was force-released\.$"):
-        redislocks("clear", "a")
-    assert Lock("a").locked()
-
-
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Answer yes, but only after something else has happened."""

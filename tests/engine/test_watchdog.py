@@ -36,6 +36,7 @@ from django_redislock.store.calls import LockRequest, Renewed, read_holder
 from django_redislock.store.node import Node
 from django_redislock.store.stores import get_partition
 from django_redislock.store.together import together
+from django_redislock.testing import lose
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other, stands_at
@@ -97,7 +98,7 @@ def test_a_loss_is_told_once_and_with_its_reason(
     with pytest.raises(LockLost, match="was lost while it was held here") as caught:
         me(lock, "release")
     assert caught.value.reason == reason
-    assert signals() == [{"name": NAME, "template": NAME, "fence": fence, "reason": reason}]
+    assert signals() == [{"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}]
     assert len(losses) == 1
 
 
@@ -431,8 +432,9 @@ def test_a_lease_that_cannot_be_looked_after_puts_off_no_other(
 
 def test_a_loss_is_told_though_it_cannot_be_logged(eventually: Eventually, broken_filter: list[str]) -> None:
     losses: list[LockLost] = []
-    lock = Lock(NAME, ttl=0.3, auto_renew=False, on_lost=losses.append)
+    lock = Lock(NAME, ttl=600, on_lost=losses.append)
     lock.acquire()
+    lose(lock)
     eventually(lambda: losses)
     assert any("event=lost" in message for message in broken_filter)
 

@@ -99,7 +99,7 @@ def fail(
 
     def refuse() -> None:
         with own.client() as client:
-            client.acl_setuser("default", enabled=True, commands=["-evalsha"])
+            client.acl_setuser("default", enabled=True, commands=["-eval", "-evalsha"])
 
     return {
         "down": own.stop,

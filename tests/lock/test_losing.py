@@ -58,7 +58,8 @@ def test_a_flush_is_noticed_at_the_next_renewal(
         me.read(lock.check)
     with pytest.raises(LockLost, match="gone from Redis"):
         me(lock, "release")
-    assert heard[1:] == [("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": VANISHED})]
+    facts = {"name": NAME, "template": NAME, "fence": fence, "reason": VANISHED, "expired": False}
+    assert heard[1:] == [("lost", facts)]
     assert len(losses) == 1
 
 
@@ -96,7 +97,7 @@ def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
         me(lock, "release")
     assert sorted(heard[1:]) == [
         ("force", {"name": NAME, "by": "the test"}),
-        ("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": FORCED}),
+        ("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": FORCED, "expired": False}),
     ]
 
 

@@ -144,6 +144,14 @@ def test_with_one_right_less_something_is_refused(
     assert {what.partition("|")[0] for _, what in refused(root)} == {command}
 
 
+def test_without_the_right_to_evalsha_scripts_are_sent_as_text(
+    crowd: Crowd, root: redis.Redis, eventually: Eventually
+) -> None:
+    give(root, *(rule for rule in RULES if rule != "+evalsha"), "+scan")
+    all_of_them(crowd, eventually)
+    assert refused(root) == {("command", "evalsha")}
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule[0] in "~&"])
 def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -> None:
     give(root, *(other for other in RULES if other != rule), rule.replace("redislock", "others"))

@@ -184,7 +184,7 @@ def test_every_end_of_a_lease_from_outside_is_reported(
         renew_all()  # at its next renewal, as nobody tells
     former.has_lost(reason)
     assert [facts for which, facts in heard if which == "lost"] == [
-        {"name": NAME, "template": NAME, "fence": fence, "reason": reason}
+        {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
     ]
 
 

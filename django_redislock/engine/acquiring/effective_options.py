@@ -13,7 +13,7 @@ from ...store.calls import LockRequest
 from ...store.keys import make_keys
 from ...store.lock_store import Partition
 from ..leases.canceller import Canceller
-from ..leases.lease import Lease
+from ..leases.lease import OVER, Lease
 from ..owners.description import describe_owner
 from ..owners.owner import Owner, running_task
 
@@ -68,7 +68,8 @@ def make_canceller(options: Options, owner: Owner, name: str) -> Canceller | Non
 def apply_to(lease: Lease, options: Options, name: str) -> None:
     """Set on ``lease`` what was asked for. ``name``: of the lock, or of a pool, any member of which would have done."""
     settings = conf()
-    lease.renewing = settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew
+    if not (settings.AUTO_RENEW if options.auto_renew is None else options.auto_renew):
+        lease.stop_renewing(OVER)
     lease.max_hold = settings.MAX_HOLD if options.max_hold is None else options.max_hold
     lease.template = options.template or name
     lease.fenced = settings.is_fenced(name) if options.fenced is None else options.fenced

@@ -23,6 +23,7 @@ RELEASED = "the bearer of its token has released it elsewhere"
 ADOPTED = "the bearer of its token has adopted it elsewhere"
 ENDED = "its lease ended before it could be renewed"
 OVER = "its lease ended, and it was not to be renewed"
+LIMITED = "its lease ended, and it was not to be renewed beyond max_hold"
 
 
 class Lives(Protocol):
@@ -47,6 +48,7 @@ class Lease:
         self.since: float = monotonic()
         self.pid: int = os.getpid()
         self.renewing: bool = True
+        self._unrenewed: str = ""  # why it is lost if only its time is over, and it was not to be renewed
         self.max_hold: float | None = None  # seconds
         self.template: str = request.name  # the name as it was written
         self.on_lost: OnLost | None = None
@@ -118,6 +120,9 @@ class Lease:
         """Whether it was left, on purpose, to whoever has its token."""
         return self.closed and self.detaching
 
+    def stop_renewing(self, reason: str) -> None:
+        self.renewing, self._unrenewed = False, reason
+
     def unwatch(self) -> None:
         """Ignore what the watchdog still learns of it."""
         self.watched = False
@@ -180,8 +185,8 @@ class Lease:
 
     @property
     def end_reason(self) -> str:
-        """Why it is lost if only its time is over."""
-        return ENDED if self.renewing else OVER
+        """Why it is lost if only its time is over. (A handoff that was not confirmed has ended too soon.)"""
+        return ENDED if self.renewing or self.handed else self._unrenewed
 
     def lost_error(self) -> LockLost:
         reason = self.lost_reason or self.end_reason

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 
 from ...base.log import log_event
 from ...signals import lock_lost, send
 from ...store.calls import ADOPTED as ADOPTED_ELSEWHERE
 from ...store.calls import Renewed
-from .lease import ADOPTED, FORCED, RELEASED, TAKEN, VANISHED, Lease
+from .lease import ADOPTED, FORCED, OVER, RELEASED, TAKEN, VANISHED, Lease
 
 # why a lease was lost, by the kind of the message that says so
 TOLD = {"f": FORCED, "a": ADOPTED, "r": RELEASED}
@@ -26,9 +26,13 @@ def tell_lost(lease: Lease) -> None:
     if lease.canceller is not None:
         lease.canceller.strike()  # again, in case whoever discovered the loss was interrupted before doing so
     facts = {"name": lease.name, "template": lease.template, "fence": lease.fence, "reason": lease.lost_reason}
-    log_event(WARNING, "lost", **facts)
+    expired = lease.lost_reason == OVER
+    if expired:
+        log_event(INFO, "expired", **facts)
+    else:
+        log_event(WARNING, "lost", **facts)
     try:
-        send(lock_lost, **facts)
+        send(lock_lost, **facts, expired=expired)
         if lease.on_lost is not None:
             lease.on_lost(lease.lost_error())
     except BaseException:

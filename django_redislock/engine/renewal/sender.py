@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis.connection import Connection
-from redis.exceptions import NoScriptError
 
 from ...base.threads import start
 from ...store.node import Node
-from ...store.scripts import with_source
+from ...store.scripts import wants_source, with_source
 from ...store.wire import Command, exchange, is_demoted
 
 
@@ -127,10 +126,10 @@ def send_now(connection: Connection, parcels: Sequence[Parcel], by: float | None
     connection.connect()
     sent = monotonic()
     answers = exchange(connection, [parcel.command for parcel in parcels], by)
-    unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
-    if unknown:
-        again = exchange(connection, [with_source(parcels[i].command) for i in unknown], by)
-        for i, answer in zip(unknown, again, strict=True):
+    refused = [i for i, answer in enumerate(answers) if wants_source(parcels[i].command, answer)]
+    if refused:
+        again = exchange(connection, [with_source(parcels[i].command) for i in refused], by)
+        for i, answer in zip(refused, again, strict=True):
             answers[i] = answer
     return answers, sent
 

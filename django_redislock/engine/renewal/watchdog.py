@@ -27,7 +27,7 @@ from ...store.stores import all_stores
 from ..background.notifier import Notifier
 from ..background.outage import LAST_RETRY
 from ..leases.interruptions import Interruptions, Witness
-from ..leases.lease import Lease, Section
+from ..leases.lease import LIMITED, OVER, Lease, Section
 from ..leases.loss import reason_of, tell_lost
 from .agenda import Agenda, PendingRelease, Task
 from .dispatch import Dispatch
@@ -268,10 +268,10 @@ class Watchdog:
             self._listen(lease.partition)
         if lease.renewing and released:
             self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
-            lease.renewing = False
+            lease.stop_renewing(OVER)
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
             self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)
-            lease.renewing = False
+            lease.stop_renewing(LIMITED)
         how = call_for(lease, first=first, urgent=urgent)
         if not how:
             with self._mutex:
@@ -329,6 +329,8 @@ class Watchdog:
 
     def lose(self, lease: Lease, reason: str, *, released: bool = False) -> None:
         """The lease is lost, if it is still watched (or ``released``: its release has found that out): say so, once."""
+        if not lease.renewing and monotonic() >= lease.ends:
+            reason = lease.end_reason  # whatever has found out first
         jobs, job = self._notifier.jobs, partial(tell_lost, lease)
         with self._mutex:
             if lease.lost_reason or not (lease.watched or released):
