@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from inspect import Signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -21,6 +21,7 @@ from ..call_names import (
     refuse_body,
     refuse_tasks,
     template_of,
+    wraps,
 )
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
