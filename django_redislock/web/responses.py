@@ -54,7 +54,7 @@ def conflict(
             what = "on_conflict" if on_conflict else "REDISLOCK['VIEW_ON_CONFLICT']"
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response  # type: ignore[no-any-return]
-    wait = max(1, ceil(refusal.busy_for))
+    wait = max(1, ceil(refusal.busy_for or 0))
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",
