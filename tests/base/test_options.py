@@ -48,7 +48,7 @@ def silent(client: redis.Redis) -> Callable[[], bool]:
 # what they take beside the options of a lock
 OWN = {
     "Lock()": ["token"],
-    "locked()": ["name", "token"],
+    "locked()": ["at_least", "name", "token"],
     "locked_view()": ["methods", "name", "on_conflict", "token"],
     "locked_atomic()": ["db", "name", "token"],
 }
