@@ -121,6 +121,15 @@ def test_invalid_durations_are_refused_before_redis_is_asked(
     assert silent()
 
 
+@each_maker
+@pytest.mark.parametrize("value", [0, -1, math.inf, "never", True])
+def test_a_slow_wait_is_seconds_or_false(what: str, value: Any, silent: Callable[[], bool]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^slow_wait, unless it is False, must be ") as caught:
+        MAKERS[what](slow_wait=value)
+    assert str(caught.value).endswith(f"not {shown(value)}.")
+    assert silent()
+
+
 # -- notes and purposes ---------------------------------------------------------------------------------------------
 
 

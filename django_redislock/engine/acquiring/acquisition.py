@@ -147,7 +147,7 @@ class Acquisition:
             polls=not request.listens,
             backoff=options.backoff,
             attempts=options.attempts,
-            slow_wait=conf().SLOW_WAIT,
+            slow_wait=conf().SLOW_WAIT if options.slow_wait is None else options.slow_wait or None,
         )
         if self.token is not None:
             watchdog.attempts[request.id] = attempt
