@@ -63,9 +63,10 @@ class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
     """This thread or task does not hold the lock that it tried to use: it never acquired it, or has released it."""
 
     @classmethod
-    def to(cls, verb: str, name: str) -> LockNotOwned:
+    def to(cls, verb: str, name: str, *, adoptable: bool = False) -> LockNotOwned:
         """The error of somebody who tries ``verb`` on a lock that somebody else holds, or nobody."""
-        return cls(f"Cannot {verb} the lock {name!r}: this thread or task does not hold it.", name)
+        hint = " Acquire it first: with its token, that adopts it." if adoptable else ""
+        return cls(f"Cannot {verb} the lock {name!r}: this thread or task does not hold it.{hint}", name)
 
 
 class LockLost(LockNotOwned):

@@ -486,7 +486,7 @@ class Lock:
     def _held(self, owner: Owner, verb: str) -> Section:
         section = owner.section(self)
         if section is None:
-            raise LockNotOwned.to(verb, self.name)
+            raise LockNotOwned.to(verb, self.name, adoptable=self._token is not None)
         return section
 
     def _shown_lease(self) -> Lease | None:
