@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -216,12 +217,27 @@ _QUEUEING = ("delay", "apply_async", "kiq", "send_with_options", "enqueue", "cal
 
 
 def refuse_tasks(function: object, decorator: str) -> None:
-    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone."""
+    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone.
+
+    The same for a receiver of a signal.
+    """
     if any(callable(getattr(function, name, None)) for name in _QUEUEING):
         raise TypeError(
             f"{decorator} cannot decorate the task {shown(function)}: workers would run it unlocked. Put @{decorator} "
             f"below the task's decorator."
         )
+    if _is_receiver(function):
+        raise TypeError(
+            f"{decorator} cannot decorate the receiver {shown(function)}: the signal would call it unlocked. Put "
+            f"@{decorator} below the decorator that connects it."
+        )
+
+
+def _is_receiver(function: object) -> bool:
+    """Whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
+    ends = [ref.__callback__ for ref in weakref.getweakrefs(function)]
+    calls = [end.peek() for end in ends if isinstance(end, weakref.finalize)]
+    return any(call is not None and hasattr(getattr(call[1], "__self__", None), "connect") for call in calls)
 
 
 def _called(function: Callable[..., Any]) -> str:

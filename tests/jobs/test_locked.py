@@ -15,7 +15,9 @@ from typing import Any
 import asgiref.sync
 import pytest
 import redis
+from celery.utils.dispatch import Signal as CelerySignal  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
+from django.dispatch import Signal, receiver
 
 from django_redislock import (
     Lock,
@@ -278,6 +280,30 @@ def test_a_task_is_refused_since_workers_would_run_it_unlocked(decorator: Any, a
         setattr(made, attribute, print)
         with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the task .* Put @\1 below the task's decor"):
             decorator(made)
+
+
+@pytest.mark.parametrize("decorator", [locked, locked("x"), locked_atomic("x")], ids=["bare", "named", "atomic"])
+@pytest.mark.parametrize("connect", [receiver(Signal()), CelerySignal().connect, CelerySignal().connect(sender="x")])
+def test_a_receiver_is_refused_since_the_signal_would_call_it_unlocked(decorator: Any, connect: Any) -> None:
+    def plain(**facts: Any) -> None: ...
+    async def coroutine(**facts: Any) -> None: ...
+
+    for function in (plain, coroutine):
+        connect(function)
+        with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the receiver .* Put @\1 below the dec"):
+            decorator(function)
+
+
+def test_a_receiver_below_the_decorator_of_a_signal_is_locked(client: redis.Redis) -> None:
+    signal = Signal()
+
+    @receiver(signal)
+    @locked("x")
+    def told(**facts: Any) -> list[str]:
+        return lock_names(client)
+
+    sent: Any = signal.send(None)
+    assert sent == [(told, ["x"])]
 
 
 def test_a_function_below_the_decorator_of_a_task_is_locked(client: redis.Redis) -> None:
