@@ -147,6 +147,7 @@ class Names(dict[str, Any]):
 
 # where anything will not do
 OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
+OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
 # these need more than that, and have tests above; the tutorial's are run by tests/project/test_tutorial.py
 ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 3)}

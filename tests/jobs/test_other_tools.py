@@ -25,6 +25,9 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redislock import locked, locked_atomic, locked_view
+from tests.helpers.docs import blocks
+from tests.helpers.docs import page as docs_page
+from tests.helpers.processes import Worker
 from tests.helpers.twins import lock_names
 
 Decorator = Callable[[Any], Any]
@@ -282,3 +285,38 @@ def test_pages_of_sphinx_and_of_its_extension_for_celery(tmp_path: Path) -> None
     plain = page("plain", "(lambda function: function)")
     assert plain.count("year") >= 4
     assert page("ours", 'locked("x:{year}")') == page("view", 'locked_view("x:{year}")') == plain
+
+
+# -- retries of Celery ----------------------------------------------------------------------------------------------
+
+RETRIES = """
+from celery import Celery, shared_task
+from celery.contrib.testing.worker import start_worker
+
+app = Celery("site", broker="memory://", backend="cache+memory://")
+fences = []
+
+def build_export(pk):
+    fences.append(get_lock(lock_name("export", pk)).fence)
+    if len(fences) < 3:
+        raise ConnectionError
+
+mail_export = build_export
+exec(block)
+with start_worker(app, perform_ping_check=False, pool="solo", loglevel="CRITICAL"):
+    for task in (export, mail):
+        fences.clear()
+        lock = Lock("export:7")
+        lock.acquire()
+        fence = lock.fence
+        task.delay(7, token=lock.detach(ttl=600)).get(timeout=30)
+        say("fences", fences == [fence] * 3, lock.locked())
+"""
+
+
+def test_a_retried_job_of_the_documentation_goes_on_under_its_lock(start: Callable[..., Worker]) -> None:
+    (block,) = (block for block in blocks(docs_page("functions")) if "self.retry" in block)
+    assert "retry_backoff=True" in block
+    worker = start(RETRIES, block=block.replace("retry_backoff=True", "default_retry_delay=0").replace("=60)", "=0)"))
+    for _ in range(2):
+        assert worker.expect("fences") == ["True", "False"]
