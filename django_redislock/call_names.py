@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import weakref
 from collections.abc import Callable, Collection, Mapping
+from functools import partial, update_wrapper
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .base.display import shown
 from .base.name_templates import NameTemplate, Template
 from .base.names import check_name, check_token
 
+if sys.version_info >= (3, 14):  # pragma: no cover
+    import annotationlib
+
+    # annotations may name what is imported for type checkers only
+    _LENIENT = {"annotation_format": annotationlib.Format.FORWARDREF}
+else:
+    _LENIENT: Any = {}
+
 Name = str | Callable[..., str]
+W = TypeVar("W", bound=Callable[..., Any])
 
 
 class Texts(NamedTuple):
@@ -132,9 +144,46 @@ def check_function(function: Callable[..., Any], decorator: str) -> inspect.Sign
     if isinstance(function, type):
         raise TypeError(f"{decorator} cannot decorate the class {function.__qualname__}: decorate its methods.")
     try:
-        return inspect.signature(function)
+        return signature_of(function)
     except ValueError as error:
         raise TypeError(f"{decorator} cannot decorate {function!r}: {error}. Decorate a function around it.") from None
+
+
+def signature_of(function: Callable[..., Any], **options: Any) -> inspect.Signature:
+    """``inspect.signature()``, whatever the annotations name.
+
+    ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
+    returns the bound method's.
+    """
+    inner = inspect.unwrap(function, stop=lambda each: isinstance(each, partial) or hasattr(each, "__signature__"))
+    bound = isinstance(inner, partial) and hasattr(inner, "__wrapped__")
+    return inspect.signature(inner.func if bound else function, **_LENIENT, **options)
+
+
+def wraps(function: Callable[..., Any]) -> Callable[[W], W]:
+    """``functools.wraps``, also for tools that do not follow ``__wrapped__``, such as Celery's check at ``delay()``.
+
+    A decorator between them may change the arguments, so where there is one, it is not looked through.
+    """
+
+    def dress(wrapper: W) -> W:
+        update_wrapper(wrapper, function)
+        if not hasattr(function, "__wrapped__"):
+            try:
+                signature = signature_of(function, eval_str=True)
+            except Exception:  # the code of the annotations; they may name what is defined later
+                signature = signature_of(function)
+            if [*signature.parameters] != ["args", "kwargs"]:  # method_decorator copies what it finds on such a dummy
+                wrapper.__signature__ = signature  # type: ignore[attr-defined]
+        return wrapper
+
+    return dress
+
+
+def repeats_signature(function: Any) -> bool:
+    """Whether ``functools.wraps`` has copied ``__signature__`` from below, whose arguments may be others."""
+    signature = getattr(function, "__signature__", None)
+    return signature is not None and signature is getattr(getattr(function, "__wrapped__", None), "__signature__", None)
 
 
 def refuse_generators(function: Callable[..., Any], decorator: str) -> None:
@@ -175,12 +224,27 @@ _QUEUEING = ("delay", "apply_async", "kiq", "send_with_options", "enqueue", "cal
 
 
 def refuse_tasks(function: object, decorator: str) -> None:
-    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone."""
+    """Raise TypeError for a task: the registered one would run unlocked, and what queues it would be gone.
+
+    The same for a receiver of a signal.
+    """
     if any(callable(getattr(function, name, None)) for name in _QUEUEING):
         raise TypeError(
             f"{decorator} cannot decorate the task {shown(function)}: workers would run it unlocked. Put @{decorator} "
             f"below the task's decorator."
         )
+    if _is_receiver(function):
+        raise TypeError(
+            f"{decorator} cannot decorate the receiver {shown(function)}: the signal would call it unlocked. Put "
+            f"@{decorator} below the decorator that connects it."
+        )
+
+
+def _is_receiver(function: object) -> bool:
+    """Whether a signal of Django or Celery refers to it: they want to be told when their receivers are gone."""
+    ends = [ref.__callback__ for ref in weakref.getweakrefs(function)]
+    calls = [end.peek() for end in ends if isinstance(end, weakref.finalize)]
+    return any(call is not None and hasattr(getattr(call[1], "__self__", None), "connect") for call in calls)
 
 
 def _called(function: Callable[..., Any]) -> str:

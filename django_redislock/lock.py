@@ -87,6 +87,9 @@ class Lock:
         How many replicas of the Redis server must have acknowledged the grant before it counts; with fewer within half
         a second, acquiring raises LockUnavailable. A failover then loses a grant less often, not never. A contended
         acquisition takes one round trip more. None: from the settings (by default 0).
+    ``slow_wait``
+        Seconds after which a waiter logs who holds the lock; False: never, for a standby that waits on purpose. None:
+        from the settings (by default 10).
     ``fenced``
         Whether every transaction under the lock has to :meth:`claim` it, or on which aliases in ``DATABASES``; None:
         from the settings (FENCED). :func:`locked_atomic`, :func:`locked_view` and, inside a transaction, :func:`locked`
@@ -501,7 +504,7 @@ class Lock:
     def _held(self, owner: Owner, verb: str) -> Section:
         section = owner.section(self)
         if section is None:
-            raise LockNotOwned.to(verb, self.name)
+            raise LockNotOwned.to(verb, self.name, adoptable=self._token is not None)
         return section
 
     def _shown_lease(self) -> Lease | None:

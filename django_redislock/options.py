@@ -35,6 +35,7 @@ class AcquireOptions(TypedDict, total=False):
     backoff: AbstractBackoff | None
     attempts: int | None
     replicas: int | None
+    slow_wait: Seconds | Literal[False] | None
     note: str
     purpose: str
     template: str
@@ -70,6 +71,7 @@ class Options:
     backoff: AbstractBackoff | None = None
     attempts: int | None = None
     replicas: int | None = None
+    slow_wait: float | None = None  # False: never
     fenced: Any = None  # True, False or a tuple of aliases in DATABASES
     fence_timeout: float | None = None
     note: str = ""
@@ -90,6 +92,8 @@ class Options:
             check_count(self.max_waiters, "max_waiters")
         if self.replicas is not None:
             check_count(self.replicas, "replicas")
+        if self.slow_wait is not None and self.slow_wait is not False:
+            self.slow_wait = seconds(self.slow_wait, "slow_wait, unless it is False,")
         if self.fenced is not None:
             self.fenced = check_fenced(self.fenced)
         if self.fence_timeout is not None:

@@ -195,7 +195,7 @@ class LockPool:
         Waits until one is free, at most ``blocking_timeout`` seconds (0: not at all; None: from the settings); then
         raises LockNotAcquired, which says so if the pool has no members. The other options are those of :class:`Lock`,
         with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
-        ``replicas``, ``note``, ``purpose``, ``template``.
+        ``replicas``, ``slow_wait``, ``note``, ``purpose``, ``template``.
         """
         section = self._section(current_owner(), wrong, options)
         try:

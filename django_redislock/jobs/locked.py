@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from inspect import Signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -13,6 +13,7 @@ from asgiref.sync import iscoroutinefunction
 from ..base.display import shown
 from ..base.steps import Call, Steps, arun, run_blocking
 from ..base.suggestions import takes_by_name
+from ..base.times import Seconds, seconds
 from ..call_names import (
     CallTexts,
     Name,
@@ -22,6 +23,7 @@ from ..call_names import (
     refuse_body,
     refuse_tasks,
     template_of,
+    wraps,
 )
 from ..engine import Acquisition, current_owner
 from ..fencing import begin
@@ -39,7 +41,13 @@ R = TypeVar("R")
 def locked(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def locked(
-    first: str | None = None, /, *, name: Name | None = None, token: str | None = None, **options: Unpack[LockOptions]
+    first: str | None = None,
+    /,
+    *,
+    name: Name | None = None,
+    token: str | None = None,
+    at_least: Seconds = 0,
+    **options: Unpack[LockOptions],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @takes_by_name
 def locked(
@@ -48,6 +56,7 @@ def locked(
     *wrong: Any,
     name: Name | None = None,
     token: str | None = None,
+    at_least: Seconds = 0,
     **options: Unpack[LockOptions],
 ) -> Any:
     """Let only one call of a function run at a time, across all processes.
@@ -55,8 +64,9 @@ def locked(
     The first argument, or ``name``, is a template over the arguments of the call (``"report:{year}"``, values quoted as
     by :func:`lock_name`; ``{key:digest}``: see :func:`lock_digest`); ``name`` may also be a callable that takes the
     arguments and returns the name. Without either, and without parentheses, the name is ``module.qualname``. ``note``
-    and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. The options are
-    those of :class:`Lock`.
+    and ``token`` are templates too; their values are not quoted, and a note that is too long is cut. ``at_least``:
+    seconds for which the lock stays held, by nobody, if the call returns sooner; one that raises releases it at once.
+    The other options are those of :class:`Lock`.
 
     Raises when it decorates: ValueError for a field that is no argument of the function, TypeError for a task (put
     ``locked`` below the task's decorator). A call raises LockNotAcquired when the lock was not acquired in time, so
@@ -64,12 +74,13 @@ def locked(
     cannot be reached.
     """
     refuse_tasks(first, "locked")
-    if is_decorated(first) and name is None and token is None and not (options or wrong):
+    if is_decorated(first) and name is None and token is None and not at_least and not (options or wrong):
         return locked()(first)
     given = given_name(first, name, "locked")
     options.setdefault("template", template_of(given))
     # a wrong option is an error here, not at the first call; the settings may not name the alias ``using`` yet
-    checked = read_options(options, "locked()", beside=["name", "token"], wrong=wrong)
+    checked = read_options(options, "locked()", beside=["at_least", "name", "token"], wrong=wrong)
+    least = seconds(at_least, "at_least", positive=False)
     known = None if given is None else CallTexts(given, checked.note, token)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -78,7 +89,7 @@ def locked(
             refuse_fenced(function, checked, "locked")
         texts = known or CallTexts(_name_of(function), checked.note, token)
         texts.check(function, signature)
-        return _LockedFunction(function, signature, texts, checked).wrap()
+        return _LockedFunction(function, signature, texts, checked, least).wrap()
 
     return decorate
 
@@ -91,6 +102,7 @@ class _LockedFunction:
     signature: Signature
     texts: CallTexts
     options: Options
+    at_least: float
 
     def wrap(self) -> Callable[..., Any]:
         """The function that takes the place of the decorated one."""
@@ -110,6 +122,7 @@ class _LockedFunction:
     def _guarded(self, args: Any, kwargs: Any) -> Steps[Any]:
         name, note, token = self.texts.fill(self.function, self.signature, args, kwargs)
         section = Acquisition(current_owner(), lambda lease: lease, name, self.options.with_note(note), token=token)
+        section.at_least = self.at_least
 
         def claiming() -> Any:
             """Call the function; where transactions are open, claim the lock before, if it is fenced."""

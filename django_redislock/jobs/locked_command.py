@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
 from typing import Any
 
 from django.apps import apps
@@ -21,7 +20,7 @@ from ..base.times import Seconds, seconds
 from ..engine import current_owner, release_surely
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
-from ..open_transactions import warn_of_release, warn_unclaimed
+from ..open_transactions import warn_of_release
 from ..options import LockOptions, choose_waiting
 
 # Exit statuses, from sysexits.h where one fits: programs rarely end with these by chance, unlike the 1 of flock(1), and
@@ -176,7 +175,6 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
         raise CommandError(str(error), returncode=UNAVAILABLE) from error
     except LockNotAcquired as error:
         raise LockBusy(_held_by(lock) + (own if error.outcome == "own" else ""), returncode=busy_status) from None
-    since = monotonic()
     try:
         with ExitStack() as stack:
             stack.push(lock)  # releases it when the block raises
@@ -184,27 +182,19 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
             if lock.lost:
                 lock.check()  # raises LockLost even where Redis cannot be reached for a release
             stack.pop_all()
-        _give_back(lock, at_least - (monotonic() - since))
+        _give_back(lock, at_least)
     except LockLost as error:
         if error.name != lock.name:
             raise
         raise CommandError(str(error), returncode=LOST) from error
 
 
-def _give_back(lock: Lock, left: float) -> None:
-    """Release ``lock``, or let it stand for the seconds that are ``left``."""
+def _give_back(lock: Lock, at_least: float) -> None:
     section = current_owner().section(lock)
     if section is None:
         return  # released by the command itself
+    section.at_least = at_least
     try:
-        if left >= 0.001:
-            try:
-                lock.detach(ttl=left)
-                if section.held.unclaimed:
-                    warn_unclaimed(lock.name)
-                return
-            except LockUnavailable:
-                pass  # then it ends sooner
         run(release_surely(section))
     except LockLost:
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from logging import ERROR
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -16,7 +16,16 @@ from django.utils.decorators import method_decorator
 from ..base.log import log_event
 from ..base.steps import Call, Evaluate, Steps, arun, run_blocking
 from ..base.suggestions import takes_by_name
-from ..call_names import CallTexts, Name, given_name, refuse_generators, template_of
+from ..call_names import (
+    CallTexts,
+    Name,
+    given_name,
+    refuse_generators,
+    repeats_signature,
+    signature_of,
+    template_of,
+    wraps,
+)
 from ..conf import conf
 from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
@@ -94,10 +103,11 @@ def locked_view(
             )
         if iscoroutinefunction(view):
             refuse_fenced(view, checked, "locked_view")
-        if instance_of(view) is None:  # else method_decorator decorates anew for each request
+        # method_decorator decorates anew for each request
+        if instance_of(view) is None and not repeats_signature(view):
             # as it is called: a decorator in between may change the arguments
-            texts.check(view, inspect.signature(view, follow_wrapped=False), "request")
-        if instance_of(_method_below(view)) is None and next(iter(inspect.signature(view).parameters), "") == "self":
+            texts.check(view, signature_of(view, follow_wrapped=False), "request")
+        if instance_of(_method_below(view)) is None and next(iter(signature_of(view).parameters), "") == "self":
             return method_decorator(decorate)(view)  # type: ignore[return-value]
         warn_above_login(view)
         return _LockedView(view, texts, checked, locking, on_conflict).wrap()
@@ -247,11 +257,9 @@ def _no_value(request: HttpRequest) -> str:
 def _signature(view: Callable[..., Any], /, *args: Any, **kwargs: Any) -> inspect.Signature | None:
     """The signature for the names of positional arguments, and the defaults of those that the URL leaves out.
 
-    ``method_decorator`` hands over a bound method that claims the signature of its function, ``self`` included; this
-    returns the bound method's. None where the URL's arguments do not fit, since a decorator in between changes them.
+    None where the URL's arguments do not fit, since a decorator in between changes them.
     """
-    inner = _method_below(view)
-    signature = inspect.signature(view if instance_of(inner) is None else getattr(inner, "func", inner))
+    signature = signature_of(view)
     try:
         signature.bind(*args, **kwargs)
     except TypeError:

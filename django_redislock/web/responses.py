@@ -75,7 +75,7 @@ def conflict(
             raise TypeError(f"{what} must return a response, and {shown(respond)} returned None.")
         return response  # type: ignore[no-any-return]
     suspended = refusal.outcome == "suspended"  # then its end is known
-    wait = max(1, ceil(refusal.busy_for)) if suspended else _usually_held_for(section.options.template)
+    wait = max(1, ceil(refusal.busy_for or 0)) if suspended else _usually_held_for(section.options.template)
     text = ngettext(
         "Somebody else is working on this. Please try again in %(wait)d second.",
         "Somebody else is working on this. Please try again in %(wait)d seconds.",

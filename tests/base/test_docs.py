@@ -121,7 +121,7 @@ def test_the_block_about_pools_has_filled_one() -> None:
 def test_handing_over_runs() -> None:
     """From the view to the worker, which gets the same fence."""
     tokens: list[str] = []
-    view, worker = blocks(page("functions"))[2].split("with Lock", 1)
+    view, worker = blocks(page("functions"))[3].split("with Lock", 1)
     given: dict[str, Any] = {"Lock": Lock, "export": SimpleNamespace(delay=lambda pk, token: tokens.append(token))}
     exec(view, given)
     exec(f"with Lock{worker}", {"Lock": Lock, "token": tokens[0]})
@@ -147,9 +147,10 @@ class Names(dict[str, Any]):
 
 # where anything will not do
 OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
+OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
 # these need more than that, and have tests above; the tutorial's are run by tests/project/test_tutorial.py
-ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 2)}
+ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 3)}
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS

@@ -54,7 +54,7 @@ def silent(client: redis.Redis) -> Callable[[], bool]:
 # what they take beside the options of a lock
 OWN = {
     "Lock()": ["token"],
-    "locked()": ["name", "token"],
+    "locked()": ["at_least", "name", "token"],
     "locked_view()": ["methods", "name", "on_conflict", "token"],
     "locked_atomic()": ["db", "name", "token"],
 }
@@ -187,6 +187,15 @@ def test_invalid_durations_are_refused_before_redis_is_asked(
         MAKERS[what](**{option: value})
     assert shown(value) in str(caught.value)
     assert len(str(caught.value)) < 1000
+    assert silent()
+
+
+@each_maker
+@pytest.mark.parametrize("value", [0, -1, math.inf, "never", True])
+def test_a_slow_wait_is_seconds_or_false(what: str, value: Any, silent: Callable[[], bool]) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^slow_wait, unless it is False, must be ") as caught:
+        MAKERS[what](slow_wait=value)
+    assert str(caught.value).endswith(f"not {shown(value)}.")
     assert silent()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import redis.lock
 from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock import Lock, list_locks
+from django_redislock import Lock, list_locks, locked
 from django_redislock.cache import RedisCache
 from django_redislock.cache_lock import CacheLock
 from django_redislock.store.stores import get_partition
@@ -35,6 +36,10 @@ class OfTheSite(RedisCache):
 
 def by_tenant(key: str, prefix: str, version: int) -> str:
     return f"tenant-7:{prefix}:{version}:{key}"
+
+
+def by_current_tenant(key: str, prefix: str, version: int) -> str:
+    return f"{os.environ['TENANT']}:{prefix}:{version}:{key}"
 
 
 @pytest.fixture
@@ -160,6 +165,27 @@ def test_any_key_can_be_locked(use: Use, key: object, version: int | None) -> No
     with lock("default", key, version=version, timeout=5):
         assert not lock("default", key, version=version, timeout=5).acquire(blocking=False)
         assert lock("default", "other", version=version, timeout=5).acquire(blocking=False)
+
+
+def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "coming from" says, with a block and with a decorator."""
+
+    def name(pk: int) -> str:
+        made: str = lock("default", f"stock:{pk}").name
+        return made
+
+    @locked(name=name)
+    def restock(pk: int) -> bool:
+        return lock("default", f"stock:{pk}").locked()
+
+    use({"KEY_FUNCTION": f"{__name__}.by_current_tenant"})
+    monkeypatch.setenv("TENANT", "a")
+    with Lock(lock("default", "stock:7").name):
+        assert lock("default", "stock:7").locked()
+        assert not Lock("stock:7").locked()
+        monkeypatch.setenv("TENANT", "b")
+        assert not lock("default", "stock:7").locked()
+        assert restock(7)
 
 
 def test_a_key_function_makes_the_name(use: Use) -> None:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import asgiref.sync
 import pytest
 import redis
+from celery.utils.dispatch import Signal as CelerySignal  # type: ignore[import-untyped]
 from django.core.exceptions import SynchronousOnlyOperation
+from django.dispatch import Signal, receiver
 
 from django_redislock import (
     Lock,
@@ -23,12 +26,14 @@ from django_redislock import (
     LockNotAcquired,
     LockUnavailable,
     aforce_release,
+    get_lock,
     lock_digest,
     locked,
     locked_atomic,
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, queued, value
 from tests.helpers.twins import Twins, abandon, lock_names
 
@@ -204,7 +209,7 @@ def test_wrong_options_are_errors_at_once() -> None:
     with pytest.raises(ValueError, match="ttl must be at least"):
         locked("x", ttl=0)
     with pytest.raises(
-        TypeError, match=r"^locked\(\) takes no option 'fair'\. The options are: adopt, attempts, .*, using\.$"
+        TypeError, match=r"^locked\(\) takes no option 'fair'\. The options are: adopt, at_least, .*, using\.$"
     ):
         locked("x", fair=True)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="lock's name must be a str or a callable"):
@@ -275,6 +280,30 @@ def test_a_task_is_refused_since_workers_would_run_it_unlocked(decorator: Any, a
         setattr(made, attribute, print)
         with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the task .* Put @\1 below the task's decor"):
             decorator(made)
+
+
+@pytest.mark.parametrize("decorator", [locked, locked("x"), locked_atomic("x")], ids=["bare", "named", "atomic"])
+@pytest.mark.parametrize("connect", [receiver(Signal()), CelerySignal().connect, CelerySignal().connect(sender="x")])
+def test_a_receiver_is_refused_since_the_signal_would_call_it_unlocked(decorator: Any, connect: Any) -> None:
+    def plain(**facts: Any) -> None: ...
+    async def coroutine(**facts: Any) -> None: ...
+
+    for function in (plain, coroutine):
+        connect(function)
+        with pytest.raises(TypeError, match=r"^(locked\w*) cannot decorate the receiver .* Put @\1 below the dec"):
+            decorator(function)
+
+
+def test_a_receiver_below_the_decorator_of_a_signal_is_locked(client: redis.Redis) -> None:
+    signal = Signal()
+
+    @receiver(signal)
+    @locked("x")
+    def told(**facts: Any) -> list[str]:
+        return lock_names(client)
+
+    sent: Any = signal.send(None)
+    assert sent == [(told, ["x"])]
 
 
 def test_a_function_below_the_decorator_of_a_task_is_locked(client: redis.Redis) -> None:
@@ -444,6 +473,106 @@ def test_a_function_whose_release_fails_tells_so_and_the_lock_is_free_once_redis
         me(Twins(locked(NAME), own.stop), "call")
     own.start()
     assert me(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
+
+
+# -- at_least -------------------------------------------------------------------------------------------------------
+
+JOB = """
+from asgiref.sync import async_to_sync
+
+def job():
+    say("ran")
+
+async def ajob():
+    say("ran")
+
+decorate = locked("report", at_least=600, blocking_timeout=0)
+run = async_to_sync(decorate(ajob)) if awaits else decorate(job)
+try:
+    run()
+except LockNotAcquired as busy:
+    say("busy", busy.busy_for)
+say("end")
+hear()
+"""
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_of_three_processes_with_other_clocks_one_runs_a_short_job(awaits: bool, start: Callable[..., Worker]) -> None:
+    for first in (True, False, False):
+        worker = start(JOB, awaits=awaits)  # comes when the one before has done its job
+        left = worker.expect("ran" if first else "busy")
+        assert first or 500 < float(left[0]) <= 600
+        worker.expect("end")
+
+
+def test_the_lock_stays_for_what_is_left_whatever_its_ttl(crowd: Crowd) -> None:
+    twins = Twins(locked(NAME, at_least=500, ttl=5), lambda: "done")
+    assert crowd()(twins, "call") == "done"
+    info = get_lock(NAME)
+    assert info is not None
+    assert 400 < info.lease_left <= 500
+
+
+def test_the_next_caller_gets_it_when_that_is_over(crowd: Crowd) -> None:
+    begun = time.monotonic()
+    twins = Twins(locked(NAME, at_least=0.3), lambda: time.monotonic() - begun)
+    me, you = crowd(), crowd()
+    assert me(twins, "call") >= 0
+    assert you(twins, "call") >= 0.29  # by another clock
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
+def test_a_call_that_fails_releases_at_once(error: type[BaseException], client: redis.Redis) -> None:
+    def fail() -> None:
+        assert lock_names(client) == [NAME]
+        raise error
+
+    with pytest.raises(error):
+        locked(NAME, at_least=500)(fail)()
+    assert lock_names(client) == []
+
+
+def test_a_call_that_took_longer_releases_at_the_end(crowd: Crowd, client: redis.Redis) -> None:
+    def late() -> Body:
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.1:
+            yield
+
+    crowd()(Twins(locked(NAME, at_least=0.1), late), "call")
+    assert lock_names(client) == []
+
+
+def test_inside_another_section_the_outer_one_decides(crowd: Crowd, client: redis.Redis) -> None:
+    me, outer = crowd(), Lock(NAME, reentrant=True)
+    me(outer, "acquire")
+    me(Twins(locked(NAME, at_least=500, reentrant=True), lambda: None), "call")
+    assert me(outer, "owned")
+    me(outer, "release")
+    assert lock_names(client) == []
+
+
+def test_a_lock_that_was_lost_is_told_there_too(crowd: Crowd, client: redis.Redis) -> None:
+    with pytest.raises(LockLost):
+        crowd()(Twins(locked(NAME, at_least=500), client.flushall), "call")
+
+
+def test_without_redis_at_the_end_the_lock_is_released_once_it_is_back(
+    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me = crowd()
+    with pytest.raises(LockUnavailable):
+        me(Twins(locked(NAME, at_least=500), own.stop), "call")
+    own.start()
+    assert me(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
+
+
+def test_wrong_seconds_are_an_error_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^at_least must be 0 or more seconds and finite, not -1\.$"):
+        locked(NAME, at_least=-1)
+    with pytest.raises(TypeError, match=r"^at_least must be seconds \(int, float or timedelta\), not 'long'\.$"):
+        locked(NAME, at_least="long")  # type: ignore[call-overload]
 
 
 # -- interrupted ----------------------------------------------------------------------------------------------------

@@ -432,17 +432,15 @@ def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(
         eventually(lambda: not get_lock("report"))
 
 
-@pytest.mark.parametrize("call", ["lock.detach", "release_surely"])
 def test_a_command_interrupted_while_it_gives_its_lock_back_releases_it_in_the_background(
-    call: str, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     def interrupt(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    target = "django_redislock.Lock.detach" if call == "lock.detach" else f"django_redislock.jobs.locked_command.{call}"
-    monkeypatch.setattr(target, interrupt)
+    monkeypatch.setattr("django_redislock.jobs.locked_command.release_surely", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        report(lambda command, **options: None, lock_at_least=20 if call == "lock.detach" else 0)
+        report(lambda command, **options: None)
     eventually(lambda: get_lock("report") is None)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery  # type: ignore[import-untyped]
+from django.core.cache import caches
 from redis.backoff import ConstantBackoff
 
 from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from django_redislock.engine.leases.lease import FORCED
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME
 
@@ -72,12 +73,47 @@ def test_the_representation_is_the_class_and_the_message() -> None:
     assert repr(error) == "LockNotAcquired(\"The lock 'order:42' is busy.\")"
 
 
-@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
-def test_errors_can_be_pickled_and_copied(again: Callable[[Any], Any]) -> None:
-    lost = again(LockLost("gone", NAME, reason=FORCED, fence=7))
-    assert type(lost) is LockLost
-    assert (str(lost), lost.name, lost.reason, lost.fence) == ("gone", NAME, FORCED, 7)
-    busy = again(LockNotAcquired("busy", NAME, attempts=3, waited=1.5, busy_for=20.0))
-    assert (str(busy), busy.name, busy.attempts, busy.waited, busy.busy_for) == ("busy", NAME, 3, 1.5, 20.0)
-    away = again(LockUnavailable("away", NAME, lease_left=4.0))
-    assert (str(away), away.name, away.lock_name, away.lease_left) == ("away", NAME, NAME, 4.0)
+def through_celery(error: Exception) -> Any:
+    """As a result of a task, in JSON, which keeps ``args`` alone."""
+    app = Celery("site", backend="cache+memory://", set_as_current=False)
+    app.backend.store_result("a", error, "FAILURE")
+    return app.AsyncResult("a").result
+
+
+FACTS: dict[type[LockError], dict[str, Any]] = {
+    LockError: {},
+    LockNotAcquired: {"outcome": "full", "attempts": 3, "waited": 1.5, "busy_for": 20.0, "holder": "web1:7:main"},
+    LockNotOwned: {},
+    LockLost: {"reason": "it was force-released", "fence": 7},
+    LockUnavailable: {"lease_left": 4.0},
+}
+
+
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, through_celery])
+@pytest.mark.parametrize("kind", FACTS)
+def test_an_error_stays_whole_where_it_is_copied_or_sent(kind: type[LockError], again: Callable[[Any], Any]) -> None:
+    error = again(kind("a text", NAME, **FACTS[kind]))
+    assert type(error) is kind
+    assert (str(error), repr(error)) == ("a text", f"{kind.__name__}('a text')")
+    assert (error.name, error.lock_name) == (NAME, NAME)
+    assert {fact: getattr(error, fact) for fact in FACTS[kind]} == FACTS[kind]
+
+
+@pytest.mark.parametrize("kind", FACTS)
+def test_what_an_error_does_not_know_is_none(kind: type[LockError]) -> None:
+    error = kind("a text")
+    assert {getattr(error, fact) for fact in ("name", *FACTS[kind])} == {None}
+
+
+def test_the_error_of_cache_lock_stays_whole_too(
+    nowhere: None, settings: Any, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    settings.CACHES = {"default": {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}}
+    cache: Any = caches["default"]
+    with pytest.raises(LockUnavailable) as caught:
+        cache.lock(NAME).acquire()
+    assert isinstance(caught.value, redis.exceptions.ConnectionError)
+    for again in (lambda error: pickle.loads(pickle.dumps(error)), copy.copy, through_celery):
+        error = again(caught.value)
+        assert (type(error), str(error), error.name) == (type(caught.value), str(caught.value), NAME)

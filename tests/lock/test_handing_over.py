@@ -94,6 +94,28 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here(
     assert losses == []
 
 
+@pytest.mark.parametrize("detached", [True, False])
+def test_the_bearer_of_a_token_adopts_the_lock_before_extending_it(crowd: Crowd, using: str, detached: bool) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600, using=using)
+    me(lock, "acquire")
+    token = me(lock, "detach") if detached else me.read(lambda: lock.token)
+    bearer = Lock(NAME, token=token, using=using)
+    assert you(bearer, "owned")
+    adopt = r"this thread or task does not hold it\. Acquire it first: with its token, that adopts it\.$"
+    for method, *arguments in (("extend", 60), ("reacquire",), ("detach",)):
+        with pytest.raises(LockNotOwned, match=adopt):
+            you(bearer, method, *arguments)
+    for look in (bearer.check, lambda: bearer.fence):
+        with pytest.raises(LockNotOwned, match=adopt):
+            you.read(look)
+    if detached:
+        assert you(bearer, "acquire", blocking=False)
+        assert you(bearer, "extend", 60)
+    you(bearer, "release")
+    with pytest.raises(LockNotOwned, match=r"Cannot release the lock .* does not hold it\.$"):
+        you(bearer, "release")
+
+
 def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them(crowd: Crowd, using: str) -> None:
     me, you = crowd(), crowd()
     lock, another = (Lock(NAME, reentrant=True, using=using) for _ in range(2))

@@ -420,6 +420,34 @@ def test_no_wait_is_logged_if_the_setting_is_none(crowd: Crowd, caplog: pytest.L
     assert "still-waiting" not in caplog.text
 
 
+@POLLS
+def test_one_that_waits_on_purpose_does_not_log_it(
+    polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one that is in a hurry logs it whatever the setting says."""
+
+    def user(name: str, **options: Any) -> None:
+        person, lock = crowd(), Lock(name, using=using, poll=polls, **options)
+        waiting.append((person, lock, person.start(lock, "acquire")))
+
+    waiting: list[Any] = []
+    for name in ("standby", "pay"):
+        user(name)
+        eventually(lambda name=name: get_lock(name, using=using))
+    with override_settings(REDISLOCK={"SLOW_WAIT": 0.05}):
+        user("standby", slow_wait=False)
+        eventually(lambda: get_lock("standby", using=using).waiters)  # type: ignore[union-attr]
+        user("pay")
+        eventually(lambda: caplog.text.count("still-waiting name=pay") == 1)
+    with override_settings(REDISLOCK={"SLOW_WAIT": None}):
+        user("pay", slow_wait=0.05)
+        eventually(lambda: caplog.text.count("still-waiting name=pay") == 2)
+    assert "still-waiting name=standby" not in caplog.text
+    for person, lock, got in waiting:
+        assert got.result(GENEROUS)
+        person(lock, "release")
+
+
 def test_a_refused_request_leaves_nothing_behind(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
     holder, held = crowd(), Lock(NAME)
     holder(held, "acquire")

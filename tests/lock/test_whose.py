@@ -285,7 +285,7 @@ async def test_who_waits_for_its_own_lock_with_an_end_does_not_acquire_it(kin: K
 
 
 @pytest.mark.parametrize("bound", [0, 0.05], ids=["at once", "in time"])
-@both(fails=BOTH)
+@both()
 async def test_the_error_of_a_block_says_that_its_own_thread_or_task_holds_the_lock(kin: Kin, bound: float) -> None:
     async def block(lock: Lock) -> None:
         if kin.tasks:

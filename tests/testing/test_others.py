@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest import IsolatedAsyncioTestCase
 
 import pytest
 from django.http import HttpRequest, HttpResponse
@@ -74,6 +75,35 @@ def test_whoever_waits_gets_the_lock_at_the_end_of_the_block(crowd: Crowd, event
         eventually(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
         assert not got.done()
     assert got.result(4)
+
+
+@pytest.fixture
+async def _busy() -> AsyncIterator[None]:
+    with hold("fixture"):
+        yield
+
+
+@pytest.mark.usefixtures("_busy")
+async def test_what_a_fixture_of_another_task_holds_stays_busy_until_its_end() -> None:
+    assert not await Lock("fixture").aacquire(blocking=False)
+
+
+def test_what_set_up_holds_is_busy_in_the_test_and_free_after_tear_down() -> None:
+    class Orders(IsolatedAsyncioTestCase):
+        async def asyncSetUp(self) -> None:
+            self.held = hold(NAME)
+            self.held.__enter__()
+
+        async def test_busy(self) -> None:
+            assert not await Lock(NAME).aacquire(blocking=False)
+
+        async def asyncTearDown(self) -> None:
+            self.held.__exit__(None, None, None)
+
+    result = Orders("test_busy").run()
+    assert result is not None
+    assert (result.testsRun, result.failures, result.errors) == (1, [], [])
+    assert_not_locked(NAME)
 
 
 def test_a_member_of_a_pool_can_be_held() -> None:

@@ -27,6 +27,7 @@ from . import wait_loop
 from .announcements import tell_acquired, tell_refused
 from .attempt import Attempt, Granted, give_up_at
 from .effective_options import apply_to, deadline_of, make_canceller, make_request
+from .extension import detach
 from .release import release, release_later
 
 
@@ -64,6 +65,7 @@ class Acquisition:
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
+        self.at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
         self.partition: Partition = get_partition(options.using, name)
         self._runtime = runtime()
         self.lease: Lease | None = None
@@ -145,7 +147,7 @@ class Acquisition:
             polls=not request.listens,
             backoff=options.backoff,
             attempts=options.attempts,
-            slow_wait=conf().SLOW_WAIT,
+            slow_wait=conf().SLOW_WAIT if options.slow_wait is None else options.slow_wait or None,
         )
         if self.token is not None:
             watchdog.attempts[request.id] = attempt
@@ -238,12 +240,17 @@ class Acquisition:
             raise lease.lost_error()
         return last
 
-    def end(self) -> Steps[bool]:
-        """give_back(), except that one which was detached ends in silence."""
-        if self.held.detached:  # on purpose: it is for the bearer of the token to release
+    def end(self, *, failed: bool = False) -> Steps[bool]:
+        """give_back(), except that one which was detached ends in silence, and that ``at_least`` is kept."""
+        lease = self.held
+        if lease.detached:  # on purpose: it is for the bearer of the token to release
             self.undo()
             return False
-        return (yield from self.give_back())
+        left = lease.since + self.at_least - monotonic()
+        if failed or left < 0.001 or not lease.shares.keys() <= {self}:
+            return (yield from self.give_back())
+        yield from detach(self, left)
+        return True
 
     def exit(self, error: BaseException | None) -> Steps[bool]:
         """The section has ended, with ``error`` or (None) well. Returns whether the lock is free; see end().
@@ -258,7 +265,7 @@ class Acquisition:
             self.undo()
             return False
         try:
-            return (yield from self.end())
+            return (yield from self.end(failed=error is not None))
         except LockNotOwned:  # a loss was reported already
             if error is None:
                 raise

@@ -28,7 +28,7 @@ class CurrentHolder:
     def __init__(self, tell_at: float) -> None:
         self.tell_at: float = tell_at
         self.holder: Holder | None = None  # as of the last answer
-        self.busy_for: float = 0.0  # seconds
+        self.busy_for: float | None = None  # seconds; None: nothing is known of the holder
         self.full: bool = False  # the queue has as many waiters as it may have
 
     def note(self, value: bytes | None, left: float, waiter: Waiter | None) -> None:
@@ -75,11 +75,11 @@ class CurrentHolder:
         """
         noun, name = known_as(request.name)
         holder = self.holder
-        owner = "" if holder is None else holder.described
+        owner = None if holder is None else holder.described
         within = f"within {waited:.3g} s ({tries} attempt{'s'[: tries > 1]})" if waits else "at once"
         outcome = "timeout" if waits and not adopting else "busy"
         if adopting:
-            text = f"Could not adopt the lock {name!r}: {owner} still uses it. Call detach() there first."
+            text = f"Could not adopt the lock {name!r}: {owner or 'somebody'} still uses it. Call detach() there first."
         elif holder is not None and holder.id == own:
             outcome = "own"
             text = (

@@ -202,6 +202,7 @@ class Section(Protocol):
     """An Acquisition, as seen by code that does not make it: a section under a lock."""
 
     lease: Lease | None
+    at_least: float
 
     @property
     def through(self) -> object:

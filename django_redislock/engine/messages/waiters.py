@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
     at: float  # monotonic
     holder: Holder | None
-    busy_for: float  # seconds
+    busy_for: float | None  # seconds
 
 
 class Waiter:
