@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from logging import WARNING
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -20,7 +19,7 @@ from django.core.cache.backends.base import DEFAULT_TIMEOUT
 from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
-from .base.times import Deadline, Seconds
+from .base.times import Deadline, Seconds, monotonic
 from .computations import Computation, computations
 from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_quietly

@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from time import monotonic
 from typing import Any
 
 from django.apps import apps
@@ -17,7 +16,7 @@ from ..base.name_templates import NameTemplate
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.suggestions import did_you_mean
-from ..base.times import Seconds, seconds
+from ..base.times import Seconds, monotonic, seconds
 from ..engine import current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..lock import Lock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from time import monotonic
 from typing import NamedTuple
 
 from redis.backoff import AbstractBackoff
@@ -12,7 +11,7 @@ from redis.backoff import AbstractBackoff
 from ...base.names import known_as
 from ...base.pace import POLLING
 from ...base.steps import DrivingLoop, Pause, Steps
-from ...base.times import Deadline
+from ...base.times import Deadline, monotonic
 from ...exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ...store import calls
 from ...store.calls import AcquireReply, LockRequest

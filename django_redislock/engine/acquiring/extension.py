@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
 
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...store import calls
 from ...store.lock_store import Partition
 from ..leases.lease import Lease, Section

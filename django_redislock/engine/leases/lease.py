@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Collection
-from time import monotonic
 from typing import Protocol
 
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...exceptions import LockLost, LockUnavailable
 from ...options import OnLost
 from ...store.calls import LockRequest

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from time import monotonic
 
 from ...base.names import TOKEN, can_be_asked_for
+from ...base.times import monotonic
 from ...store.calls import ENDLESS, FREE, lease_end
 from ...store.lock_store import Partition
 from ...store.node import Node

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
+from ...base.times import monotonic
 from ..leases.lease import Lease
 
 CONFIRM_AFTER = 0.1  # seconds that a lock is held before it counts as a long section

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
 from ...base.threads import start
+from ...base.times import monotonic
 from ...store.node import Node
 from ...store.scripts import with_source
 from ...store.wire import Command, exchange, is_demoted

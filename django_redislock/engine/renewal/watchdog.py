@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import ERROR, WARNING
-from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ...base.threads import make_thread, start
+from ...base.times import monotonic
 from ...store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
 from ...store.lock_store import Partition
 from ...store.node import Node
