@@ -30,7 +30,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if how == "detach":
         runtime().watchdog.end(lease)
     else:
-        runtime().watchdog.extended(lease, answer.ends)
+        runtime().watchdog.moved(lease, how, left, answer)
     if lease.lost_reason:  # the answer came after the end: the loss was reported
         raise lease.lost_error()
 
@@ -50,7 +50,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
             raise lease.lost_error()
         lease.fence = answer.fence
         lease.partition.highest_fence = max(lease.partition.highest_fence, answer.fence)
-        watchdog.extended(lease, answer.ends)
+        watchdog.moved(lease, "raise", lease.ttl, answer)
     finally:
         lease.raising = False
 

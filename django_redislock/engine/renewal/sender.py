@@ -22,11 +22,12 @@ from ...store.wire import Command, exchange, is_demoted
 
 
 class Parcel(NamedTuple):
-    """One command to send. ``task`` and ``due`` are for the watchdog: what it is for, and when it was due."""
+    """One command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
 
     task: Any
     command: Command
     due: float
+    how: str = ""
 
 
 Answered = Callable[[Node, list[Parcel], list[Any], float], None]
