@@ -16,7 +16,7 @@ from ..base.name_templates import NameTemplate
 from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.suggestions import did_you_mean
-from ..base.times import Seconds, monotonic, seconds
+from ..base.times import SHORTEST_TTL, Seconds, monotonic, seconds
 from ..engine import current_owner, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..lock import Lock
@@ -194,7 +194,7 @@ def _give_back(lock: Lock, left: float) -> None:
     try:
         if left >= 0.001:
             try:
-                lock.detach(ttl=left)
+                lock.detach(ttl=max(left, SHORTEST_TTL))
                 if section.held.unclaimed:
                     warn_unclaimed(lock.name)
                 return

@@ -12,6 +12,8 @@ from ..leases.lease import Lease, Section
 from ..leases.loss import reason_of
 from ..runtime import runtime
 
+RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
+
 
 def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     """Move the end of this very acquisition, from any thread, task or context; ``how``, ``left``: see renew_command().
@@ -20,6 +22,8 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     """
     if lease.lost_reason:
         raise lease.lost_error()
+    if how == "set" and lease.renewing:
+        left = max(left, min(lease.ttl, RENEWED_WITHIN))
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
