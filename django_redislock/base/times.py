@@ -50,6 +50,8 @@ class Alarm:
     Where the clock of the loop is frozen, so that its own alarms never go off, a thread waits for it.
     """
 
+    __slots__ = ("_callback", "_loop", "_timer")
+
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
         self._loop = loop
         self._callback: Callable[[], object] = callback

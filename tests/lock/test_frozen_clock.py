@@ -127,8 +127,9 @@ def test_a_bounded_wait_ends_in_the_memory_mode(frozen: Callable[..., Any]) -> N
 
 async def test_a_wait_that_begins_before_the_freeze_ends_inside(freeze: Freeze) -> None:
     with hold(NAME):
-        waiting = asyncio.ensure_future(await_a_lock())
-        await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(Lock(NAME).aacquire(blocking_timeout=1))
+        while not ((info := await Lock(NAME).ainfo()) and info.waiters):
+            pass
         with freeze():
             assert await waiting is False
 
