@@ -15,7 +15,7 @@ from .base.display import SecretBytes, shown
 from .base.names import check_name
 from .base.steps import Steps, run
 from .base.suggestions import refuse_arguments, takes_by_name
-from .base.times import LONGEST, seconds
+from .base.times import LONGEST, seconds, ttl_seconds
 from .bearer_tokens import bears, encode_token, make_token
 from .engine import (
     Acquisition,
@@ -88,10 +88,10 @@ class CacheLock:
     * In a thread that has not acquired it, ``release()`` of a thread-local lock raises LockError; redis-py's own raises
       AttributeError there. A forked process holds nothing of its parent's.
     * A release that could not be sent to Redis may be tried again; redis-py has forgotten the token by then.
-    * ``timeout`` and ``additional_time`` must be at least a millisecond: ValueError, where redis-py sends a value that
-      Redis refuses, or that ends the lock at once. What is longer than ten years counts as ten. They are int, float or
-      timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, a Decimal (which redis-py takes
-      in some places) and ``timeout=True`` (one second there) among them.
+    * ``timeout`` must be at least 3 milliseconds (``additional_time`` one): ValueError, where redis-py sends a value
+      that Redis refuses, or that ends the lock at once. What is longer than ten years counts as ten. They are int,
+      float or timedelta, ``blocking_timeout`` is int or float: all else is a TypeError at once, a Decimal (which
+      redis-py takes in some places) and ``timeout=True`` (one second there) among them.
     * A token is a str or bytes: TypeError for an int, a float or a memoryview. A str in ``local.token`` is its bytes,
       for ``owned()`` too, which redis-py answers with False.
     * A lock that outlives its ``timeout`` is reported as expired, and one that is released inside an open transaction
@@ -179,7 +179,8 @@ class CacheLock:
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Add ``additional_time`` seconds to the lease, or make it end that many seconds from now (``replace_ttl``)."""
-        return self._renew("extend", "set" if replace_ttl else "add", _lease(additional_time, "additional_time"))
+        how, check = ("set", ttl_seconds) if replace_ttl else ("add", seconds)
+        return self._renew("extend", how, _lease(additional_time, "additional_time", check))
 
     def reacquire(self) -> Literal[True]:
         """Make the lease end ``timeout`` seconds from now."""
@@ -292,9 +293,9 @@ def _ask(call: Callable[[], T]) -> T:
         raise CacheLockUnavailable(str(error), error.name, lease_left=error.lease_left) from error
 
 
-def _lease(value: float, what: str) -> float:
+def _lease(value: float, what: str, check: Callable[[object, str], float] = ttl_seconds) -> float:
     """So many seconds, or the most that there are."""
-    return seconds(LONGEST if isinstance(value, (int, float)) and LONGEST < value < math.inf else value, what)
+    return check(LONGEST if isinstance(value, (int, float)) and LONGEST < value < math.inf else value, what)
 
 
 def _patience(blocking_timeout: float | None) -> float:

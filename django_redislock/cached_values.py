@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from logging import WARNING
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction
@@ -21,7 +20,7 @@ from .base.log import log_event
 from .base.names import fit_name, quote
 from .base.steps import Call, CallOut, DrivingLoop, Steps, arun, run_blocking
 from .base.suggestions import refuse_arguments, takes_by_name
-from .base.times import Deadline, Seconds
+from .base.times import Deadline, Seconds, monotonic
 from .computations import Computation, computations
 from .conf import conf
 from .engine import Acquisition, Frame, Owner, current_owner, release_quietly

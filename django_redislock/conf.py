@@ -16,7 +16,7 @@ from django.utils.module_loading import import_string
 from .base.display import shown
 from .base.names import check_prefix
 from .base.suggestions import did_you_mean
-from .base.times import seconds
+from .base.times import seconds, ttl_seconds
 
 T = TypeVar("T")
 
@@ -122,8 +122,8 @@ class Conf:
     CLUSTER: bool | tuple[str, ...] = _setting(False, _cluster)
     MAX_CONNECTIONS: int = _setting(16, lambda value, what: check_count(value, what, 2))
     REQUIRE_REDIS: bool = _setting(False, check_flag)
-    TTL: float = _setting(30.0, seconds)
-    TTLS: Mapping[str, float] = _setting({}, _by_pattern(seconds, "seconds"))
+    TTL: float = _setting(30.0, ttl_seconds)
+    TTLS: Mapping[str, float] = _setting({}, _by_pattern(ttl_seconds, "seconds"))
     BLOCKING_TIMEOUT: float | None = _setting(None, _or_none(_seconds_or_0))
     POLL: bool = _setting(False, check_flag)
     AUTO_RENEW: bool = _setting(True, check_flag)

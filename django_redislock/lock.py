@@ -16,7 +16,7 @@ from .base.name_templates import warn_of_fields
 from .base.names import check_name, check_token
 from .base.steps import Steps, arun, run_blocking
 from .base.suggestions import refuse_arguments, takes_by_name
-from .base.times import Seconds, seconds
+from .base.times import Seconds, seconds, ttl_seconds
 from .base.warn import is_ours
 from .conf import conf
 from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
@@ -48,7 +48,8 @@ class Lock:
         What is locked, 1 to 512 bytes. Quote parts that come from users with :func:`lock_name`. It is no template: one
         that looks like it (``"order:{pk}"``) is a RuntimeWarning.
     ``ttl``
-        Seconds (int, float, timedelta) after which Redis frees the lock if nobody renews it; None: from the settings.
+        Seconds (int, float, timedelta; at least 0.003) after which Redis frees the lock if nobody renews it; None: from
+        the settings.
     ``blocking``, ``blocking_timeout``
         Whether to wait for a busy lock, and at most how many seconds: 0 tries once, None takes the setting
         (by default: wait without end).
@@ -270,7 +271,8 @@ class Lock:
         """Add ``additional`` seconds to the lease, or (``replace_ttl``) make it end that many seconds from now.
 
         A renewed lock goes on being renewed, so a shorter lease lasts only until the next renewal, which comes before
-        its end. To make a lock end at a given time, use ``auto_renew=False`` or :meth:`detach`. Always returns True.
+        its end; it is given at least 3 seconds for that, or its TTL. To make a lock end at a given time, use
+        ``auto_renew=False`` or :meth:`detach`. Always returns True.
         Raises LockNotOwned, LockLost, LockUnavailable.
         """
         return run_blocking(self._extend(current_owner(), additional, replace_ttl), "Await aextend() instead")
@@ -473,12 +475,13 @@ class Lock:
 
     def _detach(self, owner: Owner, ttl: Seconds | None) -> Steps[str]:
         section = self._held(owner, "detach")
-        left = section.held.ttl if ttl is None else seconds(ttl, "ttl")
+        left = section.held.ttl if ttl is None else ttl_seconds(ttl, "ttl")
         return (yield from engine.detach(section, left))
 
     def _extend(self, owner: Owner, additional: Seconds | None, replaces: bool) -> Steps[bool]:
         lease = self._held(owner, "extend").held
-        left = lease.ttl if additional is None else seconds(additional, "additional")
+        check = ttl_seconds if replaces else seconds
+        left = lease.ttl if additional is None else check(additional, "additional")
         yield from engine.renew(lease, "set" if replaces else "add", left)
         return True
 

@@ -14,7 +14,7 @@ from redis.backoff import AbstractBackoff
 
 from .base.display import shown
 from .base.suggestions import refuse_arguments
-from .base.times import Seconds, seconds
+from .base.times import Seconds, seconds, ttl_seconds
 from .conf import check_count, check_flag, conf
 from .exceptions import LockLost
 
@@ -84,7 +84,7 @@ class Options:
         check_flag(self.adopt, "adopt")
         check_flag(self.auto_renew, "auto_renew", None)
         if self.ttl is not None:
-            self.ttl = seconds(self.ttl, "ttl")
+            self.ttl = ttl_seconds(self.ttl, "ttl")
         self.blocking_timeout = check_timeout(self.blocking_timeout)
         if self.max_hold is not None:
             self.max_hold = seconds(self.max_hold, "max_hold")

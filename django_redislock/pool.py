@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .base.display import shown
 from .base.names import check_name, member_name, pool_name, quote
 from .base.steps import Steps, arun, run_blocking
 from .base.suggestions import takes_by_name
-from .base.times import Seconds
+from .base.times import Seconds, monotonic
 from .engine import Acquisition, Caller, Owner, current_owner, twin
 from .exceptions import LockNotAcquired, LockUnavailable
 from .inspection import LockStatus

@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError
 
 from .base.names import check_name
 from .base.steps import Steps, run
-from .base.times import Seconds, seconds
+from .base.times import Seconds, ttl_seconds
 from .cache_lock import CacheLock
 from .conf import conf, pinned
 from .engine.leases.lease import FORCED
@@ -157,7 +157,7 @@ def hold(name: str, *, ttl: Seconds = HELD_FOR, using: str | None = None) -> Ite
     """
     partition = get_partition(using, check_name(name))
     keys, id = make_keys(partition.prefix, name), secrets.token_urlsafe(16)
-    request = LockRequest(partition, keys, name, id, seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
+    request = LockRequest(partition, keys, name, id, ttl_seconds(ttl, "ttl"), owner=SOMEBODY, listens=False)
     reply = run(calls.acquire(request, calls.NOT_AT_ALL, None, until=math.inf, by=None))
     if reply.state != calls.GRANTED:
         raise LockNotAcquired(f"Could not hold the lock {name!r} as somebody else: it is not free.", name)

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 
+from .times import Alarm
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,15 @@ class Pause:
         time.sleep(self.seconds)
 
     async def arun(self) -> None:
-        await asyncio.sleep(self.seconds)
+        if self.seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        over = asyncio.Event()
+        alarm = Alarm(asyncio.get_running_loop(), self.seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            alarm.cancel()
 
 
 class DrivingLoop:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from time import monotonic
+from functools import partial
 
 from .display import shown
 
 Seconds = float | int | timedelta
 
 LONGEST = 10 * 365 * 86400.0  # seconds
+SHORTEST_TTL = 0.003  # seconds; a holder counts with 2 ms less, so that a shorter lease is over when it is granted
+
+# The clock of time.monotonic(), under a name by which the tests of a site do not freeze it: freezegun replaces that
+# function wherever a module has it, and some versions of time-machine replaced what it does.
+monotonic: Callable[[], float] = partial(time.clock_gettime, getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC))
 
 
-def seconds(value: object, what: str, *, positive: bool = True) -> float:
+def ttl_seconds(value: object, what: str) -> float:
+    """Return the TTL ``value`` in seconds; see seconds()."""
+    return seconds(value, what, least=SHORTEST_TTL)
+
+
+def seconds(value: object, what: str, *, positive: bool = True, least: float = 0.001) -> float:
     """Return ``value`` (int, float, timedelta) in seconds; ``what`` names it in the error."""
     if isinstance(value, timedelta):
         number = value.total_seconds()
@@ -21,12 +36,43 @@ def seconds(value: object, what: str, *, positive: bool = True) -> float:
         number = float(value) if abs(value) < 1e300 else math.inf
     else:
         raise TypeError(f"{what} must be seconds (int, float or timedelta), not {shown(value)}.")
-    if not math.isfinite(number) or number < 0 or (positive and number < 0.001):
-        least = "at least 0.001" if positive else "0 or more"
-        raise ValueError(f"{what} must be {least} seconds and finite, not {shown(value)}.")
+    if not math.isfinite(number) or number < (least if positive else 0):
+        bound = f"at least {least:g}" if positive else "0 or more"
+        raise ValueError(f"{what} must be {bound} seconds and finite, not {shown(value)}.")
     if number > LONGEST:
         raise ValueError(f"{what} must be at most ten years, not {shown(value)}.")
     return number
+
+
+class Alarm:
+    """Calls ``callback`` in ``loop`` after so many seconds, unless it is cancelled: ``loop.call_later()``.
+
+    Where the clock of the loop is frozen, so that its own alarms never go off, a thread waits for it.
+    """
+
+    __slots__ = ("_callback", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
+        self._loop = loop
+        self._callback: Callable[[], object] = callback
+        self._timer: asyncio.TimerHandle | threading.Timer
+        if abs(time.monotonic() - monotonic()) < 1.0:
+            self._timer = loop.call_later(max(seconds, 0.0), self._call)
+        else:
+            self._timer = threading.Timer(seconds, self._ring)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._callback = lambda: None  # the thread may have rung already
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._call)
+
+    def _call(self) -> None:
+        self._callback()
 
 
 class Deadline:

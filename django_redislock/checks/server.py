@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
@@ -13,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from redis.exceptions import ResponseError
 
 from ..base.steps import Steps, run
+from ..base.times import monotonic
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from ..store import calls

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
 
 from ..base.names import check_name
-from ..base.times import seconds
+from ..base.times import seconds, ttl_seconds
 from ..pool import LockPool
 
 LONGEST = timedelta(days=36500)  # calendars begin somewhere
@@ -60,20 +62,24 @@ def name_of_pool(text: str) -> str:
 
 
 def positive(text: str) -> float:
-    return _seconds(text, zero=False)
+    return _seconds(text, seconds)
+
+
+def ttl_of(text: str) -> float:
+    return _seconds(text, ttl_seconds)
 
 
 def not_negative(text: str) -> float:
-    return _seconds(text, zero=True)
+    return _seconds(text, partial(seconds, positive=False))
 
 
-def _seconds(text: str, *, zero: bool) -> float:
+def _seconds(text: str, check: Callable[[object, str], float]) -> float:
     try:
         number = float(text)
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds") from None
     try:
-        return seconds(number, "it", positive=not zero)
+        return check(number, "it")
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

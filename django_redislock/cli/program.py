@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from subprocess import DEVNULL, PIPE, Popen
-from time import monotonic
 from types import FrameType
 from typing import Any
+
+from ..base.times import monotonic
 
 RELAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})

@@ -185,6 +185,7 @@ class Renewed(NamedTuple):
     state: int
     ends: float  # local monotonic time at which to presume the lease over
     held_by_other: bool  # if it was lost: somebody else holds the lock
+    sent: float  # local monotonic time at which it was asked for
     acknowledged: int = 0  # how many replicas have acknowledged it, if that was asked for
     fence: int = 0  # the new fence, if one was asked for
 
@@ -219,7 +220,8 @@ def renew(
 def renewed(node: Node, answer: Sequence[int], sent: float) -> Renewed:
     state, us, left, *fence = answer
     node.anchor = us, sent
-    return Renewed(state, lease_end(sent, left / 1000), state == LOST and left > 0, fence=fence[0] if fence else 0)
+    by_other = state == LOST and left > 0
+    return Renewed(state, lease_end(sent, left / 1000), by_other, sent, fence=fence[0] if fence else 0)
 
 
 def force(

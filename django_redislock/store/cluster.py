@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-from time import monotonic
 from typing import Any
 from zlib import crc32
 
@@ -25,6 +24,7 @@ from redis.exceptions import (
     SlotNotCoveredError,
 )
 
+from ..base.times import monotonic
 from .aliases import Origin
 from .lock_store import LockStore, Partition
 from .node import Node

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from time import monotonic
 from typing import Any
 
 from redis.exceptions import ResponseError
 
+from ..base.times import monotonic
 from ..conf import conf
 from .aliases import Origin
 from .loop_connections import ENTERING, LoopConnections

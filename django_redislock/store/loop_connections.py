@@ -8,11 +8,12 @@ import sys
 import weakref
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from time import monotonic
+from functools import partial
 from typing import Any, cast
 
 from redis.exceptions import ResponseError, TimeoutError
 
+from ..base.times import Alarm, monotonic
 from .counterpart import HangsUp
 from .node import Node
 from .thread_connections import IDLE, IDLE_FOR, PATIENCE, surplus
@@ -109,7 +110,7 @@ class LoopConnections:
         try:
             async with time_limit(None) as limit:
                 # it takes effect one turn of the loop later, after what arrived while the loop was blocked is read
-                alarm = asyncio.get_running_loop().call_later(seconds, limit.reschedule, 0.0)
+                alarm = Alarm(asyncio.get_running_loop(), seconds, partial(limit.reschedule, 0.0))
                 try:
                     return await self._exchange(node, commands, seconds)
                 finally:
@@ -146,7 +147,7 @@ class LoopConnections:
         loop = asyncio.get_running_loop()
         loan.granted = loop.create_future()
         self._queues[urgency].append(loan)
-        limit = loop.call_later(patience, self._give_up, loan.granted)
+        limit = Alarm(loop, patience, partial(self._give_up, loan.granted))
         try:
             await loan.granted
         finally:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from redis.connection import Connection
 
+from ..base.times import monotonic
 from .aliases import Origin
 from .counterpart import Maker
 

@@ -11,11 +11,11 @@ import concurrent.futures
 import math
 import threading
 from collections.abc import Callable
-from time import monotonic
 
 from redis.exceptions import ConnectionError
 
 from ..base.threads import try_start
+from ..base.times import Alarm, monotonic
 from .wire import NotAsked
 
 
@@ -67,7 +67,7 @@ class Question:
                 pass  # the loop was closed
 
         self._done.add_done_callback(tell)
-        alarm = None if by is None else loop.call_later(max(0.0, by - monotonic()), told.set)
+        alarm = None if by is None else Alarm(loop, by - monotonic(), told.set)
         try:
             await told.wait()
         finally:

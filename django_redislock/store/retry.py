@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.backoff import EqualJitterBackoff
@@ -14,6 +13,7 @@ from redis.exceptions import ResponseError, TimeoutError
 from ..base.names import known_as
 from ..base.pace import Pace
 from ..base.steps import Pause, Steps
+from ..base.times import monotonic
 from ..conf import conf
 from ..exceptions import LockUnavailable
 from .keys import redis_type

@@ -7,11 +7,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from time import monotonic
 from typing import Any, TypeVar
 
 from redis.connection import Connection
 
+from ..base.times import monotonic
 from .node import Node
 from .wire import CONNECTION_ERRORS, Command, NotAsked, exchange
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any
 
 from redis.connection import Connection
@@ -19,6 +18,7 @@ from redis.exceptions import (
 )
 
 from ..base.display import SecretBytes
+from ..base.times import monotonic
 
 # All words are text: hiredis crashes the interpreter if a signal handler raises while it packs a number.
 Command = tuple[str, ...]

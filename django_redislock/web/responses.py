@@ -7,7 +7,6 @@ from collections.abc import Callable
 from inspect import signature
 from math import ceil
 from statistics import median
-from time import monotonic
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template import TemplateDoesNotExist
@@ -17,6 +16,7 @@ from django.utils.translation import gettext, ngettext
 
 from ..base.display import shown
 from ..base.steps import CallOut, Evaluate, Steps
+from ..base.times import monotonic
 from ..conf import conf, import_function
 from ..engine import Acquisition, Lease
 from ..exceptions import LockNotAcquired, LockUnavailable

@@ -189,7 +189,7 @@ def test_a_program_that_never_started_keeps_no_lock() -> None:
         ([NAME, "--fair", "--", "true"], "unrecognized arguments: --fair"),
         (["--", "true"], "NAME"),
         (["a\x1b", "--", "true"], "control characters"),
-        ([NAME, "--ttl", "0", "--", "true"], "at least 0.001 seconds"),
+        ([NAME, "--ttl", "0", "--", "true"], "at least 0.003 seconds"),
         ([NAME, "--ttl", "soon", "--", "true"], "'soon' is not a number of seconds"),
         ([NAME, "--blocking-timeout", "-1", "--", "true"], "0 or more seconds"),
         ([NAME, "--blocking-timeout", "nan", "--", "true"], "finite"),

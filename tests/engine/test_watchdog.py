@@ -737,15 +737,15 @@ def test_a_lease_whose_fence_is_about_to_change_is_not_renewed_and_not_lost(even
     watchdog.renew_all(lease.partition)
     asked = lease.due
     eventually(lambda: not lease.urgent and lease.due > asked)
-    lost = Renewed(inside.LOST, 0.0, False)
-    watchdog._note(lease, lease.due, lost)
+    lost = Renewed(inside.LOST, 0.0, False, 0.0)
+    watchdog._note(lease, Parcel(lease, (), lease.due), lost)
     lease.raising, lease.asked_fence = False, lease.fence - 1
-    watchdog._note(lease, lease.due, lost)
+    watchdog._note(lease, Parcel(lease, (), lease.due), lost)
     assert not lock.lost
     eventually(lambda: lease.asked_fence == lease.fence and lease.due < lease.ends)
     lock.release()
     lease.asked_fence = 0
-    watchdog._note(lease, lease.due, lost)
+    watchdog._note(lease, Parcel(lease, (), lease.due), lost)
     assert not lease.lost_reason
 
 

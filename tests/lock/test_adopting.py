@@ -51,7 +51,7 @@ def test_a_block_adopts_as_well(crowd: Crowd, using: str) -> None:
 def test_a_lock_that_is_gone_is_lost(since: str, crowd: Crowd, using: str, eventually: Eventually) -> None:
     """Others may have held the lock in between, so this would not be a hand-over."""
     me, you = crowd(), crowd()
-    token = left(me, using, ttl=0.001 if since == "ended" else None)
+    token = left(me, using, ttl=0.003 if since == "ended" else None)
     if since == "released":
         me(Lock(NAME, token=token, using=using), "release")
     elif since == "force-released":

@@ -103,7 +103,7 @@ def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_afte
     me(lock, "acquire")
     lease = me.read(lambda: lease_of(lock))
     held = network.hold_answer("detach")
-    detaching = me.start(lock, "detach", 0.001)
+    detaching = me.start(lock, "detach", 0.003)
     eventually(lambda: lease.due > lease.ends)  # the watchdog has seen that
     held.let_go()
     assert detaching.result(GENEROUS) == lease.token

@@ -5,12 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from logging import WARNING
-from time import monotonic
 from typing import Any
 
 from ...base.log import log_event
 from ...base.steps import Step, Steps
-from ...base.times import Deadline
+from ...base.times import Deadline, monotonic
 from ...conf import conf
 from ...exceptions import LockError, LockNotAcquired, LockNotOwned, LockUnavailable
 from ...options import Options

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from logging import DEBUG, WARNING
-from time import monotonic
 
 from ...base.log import log_event
 from ...base.names import named
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...exceptions import LockNotAcquired
 from ...signals import lock_acquired, lock_force_released, lock_not_acquired, lock_released, sending
 from ...store.holder import parse_holder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from time import monotonic
 from typing import NamedTuple
 
 from redis.backoff import AbstractBackoff
@@ -12,7 +11,7 @@ from redis.backoff import AbstractBackoff
 from ...base.names import known_as
 from ...base.pace import POLLING
 from ...base.steps import DrivingLoop, Pause, Steps
-from ...base.times import Deadline
+from ...base.times import Deadline, monotonic
 from ...exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ...store import calls
 from ...store.calls import AcquireReply, LockRequest
@@ -150,7 +149,8 @@ class Attempt:
                 self.current_holder.note(reply.holder, reply.left, self.waiter)
                 self.current_holder.full = reply.state == calls.FULL
                 return reply, None
-            ends = calls.lease_end(reply.sent, reply.left)
+            # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
+            ends = calls.lease_end(reply.sent, min(reply.left, request.ttl))
             if monotonic() < ends:
                 self.got(f"{self.request.name}{reply.member}")
                 granted: Granted | None = Granted(reply.number, ends, reply.state == calls.ALREADY)
@@ -180,10 +180,11 @@ class Attempt:
         answer = yield from calls.renew(
             request, "confirm", request.ttl, fence, until=until, by=by, replicas=request.replicas
         )
-        if answer.state != calls.HELD or monotonic() >= answer.ends:
+        ends = min(answer.ends, calls.lease_end(answer.sent, request.ttl))  # as in look()
+        if answer.state != calls.HELD or monotonic() >= ends:
             return None
         self._check_acknowledged(answer.acknowledged)
-        return Granted(fence, answer.ends, False)
+        return Granted(fence, ends, False)
 
     def _check_acknowledged(self, count: int) -> None:
         request = self.request

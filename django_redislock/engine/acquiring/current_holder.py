@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from logging import WARNING
-from time import monotonic
 
 from ...base.log import log_event
 from ...base.names import known_as, named
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...exceptions import LockNotAcquired, LockUnavailable
 from ...store import calls
 from ...store.calls import LockRequest

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
 
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...store import calls
 from ...store.lock_store import Partition
 from ..leases.lease import Lease, Section
 from ..leases.loss import reason_of
 from ..runtime import runtime
+
+RENEWED_WITHIN = 3.0  # seconds in which a process that lives renews a lease, as after a handoff (R10)
 
 
 def renew(lease: Lease, how: str, left: float) -> Steps[None]:
@@ -20,6 +22,8 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     """
     if lease.lost_reason:
         raise lease.lost_error()
+    if how == "set" and lease.renewing:
+        left = max(left, min(lease.ttl, RENEWED_WITHIN))
     if how in ("set", "detach"):
         # before Redis is asked: it may do so, and the answer get lost
         runtime().watchdog.shortened(lease, calls.lease_end(monotonic(), left))
@@ -30,7 +34,7 @@ def renew(lease: Lease, how: str, left: float) -> Steps[None]:
     if how == "detach":
         runtime().watchdog.end(lease)
     else:
-        runtime().watchdog.extended(lease, answer.ends)
+        runtime().watchdog.moved(lease, how, left, answer)
     if lease.lost_reason:  # the answer came after the end: the loss was reported
         raise lease.lost_error()
 
@@ -50,7 +54,7 @@ def draw_new_fence(lease: Lease) -> Steps[None]:
             raise lease.lost_error()
         lease.fence = answer.fence
         lease.partition.note_fence(answer.fence)
-        watchdog.extended(lease, answer.ends)
+        watchdog.moved(lease, "raise", lease.ttl, answer)
     finally:
         lease.raising = False
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from time import monotonic
 
 from ...base.pace import Pace, alive_for
 from ...base.steps import Pause, Steps
+from ...base.times import monotonic
 from ...exceptions import LockUnavailable
 from ...store import calls
 from ...store.probe import counts_us

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from time import monotonic
+
+from ...base.times import monotonic
 
 FIRST_RETRY, LAST_RETRY = 0.05, 1.0  # seconds between two tries: each is twice the one before
 LOG_EVERY = 60.0  # seconds between two lines in the log, at most

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Collection
-from time import monotonic
 from typing import Protocol
 
 from ...base.steps import Steps
+from ...base.times import monotonic
 from ...exceptions import LockLost, LockUnavailable
 from ...options import OnLost
-from ...store.calls import LockRequest
+from ...store.calls import LockRequest, Renewed, lease_end
 from ...store.lock_store import Partition
 from .canceller import Canceller
 
@@ -36,7 +36,7 @@ class Lease:
     """What one acquisition holds: token, fence, and until when by the local monotonic clock.
 
     ``ends`` counts from the moment at which the request was sent, so it is never later than the end in Redis, unless
-    the server's clock jumps.
+    the server's clock jumps ahead; and never later than what was asked for, if it jumps back (see :meth:`moved`).
     """
 
     def __init__(self, request: LockRequest, *, fence: int, ends: float, handed: bool, unknown: bool) -> None:
@@ -46,6 +46,7 @@ class Lease:
         self.handed: bool = handed  # granted by a release, with a short lease until it is confirmed
         self.unknown: bool = unknown  # an acquire of this attempt may still arrive
         self.since: float = monotonic()
+        self.known: float = self.since  # as of when Redis has said last that it is held
         self.pid: int = os.getpid()
         self.renewing: bool = True
         self._unrenewed: str = ""  # why it is lost if only its time is over, and it was not to be renewed
@@ -114,6 +115,22 @@ class Lease:
     def remaining(self) -> float:
         """Seconds of lease left by the local clock."""
         return 0.0 if self.lost_reason or self.closed else max(0.0, self.ends - monotonic())
+
+    def moved(self, how: str, left: float, answer: Renewed) -> None:
+        """It is held, says Redis, which was asked to move its end; ``how``, ``left``: see renew_command()."""
+        asked = self.ends
+        if how in ("set", "detach"):
+            asked = lease_end(answer.sent, left)
+        elif how in ("keep", "raise"):
+            asked = max(asked, lease_end(answer.sent, left))
+        elif self.handed:
+            asked = max(asked, lease_end(self.since, self.ttl))
+        if how == "add":
+            asked += left
+        # more than was asked for is no deadline: the server's clock has jumped back, and may be put right
+        self.ends = min(answer.ends, asked)
+        self.known = answer.sent
+        self.handed = False
 
     @property
     def detached(self) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from time import monotonic
 
 from ...base.names import TOKEN, can_be_asked_for
+from ...base.times import monotonic
 from ...store.calls import ENDLESS, FREE, lease_end
 from ...store.lock_store import Partition
 from ...store.node import Node
@@ -112,8 +112,10 @@ class Listener:
         if anchor is None:
             return 0.0
         us, sent = anchor
-        # if the server's clock has jumped ahead since, the grant seems to be in the future
-        return lease_end(min(sent + (grant.us - us) / 1e6, monotonic()), grant.lease)
+        granted, now = sent + (grant.us - us) / 1e6, monotonic()
+        if granted > now + 1.0:
+            return 0.0  # the server's clock has jumped ahead since: nobody knows when that was
+        return lease_end(min(granted, now), grant.lease)
 
     def tell_all(self, name: str | None = None) -> None:
         """Make all waiters look, or all that wait for ``name``: they may no longer be in the queue."""

@@ -13,11 +13,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
 from typing import Any, Protocol
 
 from redis.connection import Connection
 from redis.exceptions import ConnectionError, RedisError
+
+from ...base.times import monotonic
 
 SWEEP_EVERY = 0.03  # seconds between reads of the listener's thread while threads wait in quick succession
 HOT_FOR = 1.0  # seconds after a wait in which the next one is expected

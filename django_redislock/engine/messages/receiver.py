@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.connection import Connection
 from redis.exceptions import ResponseError
 
+from ...base.times import monotonic
 from ...store.lock_store import Partition
 from ...store.node import Node
 from ...store.probe import probe_command, probed

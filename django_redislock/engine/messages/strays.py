@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
+from ...base.times import monotonic
 from ...store.calls import WITHDRAWAL, LockRequest
 from ...store.keys import make_keys
 from ...store.lock_store import Partition

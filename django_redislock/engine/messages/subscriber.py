@@ -10,12 +10,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from logging import WARNING
-from time import monotonic
 from typing import Any
 
 from redis.exceptions import ResponseError
 
 from ...base.threads import make_thread, start
+from ...base.times import monotonic
 from ...store.lock_store import LockStore, Partition
 from ...store.node import Node
 from ...store.wire import PASSING, wording

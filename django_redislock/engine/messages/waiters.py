@@ -7,10 +7,10 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from time import monotonic
 from typing import NamedTuple
 
 from ...base.names import split_member
+from ...base.times import Alarm, monotonic
 from ...store.holder import Holder
 from ...store.node import Node
 from .reader import HOT_FOR, Reader
@@ -122,7 +122,7 @@ class TaskWaiter(Waiter):
         # if we are told after this check, _unpark still runs after we have parked, since it runs in this loop
         if not self.told:
             self._parked = self.loop.create_future()
-            alarm = None if seconds is None else self.loop.call_later(max(seconds, 0.0), self._unpark)
+            alarm = None if seconds is None else Alarm(self.loop, seconds, self._unpark)
             try:
                 await self._parked
             finally:

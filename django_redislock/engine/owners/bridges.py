@@ -17,12 +17,13 @@ from concurrent.futures import Future as ConcurrentFuture
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from itertools import islice
-from time import monotonic
 from types import FrameType, FunctionType
 from typing import Any
 
 import asgiref.current_thread_executor
 from asgiref.sync import AsyncToSync, SyncToAsync
+
+from ...base.times import monotonic
 
 Task = asyncio.Task[Any]
 Work = ConcurrentFuture[Any]

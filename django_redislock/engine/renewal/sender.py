@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from redis.connection import Connection
 
 from ...base.threads import start
+from ...base.times import monotonic
 from ...store.node import Node
 from ...store.scripts import wants_source, with_source
 from ...store.wire import Command, exchange, is_demoted
 
 
 class Parcel(NamedTuple):
-    """One command to send. ``task`` and ``due`` are for the watchdog: what it is for, and when it was due."""
+    """One command to send. The rest is for the watchdog: what it is for, when it was due, and what it asks for."""
 
     task: Any
     command: Command
     due: float
+    how: str = ""
 
 
 Answered = Callable[[Node, list[Parcel], list[Any], float], None]

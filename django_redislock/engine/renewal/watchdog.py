@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from logging import ERROR, WARNING
-from time import monotonic
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ...base.threads import make_thread, start
+from ...base.times import monotonic
 from ...store.calls import HELD, HOLDER, WITHDRAWAL, LockRequest, Renewed, left_to_release, renew_command, renewed
 from ...store.lock_store import Partition
 from ...store.node import Node
@@ -100,20 +100,20 @@ class Watchdog:
             lease.close()
             self.forget(lease)
 
-    def extended(self, lease: Lease, ends: float) -> None:
-        """The holder moved the end of the lease itself."""
+    def moved(self, lease: Lease, how: str, left: float, answer: Renewed) -> None:
+        """The end of the lease was moved; see Lease.moved()."""
         with self._mutex:
-            lease.handed = False
-            self._move(lease, ends)
+            lease.moved(how, left, answer)
+            self._plan_next(lease)
 
     def shortened(self, lease: Lease, ends: float) -> None:
         """The lease may end at this time already: the holder is asking Redis for that."""
         with self._mutex:
             if ends < lease.ends:
-                self._move(lease, ends)
+                lease.ends = ends
+                self._plan_next(lease)
 
-    def _move(self, lease: Lease, ends: float) -> None:
-        lease.ends = ends
+    def _plan_next(self, lease: Lease) -> None:
         if lease.watched:
             self._plan(next_look(lease), lease)
 
@@ -286,14 +286,14 @@ class Watchdog:
         with self._mutex:  # until the answer comes, only wake up for the end of the lease
             due = lease.ends
             self._plan(due, lease)
-        return Parcel(lease, command, due)
+        return Parcel(lease, command, due, how)
 
     # -- what comes of what was sent ---------------------------------------------------------------------------------
 
     def _answered(self, parcel: Parcel, answer: Any, node: Node, sent: float) -> None:
-        task, _, due = parcel
+        task = parcel.task
         if isinstance(task, Lease):
-            self._note(task, due, renewed(node, answer, sent))
+            self._note(task, parcel, renewed(node, answer, sent))
             return
         self._pending.discard(task)
         rest = left_to_release(task.request, answer)
@@ -303,7 +303,7 @@ class Watchdog:
     def _again(self, parcels: list[Parcel], delay: float) -> None:
         with self._mutex:
             now = monotonic()
-            for task, _, due in parcels:
+            for task, _, due, _ in parcels:
                 if isinstance(task, Lease):
                     if task.watched and task.due == due:
                         self._plan(min(now + delay, task.ends), task)
@@ -312,20 +312,19 @@ class Watchdog:
                 else:
                     self._pending.discard(task)
 
-    def _note(self, lease: Lease, due: float, answer: Renewed) -> None:
+    def _note(self, lease: Lease, parcel: Parcel, answer: Renewed) -> None:
         if answer.state == HELD:
             with self._mutex:
                 # not when it was released, or extended by its holder, while the answer was on its way
-                if lease.watched and lease.due == due:
-                    lease.ends = max(lease.ends, answer.ends)
-                    lease.handed = False
-                    self._plan(next_look(lease), lease)
+                if lease.watched and lease.due == parcel.due:
+                    self.moved(lease, parcel.how, lease.ttl, answer)
         elif lease.raising or lease.asked_fence != lease.fence:
             with self._mutex:  # asked with a fence that was about to change
                 if lease.watched:
                     self._plan(min(monotonic() + CONFIRM_AFTER, lease.ends), lease)
         else:
-            self.lose(lease, reason_of(answer))
+            # once its time is over, it is no loss of another kind that Redis does not know it any more
+            self.lose(lease, lease.end_reason if monotonic() >= lease.ends else reason_of(answer))
 
     def lose(self, lease: Lease, reason: str, *, released: bool = False) -> None:
         """The lease is lost, if it is still watched (or ``released``: its release has found that out): say so, once."""
