@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.core.management import load_command_class
 
 from django_redislock import Lock, get_lock
-from tests.cli.conftest import Answer, Eventually, InProcess, hold, redislocks
+from tests.cli.conftest import Eventually, InProcess, hold, redislocks
 from tests.helpers.actors import GENEROUS
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -65,7 +66,7 @@ def test_at_the_question_nothing_is_cleared(in_process: InProcess) -> None:
     assert Lock("a").locked()
 
 
-def test_a_caller_from_code_gets_the_interrupt_itself(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_from_code_gets_the_interrupt_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def strike() -> str:
         raise KeyboardInterrupt
 
@@ -73,6 +74,9 @@ def test_a_caller_from_code_gets_the_interrupt_itself(answer: Answer, monkeypatc
     monkeypatch.setattr("builtins.input", strike)
     with pytest.raises(KeyboardInterrupt):
         redislocks("clear", "a")
+    with pytest.raises(SystemExit) as ended:  # called from a shell
+        load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "clear", "a"])
+    assert ended.value.code == INTERRUPTED
     assert Lock("a").locked()
 
 
