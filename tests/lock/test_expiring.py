@@ -78,9 +78,9 @@ def test_a_lock_of_the_cache_with_a_timeout_has_expired(
 def test_a_release_that_comes_too_late_finds_it_expired_and_not_lost(
     crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture, heard: Heard, eventually: Eventually
 ) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=False)
+    me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False)  # long enough to be acquired at the first request
     me(lock, "acquire")
-    client.client_pause(int(2000 * SHORT))
+    client.client_pause(3000)
     with pytest.raises(LockLost, match="not to be renewed"):
         me(lock, "release")  # sent in time
     eventually(lambda: losses(heard))

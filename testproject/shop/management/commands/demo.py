@@ -34,7 +34,7 @@ from shop.models import Event
 from shop.settings import CLUSTER
 
 PROCESSES = 3  # with a real Redis
-SVG_WIDTH = 130  # columns
+SVG_WIDTH = 150  # columns
 INTERRUPTED = 130  # what shells return for Ctrl-C
 
 
