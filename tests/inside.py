@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
+from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, run
-from django_redislock.engine import Lease, current_owner
+from django_redislock.engine import Frame, Lease, Section, current_owner
+from django_redislock.engine import runtime as runtime_module
+from django_redislock.engine.leases.lease import VANISHED
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
+from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, probe
 from django_redislock.store import keys as _keys
@@ -62,6 +70,7 @@ _LIMITS = {
     "answer_grace": "engine.acquiring.attempt.GRACE",
     "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
+    "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
     "idle_for_loops": "store.loop_connections.IDLE_FOR",
     "check_idle_threads": "store.thread_connections.IDLE",
@@ -261,6 +270,31 @@ def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0))
 
 
+def _connections() -> LoopConnections:
+    return get_partition().store._loops[asyncio.get_running_loop()]
+
+
+def drop_idle_here() -> None:
+    """Close idle connections of the running event loop."""
+    _connections().drop_idle()
+
+
+def idle_here() -> int:
+    """How many idle connections the running event loop has."""
+    return len(idle(_connections()))
+
+
+def wait_for_connections() -> int:
+    """How many coroutines of the running event loop wait for a connection."""
+    connections = get_partition().store._loops.get(asyncio.get_running_loop())
+    return 0 if connections is None else sum(map(len, connections._queues))
+
+
+def loops_with_connections() -> int:
+    """How many event loops have, or had and still seem to have, connections."""
+    return len(get_partition().store._loops)
+
+
 def most_connections(using: str | None = None) -> int:
     """How many connections to a node this process may have for its commands."""
     return get_partition(using).store.bound
@@ -286,3 +320,95 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- the renewer, where it is overtaken, fails or ends -----------------------------------------------------------------
+
+
+def finder_of_loss(lock: Lock) -> Callable[[], None]:
+    """What to call to let this process find out that the lock is gone; as often as it likes."""
+    lease = lease_of(lock)
+    return lambda: runtime().watchdog.lose(lease, VANISHED)
+
+
+def is_renewers(file: str) -> bool:
+    """Whether the renewer's code is in this file."""
+    return file.startswith(str(Path(agenda.__file__).parent))
+
+
+def due_in(lock: Lock) -> float:
+    """In how many seconds the renewer looks at this lock; it must be planned."""
+    lease = lease_of(lock)
+    entries = [due for due, _, task in runtime().watchdog._agenda._entries if task is lease]
+    assert lease.due in entries
+    return lease.due - monotonic()
+
+
+def planned() -> int:
+    """For how much the renewer keeps a time."""
+    return len(runtime().watchdog._agenda)
+
+
+def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
+    """Let the renewer call ``act`` between waking up for a lease and looking at it; set when that round is over."""
+    watchdog, work, over = runtime().watchdog, runtime().watchdog._work, threading.Event()
+
+    def late(tasks: Sequence[Any]) -> None:
+        strikes = not over.is_set() and any(isinstance(task, Lease) for task in tasks)
+        if strikes:
+            act()
+        work(tasks)
+        if strikes:
+            over.set()
+
+    patch.setattr(watchdog, "_work", late)
+    return over
+
+
+def stop_renewer(patch: pytest.MonkeyPatch) -> None:
+    """From now on, the renewer does nothing any more, as at the end of the process."""
+    patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
+
+
+def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
+    """Release it in the background, or leave its queue."""
+    lease, watchdog = lease_of(lock), runtime().watchdog
+    watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
+    watchdog.end(lease)
+
+
+def pass_on_later(name: str, using: str | None = None) -> None:
+    """Pass on in the background what a waiter of this process for this lock may have been granted."""
+    partition = get_partition(using, name)
+    request = Request(partition, keys_of(name, partition.prefix), name, "a" * 22)
+    runtime().watchdog.release_later(request, unknown=False, how=WITHDRAWAL)
+
+
+def end_process() -> None:
+    """Send what is pending, as at the end of the process, and forget it."""
+    watchdog = runtime().watchdog
+    watchdog.send_pending()
+    assert not watchdog._pending
+
+
+def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
+    """Begin anew: nothing held, no threads. ``finalizing``: all other threads were stopped for good, in the middle."""
+    patch.setattr(runtime_module, "_runtime", PerProcess(runtime_module.Runtime))
+    if finalizing:
+        held = threading.Thread(target=runtime().watchdog._mutex.acquire)
+        held.start()
+        held.join()
+        for module in ("engine.renewal.watchdog", "base.threads"):
+            patch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
+
+
+def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
+    """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
+    block, section = Frame(), SimpleNamespace(undo=undo)
+    witness = runtime().watchdog.undo_after(block, cast("Section", section))
+    return lambda: not (witness() or runtime().watchdog.interruptions)
+
+
+def close_inherited() -> None:
+    """What a forked child does with the sockets of its parent."""
+    runtime().leave_parent()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 
-from django_redislock import Lock
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers import bridges
 from tests.helpers.actors import GENEROUS
@@ -137,20 +134,6 @@ def one_connection(settings: Any) -> None:
     """For each event loop."""
     default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
     settings.CACHES = {**settings.CACHES, "default": default}
-
-
-@pytest.fixture(params=["cold", "warm", "idle"])
-def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
-    """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
-    if request.param == "idle":
-        limit(monkeypatch, check_idle_loops=-1.0)
-
-    async def connect() -> None:
-        await Lock("any").alocked()
-        if request.param == "cold":
-            get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
-
-    return connect
 
 
 @pytest.fixture(
