@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from time import monotonic
@@ -18,20 +19,25 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from redis.exceptions import InvalidResponse
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, run
-from django_redislock.engine import Frame, Lease, Section, current_owner
+from django_redislock.engine import Frame, Lease, Section, current_owner, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
+from django_redislock.engine.background import notifier, outage
 from django_redislock.engine.leases.lease import VANISHED
+from django_redislock.engine.messages.reader import Reader
+from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, probe
 from django_redislock.store import keys as _keys
 from django_redislock.store.loop_connections import LoopConnections
+from django_redislock.store.node import Node
 from django_redislock.store.retry import Execute
 from django_redislock.store.stores import get_partition, make_store
 from django_redislock.store.wire import Command, exchange
@@ -64,7 +70,9 @@ def own_channel(using: str | None = None) -> str:
 _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "look_jitter": "engine.messages.listener.JITTER",
+    "doubt_every": "engine.messages.listener.DOUBT_EVERY",  # seconds between looks of all because of late messages
     "reconnect_look": "engine.messages.listener.RECONNECTING",
+    "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
     "late_look": "engine.acquiring.wait_loop.LOOK_LATE",
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
     "answer_grace": "engine.acquiring.attempt.GRACE",
@@ -101,6 +109,7 @@ polled = calls.polled
 ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
+INFO = calls._INFO["key"].sha
 
 
 class Process:
@@ -331,9 +340,31 @@ def finder_of_loss(lock: Lock) -> Callable[[], None]:
     return lambda: runtime().watchdog.lose(lease, VANISHED)
 
 
-def is_renewers(file: str) -> bool:
-    """Whether the renewer's code is in this file."""
-    return file.startswith(str(Path(agenda.__file__).parent))
+def in_background(file: str) -> bool:
+    """Whether the code in this file is that of the renewer, or calls the site's code."""
+    return file.startswith(str(Path(agenda.__file__).parent)) or file == notifier.__file__
+
+
+def call_soon(job: Callable[[], object]) -> None:
+    """Call what is the site's own, such as a receiver of a signal, in a thread of the background."""
+    runtime().notifier.call(job)
+
+
+def pass_time(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """For outages, it is so many seconds later."""
+    later = monotonic() + seconds
+    patch.setattr(outage, "monotonic", lambda: later)
+
+
+def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
+    """When an outage of so many seconds is logged that is met each second."""
+    patch.setattr(outage, "monotonic", lambda: 0.0)
+    one, logged = outage.Outage(), []
+    for second in range(seconds):
+        patch.setattr(outage, "monotonic", lambda second=second: float(second))
+        if one.log_is_due():
+            logged.append(second)
+    return logged
 
 
 def due_in(lock: Lock) -> float:
@@ -386,9 +417,33 @@ def pass_on_later(name: str, using: str | None = None) -> None:
 
 def end_process() -> None:
     """Send what is pending, as at the end of the process, and forget it."""
-    watchdog = runtime().watchdog
-    watchdog.send_pending()
-    assert not watchdog._pending
+    runtime_module._send_pending()
+    known = runtime_module._runtime.peek()
+    assert known is None or not known.watchdog._pending
+
+
+def break_sender(patch: pytest.MonkeyPatch) -> threading.Event:
+    """The thread that sends the next renewal dies of an error; set when that has happened."""
+    died, sender = threading.Event(), runtime().watchdog._dispatch._sender
+
+    def fail(*facts: object) -> None:
+        patch.undo()
+        died.set()
+        raise ZeroDivisionError
+
+    patch.setattr(sender, "_answered", fail)
+    return died
+
+
+def drawing(lock: Lock) -> Callable[[], int]:
+    """What draws a new fence for a lock that this thread holds, from any thread, as a claim does."""
+    lease = lease_of(lock)
+
+    def draw() -> int:
+        run(draw_new_fence(lease))
+        return lease.fence
+
+    return draw
 
 
 def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
@@ -412,3 +467,110 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
 def close_inherited() -> None:
     """What a forked child does with the sockets of its parent."""
     runtime().leave_parent()
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def listen(using: str | None = None) -> None:
+    """Begin to subscribe, unless that is done."""
+    listener(using).start()
+
+
+def subscriptions(using: str | None = None) -> int:
+    """How often this process has subscribed."""
+    return int(listener(using).generation)
+
+
+def heard(using: str | None = None) -> int:
+    """How many messages it has heard."""
+    return int(listener(using).heard)
+
+
+def looks_due(using: str | None = None) -> bool:
+    """Whether any waiter was told something that it has not acted upon yet."""
+    return any(one.told or one.look or one.grant for one in listener(using).waiters.of())
+
+
+def reads(using: str | None = None) -> bool:
+    """Whether a thread is reading its messages now."""
+    reader = reader_of(listener(using))
+    return reader is not None and reader._turn() is not None
+
+
+def reconnect(using: str | None = None) -> None:
+    """Cut the connection of its messages."""
+    listener(using).reconnect()
+
+
+TROUBLES: dict[str, Exception | None] = {
+    "cut": None,
+    "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
+    "nonsense": InvalidResponse("Protocol error"),  # of a TLS connection that is cut while it is read
+    "left behind by a fork": None,
+}
+
+
+def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None = None) -> threading.Event:
+    """Whoever waits for the next message meets one of TROUBLES when about to read it; set when that has happened."""
+    reader, met = reader_of(listener(using)), threading.Event()
+    can_read = reader._connection.can_read
+
+    def strike(timeout: float | None = 0) -> Any:
+        if timeout != 0 and not met.is_set():
+            met.set()
+            if trouble.startswith("cut"):
+                reader.end()
+            elif trouble != "nonsense":
+                reader.leave_parent()
+            error = TROUBLES[trouble]
+            if error is not None:
+                raise error
+        return can_read(timeout)
+
+    patch.setattr(reader._connection, "can_read", strike)
+    return met
+
+
+def lose_turns(patch: pytest.MonkeyPatch) -> None:
+    """Whoever wants to read finds somebody else reading who stops in that very moment."""
+    take = Reader._take
+
+    def late(reader: Reader, turn: Any, **options: Any) -> bool:
+        return bool(options or reader._followers) and take(reader, turn, **options)
+
+    patch.setattr(Reader, "_take", late)
+
+
+@contextmanager
+def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
+    """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
+    from tests.helpers.actors import stands_at
+
+    with runtime()._mutex:
+        yield lambda thread: stands_at(thread, runtime().listener.__name__, "mutex:")
+
+
+def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: bool = False, clock: bool = True) -> None:
+    """Set what is known of the server: its id, whether it may have been replaced, and what time it has."""
+    known = get_partition().node
+    patch.setattr(known, "id", known.id if node is None else node)
+    patch.setattr(known, "doubted_at", monotonic() if doubted else known.doubted_at)
+    patch.setattr(known, "anchor", known.anchor if clock else None)
+
+
+def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
+    """The subscription stands at another node than the one that answers."""
+    partition = get_partition(using)
+    patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
+
+
+def confirmed_amid_messages() -> bool:
+    """Whether two subscriptions are confirmed though a message for the first comes before the second."""
+    answers: list[Any] = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
+    ears: list[Any] = [listener(), listener()]
+    receiver = Receiver(get_partition().node, ears, lambda *ended: None)
+    receiver.connection = SimpleNamespace(  # type: ignore[assignment]
+        connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)
+    )
+    return receiver.subscribe([]) == {} and not answers

@@ -18,9 +18,11 @@ from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.interrupts import Interrupt, Interrupter
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
-from tests.inside import all_seen, hears, listener, renew_all
+from tests.inside import all_seen, hears, renew_all
 
 Eventually = Callable[..., Any]
+
+LOGGER = "django_redislock"
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_a_loss_is_told_once_wherever_whoever_finds_it_out_is_interrupted(
 
         def interrupted_at(place: int | None) -> int:
             losses: list[LockLost] = []
-            lock, one = Lock(NAME, on_lost=losses.append), Interrupter(inside.is_renewers, place)
+            lock, one = Lock(NAME, on_lost=losses.append), Interrupter(inside.in_background, place)
             lock.acquire()
             find = inside.finder_of_loss(lock)
             with suppress(Interrupt):
@@ -121,7 +123,7 @@ def test_a_lock_whose_end_is_moved_is_looked_after_before_it_wherever_that_is_in
     lock.acquire()
 
     def interrupted_at(place: int | None) -> int:
-        one = Interrupter(inside.is_renewers, place)
+        one = Interrupter(inside.in_background, place)
         with suppress(Interrupt):
             one.run(lambda: lock.extend(0.3, replace_ttl=True))
         assert inside.due_in(lock) < lock.remaining()
@@ -173,6 +175,43 @@ def test_a_renewal_that_comes_to_nothing_after_the_release_is_the_last_one(
     with Lock("another", ttl=3, using="far") as another:  # it is renewed long after the next try would have been made
         eventually(renewed(another))
     assert arrived.seen == 2  # the release, and then this renewal
+
+
+def test_a_renewal_that_crosses_a_change_of_the_fence_is_no_loss(
+    far: Proxy,
+    holds: Callable[..., Lock],
+    other: Callable[[], Other],
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It names the fence, and finds another one."""
+    lock = holds(ttl=60, using="far")
+    before, late, asked = lock.fence, far.hold_request("keep"), far.delay_answer("keep", 0, times=1000)
+    renew_all("far")
+    assert late.caught.wait(GENEROUS)
+    assert before < inside.drawing(lock)() == lock.fence
+    late.let_go()
+    eventually(lambda: asked.seen == 2 and inside.due_in(lock) > 10)  # it was asked for once more
+    changing = far.hold_answer("raise")
+    drawn = other().start(inside.drawing(lock))
+    assert changing.caught.wait(GENEROUS)
+    renew_all("far")
+    eventually(lambda: 0 < inside.due_in(lock) < 1)
+    assert asked.seen == 2  # not with a fence that is about to change
+    changing.let_go()
+    assert drawn.result(GENEROUS) == lock.fence
+    assert not lock.lost
+    late = far.hold_request("keep")
+    renew_all("far")
+    assert late.caught.wait(GENEROUS)
+    inside.drawing(lock)()
+    lock.release()
+    late.let_go()
+    again = renewed(another := holds(ttl=60, using="far"))
+    renew_all("far")
+    eventually(again)  # by the thread that has brought that answer
+    assert "event=lost" not in caplog.text
+    another.release()
 
 
 def test_a_release_in_the_background_drops_any_number_of_dead_waiters(
@@ -235,22 +274,30 @@ def broken_filter() -> Iterator[list[str]]:
         met.append(record.getMessage())
         raise ZeroDivisionError
 
-    logger = logging.getLogger("django_redislock")
+    logger = logging.getLogger(LOGGER)
     logger.addFilter(broken)
     yield met
     logger.removeFilter(broken)
 
 
-def test_a_renewal_that_failed_is_tried_again_though_that_cannot_be_logged(
-    far: Proxy, holds: Callable[..., Lock], eventually: Eventually, broken_filter: list[str]
+@pytest.mark.parametrize("why", ["a filter raises", "of the level"])
+def test_a_renewal_that_failed_is_tried_again_though_that_is_not_logged(
+    why: str,
+    far: Proxy,
+    holds: Callable[..., Lock],
+    eventually: Eventually,
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lock = holds(ttl=30, using="far")
-    again = renewed(lock)
-    far.cut()
-    renew_all("far")
-    eventually(lambda: any("event=renewal-failed" in message for message in broken_filter))
-    far.mend()
-    eventually(again)
+    met: list[str] = request.getfixturevalue("broken_filter") if why == "a filter raises" else []
+    with caplog.at_level(logging.WARNING if why == "a filter raises" else logging.ERROR, LOGGER):
+        again = renewed(lock)
+        far.cut()
+        renew_all("far")
+        eventually(lambda: far.refused and (why != "a filter raises" or "event=renewal-failed" in str(met)))
+        far.mend()
+        eventually(again)
     lock.release()
 
 
@@ -296,49 +343,22 @@ def test_an_interrupted_section_that_cannot_be_undone_is_logged_once_and_keeps_n
 # -- a process that gets no more threads -------------------------------------------------------------------------------
 
 
-def test_leases_are_renewed_as_soon_as_there_are_threads_again(
-    far: Proxy,
-    holds: Callable[..., Lock],
-    eventually: Eventually,
-    caplog: pytest.LogCaptureFixture,
-    no_threads: Callable[[bool], object],
-) -> None:
-    listener("far").start()
-    eventually(lambda: hears("far"))
-    lock = holds(using="far")
-    no_threads(True)
-
-    def failed() -> bool:
-        renew_all("far")  # as often as there is still a thread of before on its way
-        return "can't start new thread" in caplog.text
-
-    eventually(failed)
-    no_threads(False)
-    again = renewed(lock)
-
-    def goes_on() -> bool:
-        renew_all("far")
-        return again()
-
-    eventually(goes_on)
-    lock.release()
-
-
-def test_a_lock_whose_messages_no_thread_could_be_started_for_is_renewed_all_the_same(
-    settings: Any, eventually: Eventually, caplog: pytest.LogCaptureFixture, no_threads: Callable[[bool], object]
+def test_a_lock_is_renewed_and_messages_are_heard_as_soon_as_there_are_threads_again(
+    unused: str, eventually: Eventually, caplog: pytest.LogCaptureFixture, no_threads: Callable[[bool], object]
 ) -> None:
     with Lock("first"):
         pass  # the renewer's own thread runs
-    settings.CACHES = {**settings.CACHES, "fresh": settings.CACHES["default"]}
     no_threads(True)
-    lock = Lock(NAME, ttl=6, using="fresh")
+    lock, silent = Lock(NAME, ttl=6, using=unused), Lock("silent", ttl=6, using=unused, poll=True)
     lock.acquire()
-    again = renewed(lock)
-    eventually(lambda: "event=watchdog-failed" in caplog.text)
+    silent.acquire()
+    both = renewed(lock), renewed(silent)
+    eventually(lambda: "event=watchdog-failed" in caplog.text and "can't start new thread" in caplog.text)
+    eventually(lambda: "event=renewal-failed" in caplog.text)
     no_threads(False)
-    eventually(again)
-    eventually(lambda: hears("fresh"))  # of what happens to it, after all
+    eventually(lambda: all(again() for again in both) and hears(unused))
     lock.release()
+    silent.release()
 
 
 def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
@@ -354,3 +374,21 @@ def test_a_loss_is_told_though_no_thread_can_be_started_for_it(
     no_threads(False)
     with pytest.raises(LockLost, match="force-released"):
         lock.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_lock_is_renewed_though_the_thread_that_sent_its_last_renewal_has_died(
+    holds: Callable[..., Lock], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = holds()
+    died = inside.break_sender(monkeypatch)
+    renew_all()
+    assert died.wait(GENEROUS)
+    again = renewed(lock)
+
+    def goes_on() -> bool:
+        renew_all()
+        return again()
+
+    eventually(goes_on)
+    lock.release()
