@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, lock_acquired, lock_released
+from django_redislock import Lock
 from tests import inside
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
@@ -34,7 +34,7 @@ from tests.helpers.cancelling import (
     section,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, queued
+from tests.helpers.state import NAME, queued
 from tests.inside import idle_here, limit, most_connections, parked
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
@@ -120,34 +120,6 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
         assert await asyncio.wrap_future(bystander.start(got_in_turn))
         await nothing_left(client)
     assert at > 3
-
-
-@pytest.fixture
-def slow_receivers() -> Iterator[None]:
-    """Slow receivers."""
-
-    async def receive(**facts: object) -> None:
-        await asyncio.sleep(0)
-
-    for signal in (lock_acquired, lock_released):
-        signal.connect(receive)
-    yield
-    for signal in (lock_acquired, lock_released):
-        signal.disconnect(receive)
-
-
-@moments
-@pytest.mark.usefixtures("gates", "slow_receivers")
-async def test_a_call_interrupted_while_receivers_of_signals_run_leaves_nothing_behind(
-    moment: str, client: redis.Redis
-) -> None:
-    at, over = 0, False
-    while not over:
-        at += 1
-        lock = Lock(NAME, ttl=TTL)
-        over = await lives_on(lock, nothing, warm, interrupted(section, lock, at, moment), False)
-        await nothing_left(client)
-    assert at > 7
 
 
 @moments
@@ -269,44 +241,6 @@ async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_non
         await occupied[0]
         await nothing_left(client)
     assert at > 2
-
-
-# -- while a request or its answer is on the way -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-async def test_a_request_that_arrives_after_its_sender_was_cancelled_takes_no_lock_and_no_place(
-    blocking: bool, network: Proxy, client: redis.Redis
-) -> None:
-    await section(Lock("any", ttl=TTL))
-    late = network.hold_request(NAME)
-    task = asyncio.create_task(Lock(NAME, ttl=TTL, blocking=blocking).aacquire())
-    await auntil(late.caught.is_set)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    await auntil(lambda: client.keys("*:gone:*"))  # the withdrawal was faster
-    late.let_go()
-    await auntil(late.over.is_set)
-    await nothing_left(client)
-
-
-async def test_an_answer_that_arrives_after_its_reader_was_cancelled_is_read_by_nobody_else(
-    network: Proxy, client: redis.Redis
-) -> None:
-    await section(Lock("any", ttl=TTL))
-    late = network.hold_answer(NAME)
-    task = asyncio.create_task(Lock(NAME, ttl=TTL).aacquire())
-    await auntil(late.caught.is_set)
-    await auntil(lambda: holder(client))
-    task.cancel()
-    await asyncio.wait([task])
-    late.let_go()
-    for _ in range(20):
-        assert await Lock("any").alocked() is False
-    async with Lock(NAME, ttl=TTL, blocking_timeout=GENEROUS) as lock:
-        assert await lock.aowned()
-    await nothing_left(client)
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------

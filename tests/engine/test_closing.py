@@ -18,7 +18,7 @@ from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import TTL, auntil, got_in_turn, leftovers, nothing_left, section, until
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, holder, queued
-from tests.inside import drop_idle, parked, pending_releases
+from tests.inside import drop_idle, pending_releases
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
@@ -122,23 +122,6 @@ def held(other: Callable[[], Other]) -> Callable[[], None]:
     thread, lock = other(), Lock(NAME, ttl=TTL)
     thread(lock.acquire)
     return lambda: thread(lock.release)
-
-
-async def test_an_unreferenced_task_is_not_collected_while_it_waits(
-    held: Callable[[], None], client: redis.Redis
-) -> None:
-    done = []
-
-    async def wait() -> None:
-        async with Lock(NAME, ttl=TTL):
-            done.append(True)
-
-    asyncio.create_task(wait())  # noqa: RUF006
-    await auntil(parked)
-    gc.collect()
-    held()
-    await auntil(lambda: done)
-    await nothing_left(client)
 
 
 def test_a_section_that_is_closed_after_its_loop_leaves_the_lock_of_the_thread_that_closes_it(

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 
-from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus, locked
+from django_redislock import Lock, LockError, locked
 from tests.helpers import bridges
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.bridges import InThread, aowns, arefuses, owns, refuses, settled
 from tests.helpers.state import NAME, flag, holder, queued
 
-from .children import CHILDREN, Child, by_create_task, by_wait_for
+from .children import CHILDREN, Child, by_wait_for
 
 Eventually = Callable[..., Any]
 AEventually = Callable[..., Awaitable[Any]]
@@ -36,34 +36,6 @@ async def is_renewed(lock: Lock) -> bool:
         end = lock.remaining()
         await asyncio.sleep(0.01)
     return not lock.lost
-
-
-# -- threads and tasks alike -------------------------------------------------------------------------------------------
-
-
-def test_a_held_lock_is_busy_for_others_whatever_object_they_use(crowd: Crowd, client: redis.Redis) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    for through in (lock, Lock(NAME)):
-        assert not you.read(lambda through=through: owns(through))
-        assert not you(through, "owned")
-        assert not you(through, "acquire", blocking=False)
-        for refused in ("release", "reacquire", "detach"):
-            with pytest.raises(LockNotOwned, match=f"Cannot .* the lock '{NAME}': this thread or task") as caught:
-                you(through, refused)
-            assert not isinstance(caught.value, LockLost)
-    assert me.read(lambda: lock.token) == holder(client)
-
-
-def test_a_holder_owns_the_lock_through_any_object_and_releases_it_through_its_own(crowd: Crowd) -> None:
-    me, lock, another = crowd(), Lock(NAME), Lock(NAME)
-    me(lock, "acquire")
-    assert me(another, "owned")
-    assert me(another, "status") is LockStatus.LOCKED
-    with pytest.raises(LockNotOwned):
-        me(another, "release")
-    me(lock, "release")
-    assert not me(another, "owned")
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -165,13 +137,6 @@ async def test_a_child_task_waits_for_its_parent_and_gets_the_lock_after_it(
         assert lock.token not in (mine, *theirs)
 
 
-async def test_another_context_is_still_the_same_task(in_thread: InThread) -> None:
-    async with Lock(NAME) as lock:
-        assert contextvars.copy_context().run(owns, lock)
-        assert contextvars.Context().run(owns, lock)
-        assert await in_thread(lambda: contextvars.copy_context().run(owns, lock))
-
-
 # -- calls that another task awaits ------------------------------------------------------------------------------------
 
 
@@ -179,9 +144,10 @@ async def test_another_context_is_still_the_same_task(in_thread: InThread) -> No
 async def test_a_call_that_is_awaited_elsewhere_is_for_the_task_that_made_it(
     elsewhere: Child, client: redis.Redis
 ) -> None:
-    lock = Lock(NAME)
+    lock = Lock(NAME, ttl=1.5)
     assert await elsewhere(lock.aacquire) is True
     assert await aowns(lock)
+    assert await is_renewed(lock)
     assert await elsewhere(lock.aowned) is True
     assert await elsewhere(lambda: lock.aextend(1)) is True
     await elsewhere(lock.arelease)
@@ -190,15 +156,6 @@ async def test_a_call_that_is_awaited_elsewhere_is_for_the_task_that_made_it(
     await elsewhere(lock.adetach)
     assert flag(client) == "d"
     assert await arefuses(lock)
-
-
-@pytest.mark.parametrize("elsewhere", [by_create_task, by_wait_for])
-async def test_a_lock_that_was_awaited_elsewhere_is_renewed(elsewhere: Child, caplog: pytest.LogCaptureFixture) -> None:
-    lock = Lock(NAME, ttl=3)
-    assert await elsewhere(lock.aacquire)
-    assert await is_renewed(lock)
-    assert "owner-ended" not in caplog.text
-    await lock.arelease()
 
 
 async def test_several_calls_that_are_gathered_are_for_one_task(client: redis.Redis) -> None:
@@ -321,25 +278,6 @@ async def test_sync_code_of_different_tasks_is_told_apart_though_it_runs_in_one_
     await asyncio.gather(*(use(number) for number in range(30)))
 
 
-async def test_requests_with_threads_of_their_own_keep_their_locks_apart() -> None:
-    lock, inside = Lock(NAME), list[int]()
-
-    def section(number: int) -> None:
-        with lock:
-            inside.append(number)
-            assert lock.owned()
-            assert inside == [number]
-            inside.remove(number)
-        assert refuses(lock)
-
-    async def request(number: int) -> None:
-        async with ThreadSensitiveContext():
-            await sync_to_async(settled(section))(number)
-            await sync_to_async(settled(section))(number)
-
-    await asyncio.gather(*(request(number) for number in range(5)))
-
-
 async def test_sync_code_and_its_coroutines_enter_a_reentrant_lock_of_their_task(
     in_thread: InThread, client: redis.Redis
 ) -> None:
@@ -383,13 +321,6 @@ async def test_sync_code_of_a_child_task_is_the_childs(in_thread: InThread) -> N
         assert await in_thread(owns, parents)
         asked.set()
         await holding
-
-
-async def test_a_lock_that_was_acquired_in_a_task_of_nothing_but_sync_code_is_not_renewed_when_that_has_ended(
-    client: redis.Redis, aeventually: AEventually
-) -> None:
-    assert all(await asyncio.gather(sync_to_async(settled(Lock(NAME, ttl=1).acquire))()))
-    await aeventually(lambda: not holder(client))
 
 
 # -- coroutines that sync code calls -----------------------------------------------------------------------------------
@@ -499,22 +430,6 @@ async def test_the_lowest_level_releases_for_the_task_above_it(
     assert holder(client) == ""
 
 
-async def test_the_lowest_level_acquires_for_the_sync_code_above_it(in_thread: InThread, client: redis.Redis) -> None:
-    outer, inner = Lock("outer"), Lock(NAME)
-
-    async def acquire(_: Lock) -> None:
-        await inner.aacquire()
-
-    def sync_code() -> None:
-        with outer:
-            below(outer, 2, acquire)
-            assert inner.owned()
-            inner.release()
-
-    await in_thread(sync_code)
-    assert holder(client) == ""
-
-
 async def test_it_does_not_matter_what_the_thread_has_run_before(in_thread: InThread) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
@@ -539,18 +454,6 @@ async def test_sync_code_that_is_called_inside_a_generator_is_still_the_tasks(in
         assert owned
 
 
-async def test_a_task_may_be_of_a_class_that_is_written_in_python() -> None:
-    def sync_code(lock: Lock) -> bool:
-        return owns(lock) and async_to_sync(aowns)(lock)
-
-    async def section() -> None:
-        async with Lock(NAME) as lock:
-            assert await bridges.to_thread(sync_code, lock)
-
-    task: asyncio.Task[None] = asyncio.tasks._PyTask(section())  # type: ignore[attr-defined]
-    await task
-
-
 class Slow(ThreadPoolExecutor):
     """Whoever submits something comes to wait for it late, as where other threads keep the processor busy."""
 
@@ -568,10 +471,10 @@ class Popular(ThreadPoolExecutor):
             assert waits.wait(GENEROUS)
             return function(*args, **kwargs)
 
-        waits, mentioned, later = threading.Event(), list[Any](), None
+        waits, mentioned, later = threading.Event(), asyncio.current_task(), None
         future = super().submit(begin)
         for _ in range(30):
-            future.add_done_callback(lambda done: None if done else mentioned.append(later))  # noqa: F821
+            future.add_done_callback(lambda done: None if done else (mentioned, later))  # noqa: F821
         del later  # it is defined further down, say
         asyncio.get_running_loop().call_soon(waits.set)
         return future
