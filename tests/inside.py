@@ -168,6 +168,11 @@ def lease_of(lock: Lock) -> Lease:
     return section.held
 
 
+def ends(lock: Lock) -> float:
+    """When the lease of this thread or task ends (monotonic)."""
+    return lease_of(lock).ends
+
+
 def leases() -> list[Lease]:
     """All leases that this process renews."""
     return runtime().watchdog.leases()
@@ -368,11 +373,10 @@ def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
 
 
 def due_in(lock: Lock) -> float:
-    """In how many seconds the renewer looks at this lock; it must be planned."""
-    lease = lease_of(lock)
-    entries = [due for due, _, task in runtime().watchdog._agenda._entries if task is lease]
-    assert lease.due in entries
-    return lease.due - monotonic()
+    """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
+    lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
+    planned = any(task is lease and due == lease.due for due, _, task in entries)
+    return lease.due - monotonic() if planned else math.inf
 
 
 def planned() -> int:

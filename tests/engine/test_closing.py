@@ -52,20 +52,6 @@ async def test_an_asynchronous_generator_that_is_closed_within_a_section_leaves_
     await nothing_left(client)
 
 
-def test_a_generator_that_is_closed_within_a_section_leaves_the_lock_to_it(client: redis.Redis) -> None:
-    def items() -> Iterator[int]:
-        with Lock(NAME, ttl=TTL, reentrant=True):
-            yield 1
-
-    with Lock(NAME, ttl=TTL) as lock:
-        generator: Any = items()
-        next(generator)
-        generator.close()
-        lock.extend(1)
-        assert holder(client) == lock.token
-    assert holder(client) == ""
-
-
 async def test_a_release_closed_inside_another_task_does_not_release_the_lock_of_that_task(
     network: Proxy, client: redis.Redis
 ) -> None:

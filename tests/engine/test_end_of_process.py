@@ -20,7 +20,7 @@ from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.state import FENCE, NAME, holder, queued
-from tests.inside import all_seen, hears, listener, own_channel, renew_all
+from tests.inside import all_seen, hears, listen, own_channel, renew_all
 
 Eventually = Callable[..., Any]
 
@@ -135,10 +135,10 @@ def test_a_lock_is_renewed_by_the_thread_that_there_is(eventually: Eventually, e
     lock = Lock(NAME, ttl=600)
     lock.acquire()
     eventually(all_seen)
-    end = monotonic() + lock.remaining()
+    end = inside.ends(lock)
     ending()
     renew_all()
-    eventually(lambda: monotonic() + lock.remaining() > end + 0.01)
+    eventually(lambda: inside.ends(lock) > end)
     lock.release()
 
 
@@ -257,7 +257,7 @@ def test_a_child_closes_the_sockets_of_its_parents_subscription(
         return int(client.pubsub_numsub(own_channel("far"))[0][1])
 
     probed = None if subscribed else far.hold_answer("SHARDNUMSUB")  # it is still being made
-    listener("far").start()
+    listen("far")
     eventually(lambda: subscriptions() == 1 and (probed.caught.is_set() if probed else hears("far")))
     links = len(far.links)
     inside.close_inherited()

@@ -6,9 +6,8 @@ import asyncio
 import contextvars
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -430,28 +429,7 @@ async def test_the_lowest_level_releases_for_the_task_above_it(
     assert holder(client) == ""
 
 
-async def test_it_does_not_matter_what_the_thread_has_run_before(in_thread: InThread) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(1))
-    await in_thread(async_to_sync(Lock("another").alocked))
-    async with Lock(NAME) as lock:
-        assert await bridges.to_thread(async_to_sync(aowns), lock)
-        assert await asyncio.create_task(bridges.to_thread(async_to_sync(arefuses), lock))
-        assert await loop.run_in_executor(None, async_to_sync(arefuses), lock)
-    assert await loop.run_in_executor(None, async_to_sync(lock.aacquire))
-    assert await arefuses(lock)
-
-
 # -- where it is hard to tell ------------------------------------------------------------------------------------------
-
-
-async def test_sync_code_that_is_called_inside_a_generator_is_still_the_tasks(in_thread: InThread) -> None:
-    @asynccontextmanager
-    async def block() -> AsyncIterator[Any]:
-        yield await in_thread(owns, lock)
-
-    async with Lock(NAME) as lock, block() as owned:
-        assert owned
 
 
 class Slow(ThreadPoolExecutor):

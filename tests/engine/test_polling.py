@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -14,10 +13,10 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked_atomic
+from django_redislock import Lock, LockNotAcquired, LockPool, force_release
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
 from tests.inside import subscriptions
@@ -216,20 +215,3 @@ def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
         assert 0.5 <= caught.value.waited < monotonic() - began < 5
         waiting = wait_in_line(me, lock, client, eventually)
     assert waiting.result(5)
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("busy")
-def test_a_transaction_and_a_command_can_poll(client: redis.Redis, other: Callable[[], Other]) -> None:
-    class Command(LockedCommand):
-        lock_name = NAME
-        lock_blocking_timeout = GENEROUS
-        lock_options = {"poll": True, "attempts": 2, "backoff": SOON}
-
-    client.config_resetstat()
-    with pytest.raises(LockNotAcquired):
-        locked_atomic(NAME, poll=True, attempts=2, backoff=SOON).__enter__()
-    assert scripts_run(client) == 2 + 1
-    with pytest.raises(Exception, match="held by"):
-        other()(partial(Command().execute, no_color=True, force_color=False, skip_checks=True))
-    assert scripts_run(client) == 3 + 2 + 1 + 1  # and who it is that holds it
