@@ -372,6 +372,12 @@ def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
     return logged
 
 
+def retries_of_outage(number: int) -> list[float]:
+    """The seconds between so many tries that fail."""
+    one = outage.Outage()
+    return [one.fail() for _ in range(number)]
+
+
 def due_in(lock: Lock) -> float:
     """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
     lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
@@ -387,11 +393,12 @@ def planned() -> int:
 def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
     """Let the renewer call ``act`` between waking up for a lease and looking at it; set when that round is over."""
     watchdog, work, over = runtime().watchdog, runtime().watchdog._work, threading.Event()
+    left = [act]
 
     def late(tasks: Sequence[Any]) -> None:
-        strikes = not over.is_set() and any(isinstance(task, Lease) for task in tasks)
+        strikes = bool(left) and any(isinstance(task, Lease) for task in tasks)
         if strikes:
-            act()
+            left.pop()()
         work(tasks)
         if strikes:
             over.set()

@@ -166,6 +166,22 @@ def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monk
     assert found == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184, 244, 304, 364]
 
 
+def test_tries_in_the_background_follow_each_other_less_and_less_often_up_to_a_second() -> None:
+    assert inside.retries_of_outage(7) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_of_what_concerns_nobody_any_more_the_log_says_neither_that_it_fails_nor_that_it_works(
+    network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not Lock(NAME).locked()
+    network.cut()
+    inside.pass_on_later(NAME)
+    eventually(lambda: network.refused > 1)
+    network.mend()
+    eventually(lambda: not inside.pending_releases())
+    assert "event=renewal-" not in caplog.text
+
+
 @pytest.mark.complete
 @pytest.mark.parametrize(
     ("failed", "recovered"),
