@@ -173,6 +173,21 @@ def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
         you(another, "release")
 
 
+def test_the_next_waiter_of_a_process_takes_over_the_looks_of_one_that_leaves(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.REDISLOCK = {"SLOW_WAIT": None}  # or that would wake it
+    limit(monkeypatch, look_every=0.3)
+    Lock(NAME, ttl=600).acquire()
+    leaves = crowd().start(Lock(NAME), "acquire", blocking_timeout=1)
+    eventually(lambda: queued(client) == 1)
+    stays = crowd().start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client) == 2)
+    assert not leaves.result(GENEROUS)
+    client.delete(LOCK)  # of which nobody is told
+    assert stays.result(GENEROUS)
+
+
 def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_process_back_into_the_queue(
     ghost: Callable[..., Ghost], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
 ) -> None:
