@@ -10,32 +10,43 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from redis.exceptions import InvalidResponse
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
+from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, run
-from django_redislock.engine import Lease, current_owner
+from django_redislock.engine import Frame, Lease, Section, current_owner, draw_new_fence
+from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
+from django_redislock.engine.background import notifier, outage
 from django_redislock.engine.leases import lease as _reasons
+from django_redislock.engine.leases.lease import VANISHED
+from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
+from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store.cluster import tag_of
 from django_redislock.store.loop_connections import LoopConnections
+from django_redislock.store.node import Node
 from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, make_store
 from django_redislock.store.wire import Command, exchange
@@ -73,12 +84,15 @@ def counter_of(name: str) -> int:
 _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "look_jitter": "engine.messages.listener.JITTER",
+    "doubt_every": "engine.messages.listener.DOUBT_EVERY",  # seconds between looks of all because of late messages
     "reconnect_look": "engine.messages.listener.RECONNECTING",
+    "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
     "late_look": "engine.acquiring.wait_loop.LOOK_LATE",
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
     "answer_grace": "engine.acquiring.attempt.GRACE",
     "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
+    "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
     "idle_for_loops": "store.loop_connections.IDLE_FOR",
     "check_idle_threads": "store.thread_connections.IDLE",
@@ -111,15 +125,12 @@ ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
 FORCE = calls._FORCE["key"].sha
+INFO = calls._INFO["key"].sha
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
-WAS_ADOPTED, WAS_RELEASED, HAS_ENDED, WAS_NOT_RENEWED = (
-    _reasons.ADOPTED,
-    _reasons.RELEASED,
-    _reasons.ENDED,
-    _reasons.OVER,
-)
+WAS_ADOPTED, WAS_RELEASED = _reasons.ADOPTED, _reasons.RELEASED
+HAS_ENDED, WAS_NOT_RENEWED = _reasons.ENDED, _reasons.OVER
 
 
 class Process:
@@ -249,6 +260,11 @@ def lease_of(lock: Lock) -> Lease:
     section = current_owner().section(lock)
     assert section is not None
     return section.held
+
+
+def ends(lock: Lock) -> float:
+    """When the lease of this thread or task ends (monotonic)."""
+    return lease_of(lock).ends
 
 
 def leases() -> list[Lease]:
@@ -447,6 +463,31 @@ def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0))
 
 
+def _connections() -> LoopConnections:
+    return get_partition().store._loops[asyncio.get_running_loop()]
+
+
+def drop_idle_here() -> None:
+    """Close idle connections of the running event loop."""
+    _connections().drop_idle()
+
+
+def idle_here() -> int:
+    """How many idle connections the running event loop has."""
+    return len(idle(_connections()))
+
+
+def wait_for_connections() -> int:
+    """How many coroutines of the running event loop wait for a connection."""
+    connections = get_partition().store._loops.get(asyncio.get_running_loop())
+    return 0 if connections is None else sum(map(len, connections._queues))
+
+
+def loops_with_connections() -> int:
+    """How many event loops have, or had and still seem to have, connections."""
+    return len(get_partition().store._loops)
+
+
 def most_connections(using: str | None = None) -> int:
     """How many connections to a node this process may have for its commands."""
     return get_partition(using).store.bound
@@ -472,3 +513,254 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- the renewer, where it is overtaken, fails or ends -----------------------------------------------------------------
+
+
+def finder_of_loss(lock: Lock) -> Callable[[], None]:
+    """What to call to let this process find out that the lock is gone; as often as it likes."""
+    lease = lease_of(lock)
+    return lambda: runtime().watchdog.lose(lease, VANISHED)
+
+
+def in_background(file: str) -> bool:
+    """Whether the code in this file is that of the renewer, or calls the site's code."""
+    return file.startswith(str(Path(agenda.__file__).parent)) or file == notifier.__file__
+
+
+def call_soon(job: Callable[[], object]) -> None:
+    """Call what is the site's own, such as a receiver of a signal, in a thread of the background."""
+    runtime().notifier.call(job)
+
+
+def pass_time(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """For outages, it is so many seconds later."""
+    later = monotonic() + seconds
+    patch.setattr(outage, "monotonic", lambda: later)
+
+
+def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
+    """When an outage of so many seconds is logged that is met each second."""
+    patch.setattr(outage, "monotonic", lambda: 0.0)
+    one, logged = outage.Outage(), []
+    for second in range(seconds):
+        patch.setattr(outage, "monotonic", lambda second=second: float(second))
+        if one.log_is_due():
+            logged.append(second)
+    return logged
+
+
+def retries_of_outage(number: int) -> list[float]:
+    """The seconds between so many tries that fail."""
+    one = outage.Outage()
+    return [one.fail() for _ in range(number)]
+
+
+def due_in(lock: Lock) -> float:
+    """In how many seconds the renewer looks at this lock; inf: it is not planned, or being looked at now."""
+    lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
+    planned = any(task is lease and due == lease.due for due, _, task in entries)
+    return lease.due - monotonic() if planned else math.inf
+
+
+def planned() -> int:
+    """For how much the renewer keeps a time."""
+    return len(runtime().watchdog._agenda)
+
+
+def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
+    """Let the renewer call ``act`` between waking up for a lease and looking at it; set when that round is over."""
+    watchdog, work, over = runtime().watchdog, runtime().watchdog._work, threading.Event()
+    left = [act]
+
+    def late(tasks: Sequence[Any]) -> None:
+        strikes = bool(left) and any(isinstance(task, Lease) for task in tasks)
+        if strikes:
+            left.pop()()
+        work(tasks)
+        if strikes:
+            over.set()
+
+    patch.setattr(watchdog, "_work", late)
+    return over
+
+
+def stop_renewer(patch: pytest.MonkeyPatch) -> None:
+    """From now on, the renewer does nothing any more, as at the end of the process."""
+    patch.setattr(runtime().watchdog, "_work", lambda tasks: None)
+
+
+def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
+    """Release it in the background, or leave its queue."""
+    lease, watchdog = lease_of(lock), runtime().watchdog
+    watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
+    watchdog.end(lease)
+
+
+def pass_on_later(name: str, using: str | None = None) -> None:
+    """Pass on in the background what a waiter of this process for this lock may have been granted."""
+    partition = get_partition(using, name)
+    request = Request(partition, keys_of(name, partition.prefix), name, "a" * 22)
+    runtime().watchdog.release_later(request, unknown=False, how=WITHDRAWAL)
+
+
+def end_process() -> None:
+    """Send what is pending, as at the end of the process, and forget it."""
+    runtime_module._send_pending()
+    known = runtime_module._runtime.peek()
+    assert known is None or not known.watchdog._pending
+
+
+def break_sender(patch: pytest.MonkeyPatch) -> threading.Event:
+    """The thread that sends the next renewal dies of an error; set when that has happened."""
+    died, sender = threading.Event(), runtime().watchdog._dispatch._sender
+
+    def fail(*facts: object) -> None:
+        patch.undo()
+        died.set()
+        raise ZeroDivisionError
+
+    patch.setattr(sender, "_answered", fail)
+    return died
+
+
+def drawing(lock: Lock) -> Callable[[], int]:
+    """What draws a new fence for a lock that this thread holds, from any thread, as a claim does."""
+    lease = lease_of(lock)
+
+    def draw() -> int:
+        run(draw_new_fence(lease))
+        return lease.fence
+
+    return draw
+
+
+def become_another_process(patch: pytest.MonkeyPatch, *, finalizing: bool = False) -> None:
+    """Begin anew: nothing held, no threads. ``finalizing``: all other threads were stopped for good, in the middle."""
+    patch.setattr(runtime_module, "_runtime", PerProcess(runtime_module.Runtime))
+    if finalizing:
+        held = threading.Thread(target=runtime().watchdog._mutex.acquire)
+        held.start()
+        held.join()
+        for module in ("engine.renewal.watchdog", "base.threads"):
+            patch.setattr(f"django_redislock.{module}.sys", SimpleNamespace(is_finalizing=lambda: True))
+
+
+def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
+    """A section is interrupted whose lock is given back by ``undo``; returns whether that is over."""
+    block, section = Frame(), SimpleNamespace(undo=undo)
+    witness = runtime().watchdog.undo_after(block, cast("Section", section))
+    return lambda: not (witness() or runtime().watchdog.interruptions)
+
+
+def close_inherited() -> None:
+    """What a forked child does with the sockets of its parent."""
+    runtime().leave_parent()
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def listen(using: str | None = None) -> None:
+    """Begin to subscribe, unless that is done."""
+    listener(using).start()
+
+
+def subscriptions(using: str | None = None) -> int:
+    """How often this process has subscribed."""
+    return int(listener(using).generation)
+
+
+def heard(using: str | None = None) -> int:
+    """How many messages it has heard."""
+    return int(listener(using).heard)
+
+
+def looks_due(using: str | None = None) -> bool:
+    """Whether any waiter was told something that it has not acted upon yet."""
+    return any(one.told or one.look or one.grant for one in listener(using).waiters.of())
+
+
+def reads(using: str | None = None) -> bool:
+    """Whether a thread is reading its messages now."""
+    reader = reader_of(listener(using))
+    return reader is not None and reader._turn() is not None
+
+
+def reconnect(using: str | None = None) -> None:
+    """Cut the connection of its messages."""
+    listener(using).reconnect()
+
+
+TROUBLES: dict[str, Exception | None] = {
+    "cut": None,
+    "cut, as ssl tells": ValueError("Read on closed or unwrapped SSL socket."),
+    "nonsense": InvalidResponse("Protocol error"),  # of a TLS connection that is cut while it is read
+    "left behind by a fork": None,
+}
+
+
+def trouble_reading(patch: pytest.MonkeyPatch, trouble: str, using: str | None = None) -> threading.Event:
+    """Whoever waits for the next message meets one of TROUBLES when about to read it; set when that has happened."""
+    reader, met = reader_of(listener(using)), threading.Event()
+    can_read = reader._connection.can_read
+
+    def strike(timeout: float | None = 0) -> Any:
+        if timeout != 0 and not met.is_set():
+            met.set()
+            if trouble.startswith("cut"):
+                reader.end()
+            elif trouble != "nonsense":
+                reader.leave_parent()
+            error = TROUBLES[trouble]
+            if error is not None:
+                raise error
+        return can_read(timeout)
+
+    patch.setattr(reader._connection, "can_read", strike)
+    return met
+
+
+def lose_turns(patch: pytest.MonkeyPatch) -> None:
+    """Whoever wants to read finds somebody else reading who stops in that very moment."""
+    take = Reader._take
+
+    def late(reader: Reader, turn: Any, **options: Any) -> bool:
+        return bool(options or reader._followers) and take(reader, turn, **options)
+
+    patch.setattr(Reader, "_take", late)
+
+
+@contextmanager
+def first_listener_held_up() -> Iterator[Callable[[threading.Thread], bool]]:
+    """Nobody gets a listener meanwhile; tells of a thread whether it waits for one."""
+    from tests.helpers.actors import stands_at
+
+    with runtime()._mutex:
+        yield lambda thread: stands_at(thread, runtime().listener.__name__, "mutex:")
+
+
+def mistrust(patch: pytest.MonkeyPatch, *, node: str | None = None, doubted: bool = False, clock: bool = True) -> None:
+    """Set what is known of the server: its id, whether it may have been replaced, and what time it has."""
+    known = get_partition().node
+    patch.setattr(known, "id", known.id if node is None else node)
+    patch.setattr(known, "doubted_at", monotonic() if doubted else known.doubted_at)
+    patch.setattr(known, "anchor", known.anchor if clock else None)
+
+
+def subscribe_elsewhere(patch: pytest.MonkeyPatch, using: str) -> None:
+    """The subscription stands at another node than the one that answers."""
+    partition = get_partition(using)
+    patch.setattr(partition, "subscribed_at", Node(partition.node.origin))
+
+
+def confirmed_amid_messages() -> bool:
+    """Whether two subscriptions are confirmed though a message for the first comes before the second."""
+    answers: list[Any] = [[b"subscribe", b"a", 1], [b"message", b"a", b"p"], [b"subscribe", b"b", 2]]
+    ears: list[Any] = [listener(), listener()]
+    receiver = Receiver(get_partition().node, ears, lambda *ended: None)
+    receiver.connection = SimpleNamespace(  # type: ignore[assignment]
+        connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)
+    )
+    return receiver.subscribe([]) == {} and not answers

@@ -13,16 +13,8 @@ from tests.helpers.actors import GENEROUS
 Child = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 
-async def by_create_task(call: Callable[[], Awaitable[Any]]) -> Any:
-    return await asyncio.create_task(call())  # type: ignore[arg-type]
-
-
 async def by_gather(call: Callable[[], Awaitable[Any]]) -> Any:
     return (await asyncio.gather(call()))[0]
-
-
-async def by_shield(call: Callable[[], Awaitable[Any]]) -> Any:
-    return await asyncio.shield(call())
 
 
 async def by_wait_for(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -33,7 +25,7 @@ async def by_context(call: Callable[[], Awaitable[Any]]) -> Any:
     return await contextvars.copy_context().run(asyncio.ensure_future, call())
 
 
-CHILDREN = [by_create_task, by_gather, by_shield, by_context]
+CHILDREN = [by_gather, by_context]
 if sys.version_info >= (3, 11):
 
     async def by_group(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -41,7 +33,4 @@ if sys.version_info >= (3, 11):
             task = group.create_task(call())  # type: ignore[arg-type,var-annotated]
         return task.result()
 
-    async def by_given_context(call: Callable[[], Awaitable[Any]]) -> Any:
-        return await asyncio.create_task(call(), context=contextvars.copy_context())  # type: ignore[arg-type]
-
-    CHILDREN += [by_group, by_given_context]
+    CHILDREN.append(by_group)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from django_redislock import Lock
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers import bridges
-from tests.helpers.actors import GENEROUS
 from tests.helpers.bridges import InThread
 from tests.helpers.cancelling import add_gates, until
-from tests.helpers.interrupts import Interrupt
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import limit, listener
+from tests.inside import hears, limit, listen
 
 
 @pytest.fixture
@@ -40,6 +35,13 @@ def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 
 @pytest.fixture
+def unused(settings: Any) -> str:
+    """An alias that nothing has used yet."""
+    settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
+    return "unused"
+
+
+@pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiters do not look by themselves: they must be woken."""
     limit(monkeypatch, look_every=1000.0)
@@ -48,9 +50,8 @@ def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def listening(fresh: None) -> None:
     """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
-    ears = listener()
-    ears.start()
-    until(lambda: ears.ready)
+    listen()
+    until(hears)
 
 
 @pytest.fixture
@@ -79,78 +80,11 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(threading.Thread, "start", start)
 
 
-class _Beginning:
-    """Stands for what tells that a thread lives: whoever waits for it is interrupted, and it is only told later."""
-
-    def __init__(self, event: threading.Event, gate: threading.Event) -> None:
-        self._event = event
-        self._gate = gate
-
-    def wait(self, timeout: float | None = None) -> bool:
-        raise Interrupt
-
-    def set(self) -> None:
-        assert self._gate.wait(GENEROUS)
-        self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-
-class InterruptedStart:
-    """Whoever starts the first thread of this name is interrupted in there, before that lives, or (late) after."""
-
-    def __init__(self, name: str, *, late: bool) -> None:
-        self.name = name
-        self.late = late
-        self.thread: threading.Thread | None = None
-        self.gate = threading.Event()  # not before this is set does the thread live
-        self._start = threading.Thread.start
-
-    def start(self, thread: threading.Thread) -> None:
-        strikes = thread.name == self.name and self.thread is None
-        if strikes:
-            self.thread = thread
-            if not self.late:
-                thread._started = _Beginning(thread._started, self.gate)  # type: ignore[attr-defined]
-        self._start(thread)
-        if strikes:
-            raise Interrupt
-
-    def others(self, before: Collection[threading.Thread]) -> int:
-        """How many other threads with this name there are."""
-        return sum(thread.name == self.name and thread not in before for thread in threading.enumerate())
-
-
-@pytest.fixture
-def interrupted_start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., InterruptedStart]:
-    def interrupted_start(name: str, *, late: bool) -> InterruptedStart:
-        made = InterruptedStart(name, late=late)
-        monkeypatch.setattr(threading.Thread, "start", lambda thread: made.start(thread))
-        return made
-
-    return interrupted_start
-
-
 @pytest.fixture
 def one_connection(settings: Any) -> None:
     """For each event loop."""
     default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
     settings.CACHES = {**settings.CACHES, "default": default}
-
-
-@pytest.fixture(params=["cold", "warm", "idle"])
-def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[None]]:
-    """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
-    if request.param == "idle":
-        limit(monkeypatch, check_idle_loops=-1.0)
-
-    async def connect() -> None:
-        await Lock("any").alocked()
-        if request.param == "cold":
-            get_partition().store._loops[asyncio.get_running_loop()].drop_idle()
-
-    return connect
 
 
 @pytest.fixture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
@@ -13,28 +13,22 @@ import redis
 from django.test import override_settings
 
 from django_redislock import Lock, LockUnavailable, force_release
-from redisserver import RedisServer
+from redisserver import RedisServer, redis_server
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
-from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, QUEUE, TOKEN, WAITERS, holder, queued, value
+from tests.helpers.proxy import Proxy, proxy
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, queued
 from tests.helpers.ways import stopped
-from tests.inside import limit, listener, pending_releases
+from tests.inside import hears, limit, listen, looks_due, subscriptions
 
 Eventually = Callable[..., Any]
 
-ACQUIRE = inside.ACQUIRE
-
 
 @pytest.fixture
-def far_ears(far: Proxy, eventually: Eventually) -> Any:
-    """The listener of the alias ``far``, which receives messages through the proxy before anything else happens."""
-    with Lock("warm-up", using="far"):
-        pass
-    ears = listener("far")
-    ears.start()
-    eventually(lambda: ears.ready)
-    return ears
+def hearing(far: Proxy, eventually: Eventually) -> None:
+    """The alias ``far`` is subscribed."""
+    listen("far")
+    eventually(lambda: hears("far"))
 
 
 def in_queue(client: redis.Redis) -> Any:
@@ -48,24 +42,26 @@ def first_id(client: redis.Redis, eventually: Eventually) -> str:
     return str(id.decode())
 
 
-# -- whom it waits for -------------------------------------------------------------------------------------------------
+# -- late answers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.complete
-def test_a_long_waiter_asks_itself_if_the_one_that_asks_for_all_gets_no_answer(
+def test_a_long_waiter_asks_itself_who_the_holder_is_if_the_one_that_asks_for_all_gets_no_answer(
     crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crowd()(Lock(NAME, ttl=600), "acquire")
-    with override_settings(REDISLOCK={"SLOW_WAIT": 2}):
-        crowd().start(Lock(NAME, using="far"), "acquire")
-        id = first_id(client, eventually)
-        group = eventually(lambda: listener("far").waiters.get(id)).group
-        group.asks_until = end = monotonic() + 3
-        eventually(lambda: "event=still-waiting" in caplog.text)
-        assert monotonic() >= end
-
-
-# -- late answers ------------------------------------------------------------------------------------------------------
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
+    unanswered = far.hold_answer(inside.INFO)
+    with override_settings(REDISLOCK={"SLOW_WAIT": 0.5}):
+        waiting = []
+        for number in (1, 2):
+            waiting.append(crowd().start(Lock(NAME, using="far", ttl=1), "acquire"))
+            eventually(lambda number=number: queued(client) == number)
+        assert unanswered.caught.wait(GENEROUS)
+        eventually(lambda: caplog.text.count("event=still-waiting") == 1)
+    unanswered.let_go()
+    me(lock, "release")
+    eventually(lambda: [force_release(NAME)] and all(future.done() for future in waiting))
 
 
 def test_three_grants_that_come_after_their_own_lease_are_reported(
@@ -75,7 +71,7 @@ def test_three_grants_that_come_after_their_own_lease_are_reported(
     me(Lock("warm-up", using="far"), "locked")
     with Lock("warm-up"):
         pass  # the script is known
-    late = far.delay_answer(ACQUIRE, 0.1, times=3)
+    late = far.delay_answer(inside.ACQUIRE, 0.1, times=3)
     with pytest.raises(
         LockUnavailable, match=r"'order:42': Redis takes longer to respond than the TTL of the lock \(0\.05"
     ) as caught:
@@ -84,126 +80,72 @@ def test_three_grants_that_come_after_their_own_lease_are_reported(
     eventually(lambda: not client.exists(LOCK))
 
 
-def test_a_grant_that_comes_after_its_own_lease_is_asked_for_again(crowd: Crowd, far: Proxy) -> None:
-    me = crowd()
-    me(Lock("warm-up", using="far"), "locked")
-    with Lock("warm-up"):
-        pass  # the script is known
-    late = far.delay_answer(ACQUIRE, 0.8, times=2)
-    lock = Lock(NAME, ttl=0.75, using="far")
-    assert me(lock, "acquire", blocking_timeout=GENEROUS)
-    assert late.met == 2
-    assert not me.read(lambda: lock.lost)
-
-
-def test_an_acquisition_with_a_deadline_ends_in_time_even_if_redis_hangs(
-    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
-) -> None:
-    retry_for(30)
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "locked")
-    with stopped(own):
-        began = monotonic()
-        with pytest.raises(LockUnavailable):
-            me(lock, "acquire", blocking_timeout=0.5)
-        assert monotonic() - began < 0.5 + 1 + 2  # two for a busy machine
-
-
 @pytest.mark.complete
-def test_a_waiter_with_a_deadline_leaves_in_time_even_if_redis_hangs(
-    crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
+@pytest.mark.parametrize("waits", [False, True], ids=["its first request", "it waits already"])
+def test_an_attempt_with_a_deadline_ends_in_time_even_if_redis_hangs(
+    waits: bool, crowd: Crowd, own: RedisServer, eventually: Eventually, retry_for: Callable[[float], None]
 ) -> None:
     retry_for(30)
     me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
+    me(lock, "acquire" if waits else "locked")
+    you(lock, "locked")
     with own.client() as client:
         began = monotonic()
-        waiting = you.start(Lock(NAME), "acquire", blocking_timeout=1.5)
-        eventually(lambda: queued(client))
+        attempt = you.start(Lock(NAME), "acquire", blocking_timeout=1.5) if waits else None
+        eventually(lambda: not waits or queued(client))
         with stopped(own):
-            assert waiting.result(1.5 + 1 + 3) is False
-            assert monotonic() - began >= 1.5
+            if attempt is not None:
+                assert attempt.result(1.5 + 1 + 3) is False  # three for a busy machine
+                assert monotonic() - began >= 1.5
+            else:
+                with pytest.raises(LockUnavailable):
+                    you.start(lock, "acquire", blocking_timeout=0.5).result(0.5 + 1 + 3)
         eventually(lambda: not queued(client))
 
 
 # -- late wakes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_look_by_the_clock")
-def test_a_wake_that_comes_after_the_lease_that_it_tells_of_is_not_believed(
-    crowd: Crowd, far: Proxy, far_ears: Any, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=600)
-    lock.acquire()
-    waiter = Lock(NAME, ttl=1.5, auto_renew=False, using="far")
-    waiting = me.start(waiter, "acquire")
-    late = far.hold_message(f"g {first_id(client, eventually)}")
-    lock.release()
-    handed = int(value(client)[3])
-    eventually(lambda: not value(client))
-    late.let_go()
-    assert waiting.result(GENEROUS) is True
-    assert late.over.wait(GENEROUS)
-    assert me.read(lambda: waiter.fence) > handed
-
-
-@pytest.mark.usefixtures("no_look_by_the_clock")
+@pytest.mark.usefixtures("no_look_by_the_clock", "hearing")
 def test_a_wake_that_came_before_a_look_that_found_somebody_else_is_not_believed(
-    crowd: Crowd, far: Proxy, far_ears: Any, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, lock, waiter = crowd(), Lock(NAME, ttl=600), Lock(NAME, ttl=600, using="far")
     lock.acquire()
     waiting = me.start(waiter, "acquire")
-    id = first_id(client, eventually)
-    look = far.hold_request(id)
-    far_ears.tell_all()
+    look = far.hold_request(first_id(client, eventually))
+    inside.all_look("far")
     assert look.caught.wait(GENEROUS)
     lock.release()
-    eventually(lambda: far_ears.waiters.get(id).grant)
+    eventually(lambda: looks_due("far"))  # it was granted the lock
     force_release(NAME)
     lock.acquire()
     look.let_go()
-    eventually(lambda: queued(client))
-    eventually(lambda: far_ears.waiters.get(id).grant is None)
+    eventually(lambda: queued(client) and not looks_due("far"))
     fence = lock.fence
-    assert fence is not None
     lock.release()
     assert waiting.result(GENEROUS)
     assert me.read(lambda: waiter.fence) > fence
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(("late", "suspected"), [(0.2, False), (1.3, True)])
-def test_a_connection_is_suspected_when_a_wake_is_overdue_not_when_it_may_be_on_its_way(
-    late: float,
-    suspected: bool,
-    crowd: Crowd,
-    far: Proxy,
-    far_ears: Any,
-    client: redis.Redis,
-    eventually: Eventually,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("hearing")
+def test_a_connection_is_not_suspected_when_a_wake_may_be_on_its_way(
+    crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # cutting a working connection costs all waiters of the process their places until it has reconnected
-    limit(monkeypatch, look_every=late)
-    limit(monkeypatch, look_jitter=0.0)
-    if suspected:
-        monkeypatch.setattr("django_redislock.engine.acquiring.wait_loop.LOOK_LATE", float(GENEROUS))
-    before, me, lock = far_ears.generation, crowd(), Lock(NAME, ttl=600)
+    """Cutting a working connection costs all waiters of the process their places until it has reconnected."""
+    limit(monkeypatch, look_every=0.2, look_jitter=0.0)
+    before, me, lock = subscriptions("far"), crowd(), Lock(NAME, ttl=600)
     lock.acquire()
     waiting = me.start(Lock(NAME, ttl=600, using="far"), "acquire")
     id = first_id(client, eventually)
     far.swallow_message(f"g {id}")
-    waiter = far_ears.waiters.get(id)
-    due = waiter.group.due
-    eventually(lambda: waiter.group.due != due)  # it has just looked
+    look = far.delay_answer(id, 0)
+    assert look.over.wait(GENEROUS)  # it has just looked
     lock.release()
     assert waiting.result(GENEROUS) is True
-    if suspected:
-        eventually(lambda: far_ears.generation > before)
-    else:
-        assert far_ears.generation == before
-        assert far_ears.ready
+    assert hears("far")
+    assert subscriptions("far") == before
 
 
 # -- waiters that were dropped -----------------------------------------------------------------------------------------
@@ -228,15 +170,28 @@ def test_a_waiter_that_was_dropped_lets_the_others_of_its_process_look(
     me(lock, "release")
     for you, another, future in waiting:
         assert future.result(GENEROUS)
-        assert you(another, "owned")
         you(another, "release")
+
+
+def test_the_next_waiter_of_a_process_takes_over_the_looks_of_one_that_leaves(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.REDISLOCK = {"SLOW_WAIT": None}  # or that would wake it
+    limit(monkeypatch, look_every=0.3)
+    Lock(NAME, ttl=600).acquire()
+    leaves = crowd().start(Lock(NAME), "acquire", blocking_timeout=1)
+    eventually(lambda: queued(client) == 1)
+    stays = crowd().start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client) == 2)
+    assert not leaves.result(GENEROUS)
+    client.delete(LOCK)  # of which nobody is told
+    assert stays.result(GENEROUS)
 
 
 def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_process_back_into_the_queue(
     ghost: Callable[..., Ghost], other: Callable[[], Other], client: redis.Redis, eventually: Eventually
 ) -> None:
-    """R4: its event loop was blocked, which made the process suspect, although the listener received the wake in
-    time."""
+    """R4: its event loop was blocked, which made the process suspect, although it was told of the wake in time."""
 
     async def section() -> bool:
         async with Lock(NAME, ttl=0.5, blocking_timeout=60):
@@ -255,9 +210,7 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
     loop.call_soon_threadsafe(blocked.wait)
     try:
         rival.release(rival.request(first, name=NAME))
-        assert holder(client) == ids[0].decode()
-        eventually(lambda: not holder(client))
-        # the lease of its handoff has ended without a sign of life
+        eventually(lambda: not holder(client))  # the lease of its handoff ends without a sign of life
         assert rival.queue(second, name=NAME).state == inside.GRANTED
         assert in_queue(client) == []
     finally:
@@ -270,39 +223,88 @@ def test_a_coroutine_that_is_woken_after_its_lease_brings_the_others_of_its_proc
     loop.close()
 
 
-# -- tokens ------------------------------------------------------------------------------------------------------------
+# -- a master that is demoted by hand ----------------------------------------------------------------------------------
 
 
-def test_two_attempts_with_one_token_are_two_waiters(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
+@pytest.fixture
+def switch(settings: Any, eventually: Eventually) -> Iterator[Callable[[], Proxy]]:
+    """Demotes the master behind the alias ``far``, to which connections stay open; ``near`` is the new one."""
+    with redis_server() as first, redis_server() as second, first.client() as old, second.client() as new:
+        old.config_set("repl-diskless-sync-delay", 0)
+        new.replicaof("127.0.0.1", str(first.port))
+        eventually(lambda: new.info("replication")["master_link_status"] == "up")
+        with proxy(first.port) as address:
+            default = settings.CACHES["default"]
+            far, near = {**default, "LOCATION": address.url}, {**default, "LOCATION": second.url}
+            settings.CACHES = {**settings.CACHES, "far": far, "near": near}
+
+            def switch() -> Proxy:
+                old.set("latest", "write")
+                assert old.wait(1, round(GENEROUS * 1000)) == 1
+                new.replicaof("NO", "ONE")
+                address.target = second.port
+                old.replicaof("127.0.0.1", str(second.port))
+                return address
+
+            yield switch
+            settings.CACHES = {**settings.CACHES}
+
+
+def test_leases_are_renewed_at_the_new_master(switch: Callable[[], Proxy], eventually: Eventually) -> None:
+    def renewed() -> bool:
+        end = inside.ends(lock)
+        return bool(eventually(lambda: lock.lost or inside.ends(lock) > end))
+
+    lock = Lock(NAME, ttl=3, using="far")
     lock.acquire()
-    first, second = Lock(NAME, token=TOKEN), Lock(NAME, token=TOKEN)
-    waiting = me.start(first, "acquire", blocking_timeout=10 * GENEROUS)
-    eventually(lambda: queued(client) == 1)
-    behind = you.start(second, "acquire", blocking_timeout=10 * GENEROUS)
-    eventually(lambda: queued(client) == 2)
+    assert renewed()  # its connection is kept
+    switch()
+    for _ in range(2):
+        assert renewed()
+    assert not lock.lost
+    assert Lock(NAME, using="near").locked()
     lock.release()
-    assert waiting.result(GENEROUS)
-    assert not behind.done()
-    me(first, "release")
-    assert behind.result(GENEROUS)
-    you(second, "release")
 
 
-def test_an_adoption_that_fails_leaves_the_detached_lock_to_be_adopted(
-    crowd: Crowd, far: Proxy, client: redis.Redis, eventually: Eventually, retry_for: Callable[[float], None]
+@pytest.mark.parametrize("answered", [True, False], ids=["", "the first question fails"])
+def test_a_waiter_that_the_new_master_does_not_count_queues_again(
+    answered: bool,
+    switch: Callable[[], Proxy],
+    other: Callable[[], Other],
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    retry_for: Callable[[float], None],
 ) -> None:
-    retry_for(0.1)
-    me, lock = crowd(), Lock(NAME, ttl=600)
-    me(lock, "acquire")
-    fence = me.read(lambda: lock.fence)
-    token = me(lock, "detach")
-    lost = far.lose_answer(ACQUIRE, times=1000)
-    with pytest.raises(LockUnavailable):
-        me(Lock(NAME, token=token, using="far"), "acquire")
-    assert lost.met
-    lost.end()
-    eventually(lambda: not pending_releases())
-    adopted = Lock(NAME, token=token)
-    assert me(adopted, "acquire", blocking=False)
-    assert me.read(lambda: adopted.fence) == fence
+    """R19: a waiter subscribed at the old master is dropped by every release at the new one, and would wait for
+    ever."""
+    limit(monkeypatch, look_every=0.5)
+    retry_for(0)
+    listen("far")
+    eventually(lambda: hears("far"))
+    before, address = subscriptions("far"), switch()
+    unanswered = address.lose_answer("SHARDNUMSUB", times=0 if answered else 1000)
+    held = Lock(NAME, using="near")
+    person = other()
+    person(held.acquire)
+    waiting = other().start(Lock(NAME, using="far").acquire)
+
+    def wait(number: int) -> None:
+        eventually(lambda: (info := held.info()) is not None and info.waiters == number)
+
+    wait(1)
+    for _ in range(2 - answered):
+        next_one = other()
+        taken = next_one.start(held.acquire)
+        wait(2)
+        person(held.release)  # drops the first one, and is never free
+        assert taken.result(GENEROUS)
+        person = next_one
+        wait(1)
+        if not answered:
+            assert unanswered.caught.wait(GENEROUS)
+            assert address.delay_answer(inside.ACQUIRE, 0).over.wait(GENEROUS)  # it goes on, and looks again
+            unanswered.end()
+    eventually(lambda: hears("far") and subscriptions("far") > before)
+    wait(1)
+    person(held.release)
+    assert waiting.result(GENEROUS)

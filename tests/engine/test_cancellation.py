@@ -1,23 +1,24 @@
-"""A coroutine cancelled at any await leaves nothing behind: no lock, no place in the queue, no blocked waiter."""
+"""A coroutine cancelled or closed at any await leaves nothing behind: no lock, no place in the queue, no blocked
+waiter."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockUnavailable, lock_acquired, lock_released
-from django_redislock.store.loop_connections import ENTERING
-from django_redislock.store.stores import get_partition
+from django_redislock import Lock
+from tests import inside
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.cancelling import (
     TTL,
+    Closing,
     Interrupted,
     Operation,
     acquire,
@@ -33,8 +34,8 @@ from tests.helpers.cancelling import (
     section,
 )
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, holder, queued
-from tests.inside import idle, limit, parked
+from tests.helpers.state import NAME, queued
+from tests.inside import idle_here, limit, most_connections, parked
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
@@ -43,11 +44,27 @@ Connect = Callable[[], Awaitable[None]]
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_ROUNDS", "600"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
 
-moments = pytest.mark.parametrize("moment", ["early", "late", "again and again"])
+moments = pytest.mark.parametrize("moment", ["early", "late", "again and again", "closed"])
 
 
 def interrupted(operation: Operation, lock: Lock, at: int, moment: str) -> Interrupted[None]:
+    if moment == "closed":
+        return Closing(operation(lock), at)
     return Interrupted(operation(lock), at, late=moment == "late", again=moment == "again and again")
+
+
+@pytest.fixture(params=["cold", "warm", "idle"])
+def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Give the loop no connection, or (warm) one, or (idle) one that is checked before it is used."""
+    if request.param == "idle":
+        limit(monkeypatch, check_idle_loops=-1.0)
+
+    async def connect() -> None:
+        await warm()
+        if request.param == "cold":
+            inside.drop_idle_here()
+
+    return connect
 
 
 async def warm() -> None:
@@ -89,7 +106,7 @@ ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is inter
 @moments
 @pytest.mark.usefixtures("gates")
 @pytest.mark.parametrize("what", ALONE)
-async def test_an_uncontended_call_cancelled_at_any_await_leaves_nothing_behind(
+async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behind(
     what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     before, operation, keeps = ALONE[what]
@@ -105,37 +122,9 @@ async def test_an_uncontended_call_cancelled_at_any_await_leaves_nothing_behind(
     assert at > 3
 
 
-@pytest.fixture
-def slow_receivers() -> Iterator[None]:
-    """Slow receivers."""
-
-    async def receive(**facts: object) -> None:
-        await asyncio.sleep(0)
-
-    for signal in (lock_acquired, lock_released):
-        signal.connect(receive)
-    yield
-    for signal in (lock_acquired, lock_released):
-        signal.disconnect(receive)
-
-
-@moments
-@pytest.mark.usefixtures("gates", "slow_receivers")
-async def test_a_call_cancelled_while_receivers_of_signals_run_leaves_nothing_behind(
-    moment: str, client: redis.Redis
-) -> None:
-    at, over = 0, False
-    while not over:
-        at += 1
-        lock = Lock(NAME, ttl=TTL)
-        over = await lives_on(lock, nothing, warm, interrupted(section, lock, at, moment), False)
-        await nothing_left(client)
-    assert at > 7
-
-
 @moments
 @pytest.mark.usefixtures("gates")
-async def test_a_lock_whose_detachment_was_cancelled_can_be_released(moment: str, client: redis.Redis) -> None:
+async def test_a_lock_whose_detachment_was_interrupted_can_be_released(moment: str, client: redis.Redis) -> None:
     tokens: list[str] = []
 
     async def detach(lock: Lock) -> None:
@@ -180,7 +169,7 @@ CONTENDED: dict[str, Operation] = {
 @moments
 @pytest.mark.usefixtures("gates")
 @pytest.mark.parametrize("what", CONTENDED)
-async def test_a_waiter_cancelled_at_any_await_blocks_nobody_behind_it(
+async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
     what: str, moment: str, connect: Connect, client: redis.Redis, other: Callable[[], Other]
 ) -> None:
     operation = CONTENDED[what]
@@ -206,7 +195,7 @@ async def test_a_waiter_cancelled_at_any_await_blocks_nobody_behind_it(
 
 @moments
 @pytest.mark.usefixtures("gates")
-async def test_the_first_waiter_of_a_process_cancelled_at_any_await_leaves_nothing_behind(
+async def test_the_first_waiter_of_a_process_interrupted_at_any_await_leaves_nothing_behind(
     moment: str, client: redis.Redis, other: Callable[[], Other], settings: Any
 ) -> None:
     async def connect() -> None:
@@ -229,86 +218,29 @@ async def test_the_first_waiter_of_a_process_cancelled_at_any_await_leaves_nothi
 
 @moments
 @pytest.mark.usefixtures("one_connection", "gates")
-@pytest.mark.parametrize(
-    ("what", "in_time"), [("acquire", True), ("release", True), ("acquire", False)], ids=lambda value: str(value)
-)
-async def test_a_coroutine_cancelled_while_it_waits_for_a_connection_takes_none(
-    what: str,
-    moment: str,
-    in_time: bool,
-    client: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-    retry_for: Callable[[float], None],
+@pytest.mark.parametrize("what", ["acquire", "release"])
+async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_none(
+    what: str, moment: str, network: Proxy, client: redis.Redis
 ) -> None:
-    retry_for(0.0)
-    if not in_time:
-        limit(monkeypatch, patience_loops=0.005)
     before, operation, keeps = ALONE[what]
-    await get_partition().aexchange([("PING",)], urgency=ENTERING)
-    connections = get_partition().store._loops[asyncio.get_running_loop()]
     at, over = 0, False
     while not over:
         at += 1
         lock = Lock(NAME, ttl=TTL)
-        occupied: list[asyncio.Task[Any]] = []
+        late = network.hold_answer("occupied")
+        occupied: list[asyncio.Task[bool]] = []
 
-        async def occupy(occupied: list[asyncio.Task[Any]] = occupied) -> None:
-            blocked = get_partition().aexchange([("BLPOP", "gate", str(GENEROUS))], urgency=ENTERING)
-            occupied.append(asyncio.create_task(blocked))
-            await auntil(lambda: connections._loans)
+        async def occupy(late: Any = late, occupied: list[asyncio.Task[bool]] = occupied) -> None:
+            occupied.append(asyncio.create_task(Lock("occupied").alocked()))
+            await auntil(late.caught.is_set)
 
         waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
-        await auntil_done_or(waiting, lambda: any(connections._queues))
-        if in_time:
-            client.rpush("gate", "open")
-        try:
-            over = await waiting
-        except LockUnavailable:
-            assert not in_time
-            over = True
-        if not in_time:
-            client.rpush("gate", "open")
+        await auntil_done_or(waiting, inside.wait_for_connections)
+        late.let_go()
+        over = await waiting
         await occupied[0]
         await nothing_left(client)
     assert at > 2
-
-
-# -- while a request or its answer is on the way -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("blocking", [True, False])
-async def test_a_request_that_arrives_after_its_sender_was_cancelled_takes_no_lock_and_no_place(
-    blocking: bool, network: Proxy, client: redis.Redis
-) -> None:
-    await section(Lock("any", ttl=TTL))
-    late = network.hold_request(NAME)
-    task = asyncio.create_task(Lock(NAME, ttl=TTL, blocking=blocking).aacquire())
-    await auntil(late.caught.is_set)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-    await auntil(lambda: client.keys("*:gone:*"))  # the withdrawal was faster
-    late.let_go()
-    await auntil(late.over.is_set)
-    await nothing_left(client)
-
-
-async def test_an_answer_that_arrives_after_its_reader_was_cancelled_is_read_by_nobody_else(
-    network: Proxy, client: redis.Redis
-) -> None:
-    await section(Lock("any", ttl=TTL))
-    late = network.hold_answer(NAME)
-    task = asyncio.create_task(Lock(NAME, ttl=TTL).aacquire())
-    await auntil(late.caught.is_set)
-    await auntil(lambda: holder(client))
-    task.cancel()
-    await asyncio.wait([task])
-    late.let_go()
-    for _ in range(20):
-        assert await Lock("any").alocked() is False
-    async with Lock(NAME, ttl=TTL, blocking_timeout=GENEROUS) as lock:
-        assert await lock.aowned()
-    await nothing_left(client)
 
 
 # -- at random ---------------------------------------------------------------------------------------------------------
@@ -317,21 +249,21 @@ async def test_an_answer_that_arrives_after_its_reader_was_cancelled_is_read_by_
 async def test_coroutines_cancelled_at_random_leave_nothing_behind(client: redis.Redis) -> None:
     print(f"REDISLOCK_TEST_SEED={SEED} REDISLOCK_TEST_ROUNDS={ROUNDS}")
     dice = random.Random(SEED)
-    inside: set[str] = set()
+    busy: set[str] = set()
     ends = {"cancelled": 0, "done": 0}
     longest = 0.1  # seconds that a round is let alone; learned, so that a fifth is done on whichever machine
 
     async def use(name: str, work: float) -> None:
         async with Lock(name, ttl=TTL) as lock:
-            assert name not in inside
-            inside.add(name)
+            assert name not in busy
+            busy.add(name)
             try:
                 if dice.random() < 0.3:
                     await lock.aextend(1)
                 if work:
                     await asyncio.sleep(work)
             finally:
-                inside.remove(name)
+                busy.remove(name)
 
     async def play(rounds: int) -> None:
         nonlocal longest
@@ -352,7 +284,6 @@ async def test_coroutines_cancelled_at_random_leave_nothing_behind(client: redis
     print(f"ends={ends} longest={longest:.4f}")
     assert min(ends.values()) > ROUNDS / 20
     await nothing_left(client)
-    bound = get_partition().store.bound
-    assert len(idle(get_partition().store._loops[asyncio.get_running_loop()])) <= bound
+    assert idle_here() <= most_connections()
     # besides those of the loop: this one, the listener's, that of the sender and one of threads
-    await auntil(lambda: len(client.client_list()) <= bound + 4)
+    await auntil(lambda: len(client.client_list()) <= most_connections() + 4)

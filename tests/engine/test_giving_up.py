@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,125 +16,78 @@ from django.urls import path
 
 from django_redislock import Lock, locked_view
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.cancelling import TTL, auntil, got_in_turn, nothing_left, section
+from tests.helpers.cancelling import TTL, auntil, auntil_done_or, got_in_turn, nothing_left, section
 from tests.helpers.state import NAME, holder, queued
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock", "listening")
 
 
-@pytest.fixture
-def busy(other: Callable[[], Other]) -> Iterator[Callable[[], None]]:
-    """A thread holds the lock, until this is called."""
-    thread, held = other(), Lock(NAME, ttl=TTL)
-    thread(held.acquire)
-
-    def let_go() -> None:
-        if held_still:
-            held_still.pop()
-            thread(held.release)
-
-    held_still = [True]
-    yield let_go
-    let_go()
-
-
-async def hold(lock: Lock) -> None:
-    async with lock:
+async def hold() -> None:
+    async with Lock(NAME, ttl=TTL):
         await asyncio.sleep(GENEROUS)
 
 
-async def test_a_waiter_that_wait_for_has_given_up_leaves_nothing(
-    busy: Callable[[], None], client: redis.Redis, other: Callable[[], Other]
-) -> None:
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(Lock(NAME).aacquire(), 0.05)
-    await auntil(lambda: not queued(client))
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(section(Lock(NAME, ttl=TTL)), 0.05)
-    busy()
-    assert await asyncio.wrap_future(other().start(got_in_turn))
-    await nothing_left(client)
+# -- ways to end it, once ``gone`` is set ------------------------------------------------------------------------------
 
 
-async def test_the_other_calls_of_a_failed_gather_can_be_cancelled_and_leave_nothing_behind(
-    client: redis.Redis,
-) -> None:
+async def by_wait_for(gone: asyncio.Event) -> None:
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(hold(), 0.5)
+
+
+async def by_cancelling_the_task_that_awaits_it(gone: asyncio.Event) -> None:
+    async def awaits() -> None:
+        await hold()
+
+    task = asyncio.create_task(awaits())
+    await gone.wait()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def by_cancelling_what_a_failed_gather_has_left(gone: asyncio.Event) -> None:
     async def fail() -> None:
-        await auntil(lambda: queued(client) == 2)
+        await gone.wait()
         raise ZeroDivisionError
 
-    holders = [asyncio.create_task(hold(Lock(NAME, ttl=TTL))) for _ in range(3)]
-    with pytest.raises(ZeroDivisionError):
-        await asyncio.gather(fail(), *holders)
-    for task in holders:
-        task.cancel()
-    await asyncio.wait(holders)
-    await nothing_left(client)
+    task = asyncio.create_task(hold())
+    with suppress(ZeroDivisionError):
+        await asyncio.gather(fail(), task)
+    task.cancel()
+    await asyncio.wait([task])
 
 
-async def test_a_call_cancelled_with_its_awaiting_task_leaves_its_caller_no_lock(
-    busy: Callable[[], None], client: redis.Redis
-) -> None:
-    lock = Lock(NAME, ttl=TTL)
-    waiting = asyncio.create_task(lock.aacquire())
-    await auntil(lambda: queued(client))
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    busy()
-    await auntil(lambda: not holder(client) and not queued(client))
-    assert lock.token is None
-    await nothing_left(client)
-
-
+WAYS: list[Callable[[asyncio.Event], Awaitable[None]]] = [
+    by_wait_for,
+    by_cancelling_the_task_that_awaits_it,
+    by_cancelling_what_a_failed_gather_has_left,
+]
 if sys.version_info >= (3, 11):
 
-    async def test_a_waiter_under_asyncio_timeout_leaves_nothing_and_its_task_goes_on(
-        busy: Callable[[], None], client: redis.Redis
-    ) -> None:
-        lock = Lock(NAME, ttl=TTL)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await lock.aacquire()
-        await auntil(lambda: not queued(client))
-        busy()
-        async with asyncio.timeout(GENEROUS), lock:
-            assert holder(client) == lock.token
-        await nothing_left(client)
+    async def by_timeout(gone: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await hold()
 
-    async def test_a_section_that_asyncio_timeout_ends_gives_its_lock_back(client: redis.Redis) -> None:
-        lock = Lock(NAME, ttl=TTL)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), lock:
-                await asyncio.sleep(GENEROUS)
-        assert holder(client) == ""
-        await nothing_left(client)
-
-    async def test_when_one_task_of_a_group_fails_the_others_leave_their_locks_and_their_places(
-        client: redis.Redis,
-    ) -> None:
+    async def by_a_failure_in_its_group(gone: asyncio.Event) -> None:
         async def fail() -> None:
-            await auntil(lambda: queued(client) == 3)
+            await gone.wait()
             raise ZeroDivisionError
 
-        async def together() -> None:
+        with suppress(Exception):  # an ExceptionGroup
             async with asyncio.TaskGroup() as group:
-                holders.extend(group.create_task(hold(Lock(NAME, ttl=TTL))) for _ in range(4))
+                group.create_task(hold())
                 group.create_task(fail())
 
-        holders: list[asyncio.Task[None]] = []
-        with pytest.raises(Exception, match="TaskGroup"):
-            await together()
-        assert all(task.cancelled() for task in holders)
-        await nothing_left(client)
+    WAYS += [by_timeout, by_a_failure_in_its_group]
 
 
 # -- a request whose client goes away ----------------------------------------------------------------------------------
 
 
 async def plain_view(request: HttpRequest) -> HttpResponse:
-    async with Lock(NAME, ttl=TTL):
-        await asyncio.sleep(GENEROUS)
-        return HttpResponse()
+    await hold()
+    return HttpResponse()
 
 
 @locked_view(NAME, ttl=TTL, blocking_timeout=GENEROUS)
@@ -145,56 +99,53 @@ async def decorated_view(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("plain", plain_view), path("decorated", decorated_view)]
 
 
-async def ask(path: str, gone: asyncio.Event) -> list[Mapping[str, Any]]:
-    """Serve a request whose client disconnects as soon as ``gone`` is set; return what was sent."""
-    body = [{"type": "http.request"}]
-    sent: list[Mapping[str, Any]] = []
+def by_client_of(path: str) -> Callable[[asyncio.Event], Awaitable[None]]:
+    async def by_client(gone: asyncio.Event) -> None:
+        body = [{"type": "http.request"}]
+        sent: list[Any] = []
 
-    async def receive() -> dict[str, Any]:
-        if body:
-            return body.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
+        async def receive() -> dict[str, Any]:
+            if body:
+                return body.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
 
-    async def send(message: Mapping[str, Any]) -> None:
-        sent.append(message)
+        async def send(message: Any) -> None:
+            sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
-    await ASGIHandler()(scope, receive, send)
-    return sent
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+        await ASGIHandler()(scope, receive, send)
+        assert sent == []
+
+    by_client.__name__ = f"by_client_of_{path[1:]}"
+    return by_client
 
 
-views = pytest.mark.parametrize("view", ["/plain", "/decorated"])
+WAYS += [by_client_of("/plain"), by_client_of("/decorated")]
 
 
-@views
-async def test_a_client_that_goes_away_while_its_request_waits_leaves_no_place_in_the_queue(
-    view: str, busy: Callable[[], None], client: redis.Redis, other: Callable[[], Other], settings: Any
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "holds"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_whoever_is_made_to_give_up_leaves_neither_lock_nor_place(
+    way: Callable[[asyncio.Event], Awaitable[None]],
+    waits: bool,
+    client: redis.Redis,
+    other: Callable[[], Other],
+    settings: Any,
 ) -> None:
     settings.ROOT_URLCONF = __name__
-    gone = asyncio.Event()
-    request = asyncio.create_task(ask(view, gone))
-    await auntil(lambda: queued(client))
-    behind = other().start(got_in_turn)
-    await auntil(lambda: queued(client) == 2)
+    thread, held, behind, gone = other(), Lock(NAME, ttl=TTL), other(), asyncio.Event()
+    if waits:
+        thread(held.acquire)
+    ending = asyncio.ensure_future(way(gone))
+    await auntil_done_or(ending, lambda: queued(client) if waits else holder(client))
+    bystander = behind.start(got_in_turn)
+    await auntil(lambda: bystander.done() or queued(client))
     gone.set()
-    assert await request == []
-    busy()
-    assert await asyncio.wrap_future(behind)
-    await nothing_left(client)
-
-
-@views
-async def test_a_client_that_goes_away_in_the_section_frees_the_lock(
-    view: str, client: redis.Redis, other: Callable[[], Other], settings: Any
-) -> None:
-    settings.ROOT_URLCONF = __name__
-    gone = asyncio.Event()
-    request = asyncio.create_task(ask(view, gone))
-    await auntil(lambda: holder(client))
-    behind = other().start(got_in_turn)
-    await auntil(lambda: queued(client))
-    gone.set()
-    assert await request == []
-    assert await asyncio.wrap_future(behind)
+    await ending
+    if waits:
+        assert not bystander.done()
+        thread(held.release)
+    assert await asyncio.wrap_future(bystander)
+    await section(Lock(NAME, ttl=TTL))  # and the task goes on
     await nothing_left(client)

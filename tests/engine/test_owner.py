@@ -1,312 +1,120 @@
-"""Whose acquisition it is: that of the thread or task that has called, and of nobody else."""
+"""Whose acquisition it is: that of whoever has called, wherever the call is run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
 import redis
-from asgiref.sync import AsyncToSync, SyncToAsync, async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 
-from django_redislock import Lock, LockError, LockLost, LockNotOwned, LockStatus, force_release
-from django_redislock.engine.owners.owner import MANY, current_owner
-from tests.helpers.actors import Crowd
-from tests.helpers.bridges import aowns, arefuses, owns
-from tests.helpers.state import NAME, fence_of, holder, queued
-from tests.inside import lease_of
+from django_redislock import Lock, LockError, locked
+from tests.helpers import bridges
+from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.bridges import InThread, aowns, arefuses, owns, refuses, settled
+from tests.helpers.state import NAME, flag, holder, queued
 
-from .children import CHILDREN, Child
+from .children import CHILDREN, Child, by_wait_for
 
 Eventually = Callable[..., Any]
 AEventually = Callable[..., Awaitable[Any]]
 
-
-# -- threads and tasks alike -------------------------------------------------------------------------------------------
-
-
-def test_the_caller_that_acquires_a_lock_owns_it_until_it_is_released(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    assert (me.read(lambda: owns(lock)), me(lock, "owned")) == (False, False)
-    assert me(lock, "acquire")
-    assert (me.read(lambda: owns(lock)), me(lock, "owned")) == (True, True)
-    assert me.read(lambda: lock.token) == holder(client)
-    me(lock, "release")
-    assert (me.read(lambda: owns(lock)), me(lock, "owned")) == (False, False)
-    assert holder(client) == ""
+FOR_ITSELF = "would wait for itself without end"
 
 
-class Locked:
-    """asgiref's Local, in whose lock another thread was interrupted: whoever looks waits without end."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError("this would wait without end")
-
-
-@pytest.mark.parametrize("has_run_sync_code", [False, True])
-def test_no_lock_waits_for_a_mutex_of_asgiref(has_run_sync_code: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncToSync, "executors", Locked())
-    if has_run_sync_code:  # for a task whose loop has ended since
-        loop = asyncio.new_event_loop()
-        loop.close()
-        monkeypatch.setattr(SyncToAsync.threadlocal, "main_event_loop", loop, raising=False)
-    for _ in range(2):
-        with Lock(NAME) as lock:
-            assert owns(lock)
-
-
-def test_the_lock_is_busy_for_others_whatever_object_they_use(crowd: Crowd, client: redis.Redis) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    for through in (lock, Lock(NAME)):
-        assert not you.read(lambda through=through: owns(through))
-        assert not you(through, "owned")
-        assert not you(through, "acquire", blocking=False)
-        for refused in ("release", "reacquire", "detach"):
-            with pytest.raises(LockNotOwned, match=f"Cannot .* the lock '{NAME}': this thread or task") as caught:
-                you(through, refused)
-            assert not isinstance(caught.value, LockLost)
-    assert me.read(lambda: lock.token) == holder(client)
-
-
-def test_a_holder_owns_the_lock_through_any_object(crowd: Crowd) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    another = Lock(NAME)
-    assert me(another, "owned")
-    assert me(another, "status") is LockStatus.LOCKED
-    with pytest.raises(LockNotOwned):  # but each object gives back what was acquired through it
-        me(another, "release")
-    me(lock, "release")
-    assert not me(another, "owned")
-
-
-def test_one_object_has_a_separate_acquisition_for_each_caller(crowd: Crowd, eventually: Eventually) -> None:
-    lock, tokens = Lock(NAME), set()
-    people = [crowd() for _ in range(8)]
-    waiting: dict[int, Future[bool]] = {n: person.start(lock, "acquire") for n, person in enumerate(people)}
-    while waiting:
-        eventually(lambda: any(future.done() for future in waiting.values()))
-        (got,) = [n for n, future in waiting.items() if future.done()]
-        assert waiting.pop(got).result()
-        assert [people[n].read(lambda: owns(lock)) for n in range(8) if n not in waiting].count(True) == 1
-        tokens.add(people[got].read(lambda: lock.token))
-        people[got](lock, "release")
-        assert not people[got].read(lambda: owns(lock))
-    assert len(tokens) == 8
+async def is_renewed(lock: Lock) -> bool:
+    """Whether its lease is moved on, sooner or later."""
+    end = lock.remaining()
+    while 0 < lock.remaining() <= end:
+        end = lock.remaining()
+        await asyncio.sleep(0.01)
+    return not lock.lost
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_lock_is_found_by_the_identity_of_its_object(equal: bool, client: redis.Redis) -> None:
+def test_objects_that_are_equal_or_have_no_hash_are_told_apart(equal: bool, client: redis.Redis) -> None:
     class Odd(Lock):
-        """It has no hash, either."""
-
         def __eq__(self, other: object) -> bool:
             return equal
 
     first, second = Odd("first"), Odd("second")
     with first:
-        assert owns(first)
-        assert not owns(second)
+        assert (owns(first), owns(second)) == (True, False)
         with second:
-            assert (first.name, first.token) == ("first", holder(client, "first"))
-            assert (second.name, second.token) == ("second", holder(client, "second"))
-        assert owns(first)
-        assert not owns(second)
+            assert (first.token, second.token) == (holder(client, "first"), holder(client, "second"))
+        assert (owns(first), owns(second)) == (True, False)
     assert not owns(first)
 
 
-def test_a_lost_lock_belongs_to_its_owner_until_that_is_told(crowd: Crowd, eventually: Eventually) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600)
-    me(lock, "acquire")
-    force_release(NAME)
-    eventually(lambda: me.read(lambda: lock.lost))
-    assert you(lock, "acquire", blocking=False)
-    with pytest.raises(LockLost):
-        me(lock, "release")
-    with pytest.raises(LockNotOwned) as caught:
-        me(lock, "release")
-    assert not isinstance(caught.value, LockLost)
-    assert you(lock, "owned")
+# -- who is started by a holder ----------------------------------------------------------------------------------------
 
 
-def test_a_helper_of_the_holder_sees_its_lease(crowd: Crowd, eventually: Eventually) -> None:
-    me, helper, lock = crowd(), crowd(), Lock(NAME, ttl=600)
-    assert (helper.read(lambda: lock.lost), helper.read(lock.remaining)) == (False, 0.0)
-    me(lock, "acquire")
-    assert helper.read(lambda: lock.lost) is False
-    assert 500 < helper.read(lock.remaining) <= 600
-    assert helper.read(lambda: (lock.token, fence_of(lock))) == (None, None)
-    force_release(NAME)
-    eventually(lambda: helper.read(lambda: lock.lost))
-    assert helper.read(lock.remaining) == 0.0
+def by_thread(pool: ThreadPoolExecutor, lock: Lock) -> bool:
+    return pool.submit(refuses, lock).result()
 
 
-@pytest.mark.parametrize("again", ["acquire", "enter"])
-def test_waiting_without_end_for_oneself_raises(crowd: Crowd, again: str, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    for through in (lock, Lock(NAME)):
-        with pytest.raises(LockError, match=f"Cannot wait for the lock '{NAME}'.* would wait for itself without end"):
-            me(through, again)
-    assert queued(client) == 0
-    assert me.read(lambda: lock.token) == holder(client)
-    me(lock, "release")
+def by_thread_of_the_same_context(pool: ThreadPoolExecutor, lock: Lock) -> bool:
+    return pool.submit(contextvars.copy_context().run, refuses, lock).result()
 
 
-def test_with_a_timeout_a_lock_held_by_oneself_is_busy(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    for through in (lock, Lock(NAME)):
-        assert not me(through, "acquire", blocking=False)
-        assert not me(through, "acquire", blocking_timeout=0.01)
-    assert me.read(lambda: lock.token) == holder(client)
-    assert queued(client) == 0
+def by_coroutine_of_the_same_context(pool: ThreadPoolExecutor, lock: Lock) -> bool:
+    return pool.submit(contextvars.copy_context().run, async_to_sync(arefuses), lock).result()
 
 
-def test_a_reentrant_lock_is_free_after_as_many_releases_as_it_had_acquires(crowd: Crowd, client: redis.Redis) -> None:
-    me, you = crowd(), crowd()
-    lock, another = Lock(NAME, reentrant=True), Lock(NAME, reentrant=True)
-    for through in (lock, another, lock):
-        assert me(through, "acquire")
-        assert me.read(lambda through=through: through.token) == holder(client)
-    assert not you(lock, "acquire", blocking=False)
-    for through in (lock, another, lock):
-        assert holder(client)
-        me(through, "release")
-    assert holder(client) == ""
-    with pytest.raises(LockNotOwned):
-        me(lock, "release")
+def by_event_loop(pool: ThreadPoolExecutor, lock: Lock) -> bool:
+    return asyncio.run(arefuses(lock))
 
 
-def test_a_lock_is_not_renewed_when_its_owner_has_ended(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=1)
-    me(lock, "acquire")
-    me.end()
-    eventually(lambda: f"event=owner-ended name={NAME} " in caplog.text)
-    eventually(lambda: not holder(client))
-
-
-# -- threads -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_thread_owns_nothing_of_the_thread_that_started_it() -> None:
-    found: list[bool] = []
-
-    def ask(lock: Lock) -> None:
-        found.append(owns(lock) or lock.owned() or lock.acquire(blocking=False))
-        with pytest.raises(LockNotOwned):
-            lock.release()
-
-    with Lock(NAME) as lock:
-        thread = threading.Thread(target=ask, args=(lock,))
-        thread.start()
-        thread.join()
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(ask, lock).result()
-            pool.submit(contextvars.copy_context().run, ask, lock).result()
-        assert found == [False] * 3
-        assert lock.owned()
-
-
-async def test_a_thread_owns_nothing_of_the_task_that_started_it() -> None:
-    async with Lock(NAME) as lock:
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(owns, lock).result() is False
-            with pytest.raises(LockNotOwned):
-                pool.submit(lock.release).result()
-        assert await aowns(lock)
-
-
-def test_a_loop_that_a_thread_runs_owns_nothing_of_the_thread() -> None:
-    async def ask() -> bool:
-        return not await aowns(lock) and await arefuses(lock)
-
-    with Lock(NAME) as lock:
-        assert asyncio.run(ask())
-        assert lock.owned()
-
-
-def test_a_coroutine_that_a_thread_runs_owns_nothing_of_the_thread_whose_context_it_has() -> None:
+@pytest.mark.parametrize(
+    "asks", [by_thread, by_thread_of_the_same_context, by_coroutine_of_the_same_context, by_event_loop]
+)
+def test_whoever_a_thread_starts_owns_nothing_of_it(asks: Callable[[ThreadPoolExecutor, Lock], bool]) -> None:
     with Lock(NAME) as lock, ThreadPoolExecutor(1) as pool:
-        assert pool.submit(contextvars.copy_context().run, async_to_sync(arefuses), lock).result()
+        assert asks(pool, lock)
+        assert lock.owned()
 
 
-# -- child tasks -------------------------------------------------------------------------------------------------------
-
-children = pytest.mark.parametrize("child", CHILDREN)
-
-
-@children
-async def test_a_child_task_does_not_own_the_lock_of_its_parent(child: Child, client: redis.Redis) -> None:
-    async def ask() -> bool:
-        return await aowns(lock) or not await arefuses(lock)
-
+async def test_a_thread_that_a_task_starts_owns_nothing_of_it_and_the_task_nothing_of_the_thread() -> None:
+    run = asyncio.get_running_loop().run_in_executor
     async with Lock(NAME) as lock:
-        assert await child(ask) is False
+        assert await run(None, refuses, lock)
         assert await aowns(lock)
-        assert holder(client) == lock.token
+    assert await run(None, lock.acquire)
+    assert await arefuses(lock)
+    assert await bridges.to_thread(refuses, lock)
 
 
-@children
-async def test_a_task_does_not_own_what_its_child_has_acquired(child: Child) -> None:
-    lock = Lock(NAME)
-
+@pytest.mark.parametrize("child", CHILDREN)
+async def test_parent_and_child_task_own_nothing_of_each_other(child: Child) -> None:
     async def hold() -> None:
-        async with lock:
-            assert await aowns(lock)
+        assert await arefuses(lock)
+        async with its_own:
             taken.set()
             await asked.wait()
-            assert await aowns(lock)
+            assert await aowns(its_own)
 
-    taken, asked = asyncio.Event(), asyncio.Event()
-    holding = asyncio.ensure_future(child(hold))
-    await taken.wait()
-    assert not await aowns(lock)
-    assert await arefuses(lock)
-    assert not await lock.aacquire(blocking=False)
-    asked.set()
-    await holding
-
-
-async def test_a_lock_that_a_child_task_keeps_does_not_affect_those_of_its_parent() -> None:
-    async def hold_and_keep() -> None:
-        async with second:
-            assert (await aowns(first), await aowns(second)) == (False, True)
-        await second.aacquire()
-
-    first, second = Lock("first"), Lock("second")
-    async with first:
-        await asyncio.create_task(hold_and_keep())
-        assert (await aowns(first), await aowns(second)) == (True, False)
-    assert not await first.alocked()
+    lock, its_own, taken, asked = Lock("parents"), Lock("childs"), asyncio.Event(), asyncio.Event()
+    async with lock:
+        holding = asyncio.ensure_future(child(hold))
+        await taken.wait()
+        assert await arefuses(its_own)
+        assert not await its_own.aacquire(blocking=False)
+        assert await aowns(lock)
+        asked.set()
+        await holding
+        assert await aowns(lock)
 
 
-async def test_a_child_task_may_wait_for_its_parent_without_end(client: redis.Redis, aeventually: AEventually) -> None:
-    lock = Lock(NAME)
-
-    async def section() -> bool:
-        async with lock:  # and no LockError: it does not wait for itself
-            return await aowns(lock)
-
-    await lock.aacquire()
-    waiting = asyncio.create_task(section())
-    await aeventually(lambda: queued(client))
-    await lock.arelease()
-    assert await waiting
-    assert not await aowns(lock)
-
-
-async def test_parent_and_child_acquire_through_one_object_without_disturbing_each_other(
+async def test_a_child_task_waits_for_its_parent_and_gets_the_lock_after_it(
     client: redis.Redis, aeventually: AEventually
 ) -> None:
-    lock, theirs = Lock(NAME), []
+    """Through the same object, and without end: it does not wait for itself."""
 
     async def section() -> None:
         async with lock:
@@ -314,10 +122,10 @@ async def test_parent_and_child_acquire_through_one_object_without_disturbing_ea
             go_on.set()
             await done.wait()
 
-    go_on, done = asyncio.Event(), asyncio.Event()
+    lock, go_on, done, theirs = Lock(NAME), asyncio.Event(), asyncio.Event(), list[str | None]()
     async with lock:
         mine = lock.token
-        waiting = asyncio.create_task(section())  # knows of this acquisition, and has its own after it
+        waiting = asyncio.create_task(section())
         await aeventually(lambda: queued(client))
         assert lock.token == mine
     await go_on.wait()
@@ -326,62 +134,341 @@ async def test_parent_and_child_acquire_through_one_object_without_disturbing_ea
     await waiting
     async with lock:
         assert lock.token not in (mine, *theirs)
-        assert await aowns(lock)
 
 
-async def test_reentrance_does_not_extend_to_child_tasks(client: redis.Redis) -> None:
+# -- calls that another task awaits ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elsewhere", [*CHILDREN, by_wait_for])
+async def test_a_call_that_is_awaited_elsewhere_is_for_the_task_that_made_it(
+    elsewhere: Child, client: redis.Redis
+) -> None:
+    lock = Lock(NAME, ttl=1.5)
+    assert await elsewhere(lock.aacquire) is True
+    assert await aowns(lock)
+    assert await is_renewed(lock)
+    assert await elsewhere(lock.aowned) is True
+    assert await elsewhere(lambda: lock.aextend(1)) is True
+    await elsewhere(lock.arelease)
+    assert not await aowns(lock)
+    await elsewhere(lock.aseize)
+    await elsewhere(lock.adetach)
+    assert flag(client) == "d"
+    assert await arefuses(lock)
+
+
+async def test_several_calls_that_are_gathered_are_for_one_task(client: redis.Redis) -> None:
+    locks = [Lock(f"seat:{number}") for number in range(20)]
+    assert all(await asyncio.gather(*(lock.aacquire(blocking_timeout=1) for lock in locks)))
+    assert [lock.token for lock in locks] == [holder(client, lock.name) for lock in locks]
+    with pytest.raises(LockError, match=FOR_ITSELF):
+        await asyncio.gather(locks[0].aacquire())
+    await asyncio.gather(*(lock.arelease() for lock in locks))
+    assert not any(await asyncio.gather(*(lock.alocked() for lock in locks)))
+
+
+async def test_a_call_without_a_living_owner_is_refused_before_anything_is_sent(client: redis.Redis) -> None:
+    loop, made = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    loop.call_soon(lambda: made.set_result(asyncio.ensure_future(Lock(NAME).aacquire())))  # that is in no task
+    with pytest.raises(LockError, match="Await it in the task that needs the lock"):
+        await (await made)
+
+    async def make() -> list[Any]:
+        return [lock.aacquire(), lock.aacquire()]
+
+    lock = Lock(NAME)
+    first, second = await asyncio.create_task(make())
+    with pytest.raises(LockError, match="would belong to a task that ends with this call"):
+        await asyncio.create_task(first)
+    assert not client.exists("redislock{0}:index")
+    assert await second  # whoever awaits it without a task between has the lock
+    assert await aowns(lock)
+
+
+def test_a_call_that_is_handed_to_a_loop_in_another_thread_is_for_the_thread_that_made_it(
+    other: Callable[[], Other],
+) -> None:
+    loop = asyncio.new_event_loop()
+    running, lock = other().start(loop.run_forever), Lock(NAME)
+    assert asyncio.run_coroutine_threadsafe(lock.aacquire(), loop).result(GENEROUS)
+    assert lock.owned()
+    asyncio.run_coroutine_threadsafe(lock.arelease(), loop).result(GENEROUS)
+    assert not lock.owned()
+    asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(GENEROUS)
+    loop.call_soon_threadsafe(loop.stop)
+    running.result(GENEROUS)
+    loop.close()
+
+
+# -- sync code that a task calls ---------------------------------------------------------------------------------------
+
+
+async def test_sync_code_of_a_task_goes_on_under_its_lock(in_thread: InThread, client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    await lock.aacquire()
+    assert await in_thread(lambda: lock.token) == lock.token
+    assert await in_thread(lock.owned)
+    assert await in_thread(lock.extend, 1)
+    for acquire in (Lock(NAME).acquire, async_to_sync(Lock(NAME).aacquire)):
+        with pytest.raises(LockError, match=FOR_ITSELF):
+            await in_thread(acquire)
+    assert not await in_thread(functools.partial(Lock(NAME).acquire, blocking_timeout=0.01))
+    await in_thread(lock.release)
+    assert holder(client) == ""
+    assert await arefuses(lock)
+
+
+async def test_what_sync_code_acquires_is_renewed_and_can_be_released_in_other_sync_code_or_in_the_task(
+    in_thread: InThread, client: redis.Redis
+) -> None:
+    lock = Lock(NAME, ttl=3)
+    assert await in_thread(lock.acquire)
+    assert await lock.aowned()
+    assert await is_renewed(lock)
+    await in_thread(lock.release)
+    assert await in_thread(refuses, lock)
+    assert await in_thread(lock.acquire)
+    await lock.arelease()
+    assert holder(client) == ""
+
+
+async def test_sync_code_whose_task_was_cancelled_keeps_the_lock_of_its_block(
+    in_thread: InThread, aeventually: AEventually
+) -> None:
+    lock, inside, go_on, found = Lock(NAME, ttl=1), threading.Event(), threading.Event(), list[bool]()
+
+    @locked(NAME, reentrant=True, blocking_timeout=0)
+    def again() -> None:
+        lock.check()
+
+    def work() -> None:
+        with lock:
+            inside.set()
+            assert go_on.wait(GENEROUS)
+            again()
+            found.append(async_to_sync(aowns)(lock))
+
+    task = asyncio.ensure_future(in_thread(work))
+    await aeventually(inside.is_set)
+    task.cancel()
+    await asyncio.wait([task])
+    assert await is_renewed(lock)
+    go_on.set()
+    await aeventually(lambda: found)
+    assert found == [True]
+    await aeventually(lambda: is_free(lock))
+
+
+async def is_free(lock: Lock) -> bool:
+    return not await lock.alocked()
+
+
+async def test_sync_code_of_different_tasks_is_told_apart_though_it_runs_in_one_thread(in_thread: InThread) -> None:
+    async def use(number: int) -> None:
+        lock = Lock(f"seat:{number}")
+        assert await in_thread(lock.acquire)
+        assert await in_thread(owns, lock)
+        assert not any(await asyncio.gather(*(in_thread(owns, other) for other in locks)))
+        locks.append(lock)
+        assert await in_thread(lock.reacquire)
+        await lock.arelease()
+
+    locks: list[Lock] = []
+    await asyncio.gather(*(use(number) for number in range(30)))
+
+
+async def test_sync_code_and_its_coroutines_enter_a_reentrant_lock_of_their_task(
+    in_thread: InThread, client: redis.Redis
+) -> None:
     lock = Lock(NAME, reentrant=True)
 
-    async def take() -> bool:
-        return await lock.aacquire(blocking_timeout=0.01) or await Lock(NAME, reentrant=True).aacquire(blocking=False)
+    def sync_code() -> None:
+        with lock, Lock(NAME, reentrant=True):
+            async_to_sync(coroutine)()
+            assert holder(client) == token
+
+    async def coroutine() -> None:
+        async with lock, Lock(NAME, reentrant=True):
+            assert holder(client) == token
 
     async with lock:
-        assert await asyncio.create_task(take()) is False
-        assert holder(client) == lock.token
+        token = holder(client)
+        await in_thread(sync_code)
+        assert await in_thread(lock.acquire)
+        await lock.arelease()
+        assert holder(client) == token
+    assert holder(client) == ""
+    assert await arefuses(lock)
 
 
-async def test_a_child_task_sees_the_lease_of_its_parent(aeventually: AEventually) -> None:
-    async def watch(lock: Lock) -> None:
-        assert lock.remaining() > 500
-        assert not lock.lost
-        watching.set()
-        await aeventually(lambda: lock.lost)
+async def test_sync_code_of_a_child_task_is_the_childs(in_thread: InThread) -> None:
+    async def child() -> None:
+        assert await in_thread(refuses, parents)
+        assert await in_thread(async_to_sync(arefuses), parents)
+        assert await in_thread(lock.acquire)
+        taken.set()
+        await asked.wait()
+        await lock.arelease()
 
-    watching, lock = asyncio.Event(), Lock(NAME, ttl=600)
+    lock, parents, taken, asked = Lock(NAME), Lock("parents", reentrant=True), asyncio.Event(), asyncio.Event()
+    async with parents:
+        assert all(await asyncio.gather(in_thread(refuses, parents)))  # a child that runs nothing else
+        holding = asyncio.create_task(child())
+        await taken.wait()
+        assert await arefuses(lock)
+        assert await in_thread(refuses, lock)
+        assert await in_thread(owns, parents)
+        asked.set()
+        await holding
+
+
+# -- coroutines that sync code calls -----------------------------------------------------------------------------------
+
+
+def test_a_coroutine_of_sync_code_goes_on_under_its_lock(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    assert async_to_sync(aowns)(lock)
+    assert async_to_sync(lock.aextend)(1)
+    with pytest.raises(LockError, match=FOR_ITSELF):
+        async_to_sync(Lock(NAME).aacquire)()
+    assert not async_to_sync(Lock(NAME).aacquire)(blocking_timeout=0.01)
+    async_to_sync(lock.arelease)()
+    assert holder(client) == ""
+    assert refuses(lock)
+
+
+def test_what_a_coroutine_of_sync_code_acquires_is_renewed_as_long_as_its_caller_lives(
+    other: Callable[[], Other], client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock, forgotten, thread = Lock(NAME, ttl=3), Lock("forgotten", ttl=1), other()
+    assert async_to_sync(lock.aacquire)()
+    assert lock.owned()
+    assert async_to_sync(is_renewed)(lock)
+    assert "owner-ended" not in caplog.text
+    assert thread(async_to_sync(forgotten.aacquire))
+    thread.end()
+    eventually(lambda: not holder(client, "forgotten"))
+    lock.release()
+    assert holder(client) == ""
+
+
+def test_child_tasks_of_a_coroutine_of_sync_code_own_nothing_of_the_caller() -> None:
+    async def below(lock: Lock) -> None:
+        assert await aowns(lock)
+        assert await asyncio.create_task(arefuses(lock))
+        assert await asyncio.create_task(bridges.in_thread(refuses, lock))
+        assert all(await asyncio.gather(sync_to_async(settled(refuses))(lock)))
+        assert await aowns(lock)
+
+    with Lock(NAME) as lock:
+        async_to_sync(below)(lock)
+
+
+# -- sync code that calls coroutines that call sync code that calls coroutines -----------------------------------------
+
+Then = Callable[[Lock], Awaitable[Any]]
+
+
+def below(lock: Lock, levels: int, then: Then) -> Any:
+    """Sync code that calls a coroutine that calls sync code, so many levels deep; the last one does ``then``."""
+
+    async def abelow() -> Any:
+        if levels == 0:
+            return await then(lock)
+        return await bridges.in_thread(below, lock, levels - 1, then)
+
+    return async_to_sync(abelow)()
+
+
+async def arelease(lock: Lock) -> None:
+    await lock.arelease()
+
+
+async def release_in_thread(lock: Lock) -> None:
+    await bridges.in_thread(lock.release)
+
+
+async def child_refuses(lock: Lock) -> None:
+    assert await aowns(lock)
+    child = asyncio.create_task(bridges.in_thread(refuses, lock))
+    assert await asyncio.create_task(arefuses(lock))
+    assert await child
+    await lock.arelease()
+
+
+deep = pytest.mark.parametrize("levels", [0, 1, 2])
+thens = pytest.mark.parametrize("then", [arelease, release_in_thread, child_refuses])
+
+
+def release_below(levels: int, then: Then) -> bool:
+    lock = Lock(NAME)
+    lock.acquire()
+    below(lock, levels, then)
+    return refuses(lock)
+
+
+@deep
+@thens
+def test_the_lowest_level_releases_for_the_sync_code_above_it(levels: int, then: Then, client: redis.Redis) -> None:
+    assert release_below(levels, then)
+    assert holder(client) == ""
+
+
+@deep
+@thens
+async def test_the_lowest_level_releases_for_the_task_above_it(
+    levels: int, then: Then, in_thread: InThread, client: redis.Redis
+) -> None:
+    lock = Lock(NAME)
     await lock.aacquire()
-    await Lock("another").aacquire()
-    child = asyncio.create_task(watch(lock))
-    await watching.wait()
-    await asyncio.to_thread(force_release, NAME)
-    await child
+    await in_thread(below, lock, levels, then)
+    assert await arefuses(lock)
+    # asgiref runs the coroutines of sync code in the loop that has called it
+    assert await in_thread(release_below, levels, then)
+    assert holder(client) == ""
 
 
-async def test_another_context_is_still_the_same_task() -> None:
-    async with Lock(NAME) as lock:
-        assert contextvars.copy_context().run(owns, lock)
-        assert contextvars.Context().run(owns, lock)
+# -- where it is hard to tell ------------------------------------------------------------------------------------------
 
 
-def test_objects_whose_locks_were_lost_and_never_released_do_not_pile_up() -> None:
-    def lose_many() -> int:
-        for number in range(2 * MANY):
-            lock = Lock(f"seat:{number}")
-            lock.acquire()
-            lease_of(lock).ends = 0.0  # lost
-        owner = current_owner()
-        return max(len(owner._held), len(owner._leases))
+class Slow(ThreadPoolExecutor):
+    """Whoever submits something comes to wait for it late, as where other threads keep the processor busy."""
 
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(lose_many).result() <= MANY + 1
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(function, *args, **kwargs)
+        wait([future], timeout=0.1)
+        return future
 
 
-def test_disowning_one_section_leaves_the_lease_to_the_others() -> None:
-    lock = Lock(NAME, reentrant=True)
-    assert lock.acquire()
-    assert lock.acquire()
-    owner, lease = current_owner(), lease_of(lock)
-    inner = owner.section(lock)
-    assert inner is not None
-    owner.disown(inner, lease)
-    assert owner.section(lock) is not inner
-    assert owner.lease_on(lease.partition, NAME) is lease
+class Popular(ThreadPoolExecutor):
+    """Much else is to be called at the end of what is submitted."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        def begin() -> Any:
+            assert waits.wait(GENEROUS)
+            return function(*args, **kwargs)
+
+        waits, mentioned, later = threading.Event(), asyncio.current_task(), None
+        future = super().submit(begin)
+        for _ in range(30):
+            future.add_done_callback(lambda done: None if done else (mentioned, later))  # noqa: F821
+        del later  # it is defined further down, say
+        asyncio.get_running_loop().call_soon(waits.set)
+        return future
+
+
+@pytest.mark.parametrize("executor", [Slow, Popular])
+async def test_sync_code_owns_the_lock_of_its_task_in_any_executor(executor: type[ThreadPoolExecutor]) -> None:
+    asyncio.get_running_loop().set_default_executor(executor(1))
+    lock = Lock(NAME)
+    assert await sync_to_async(lock.acquire, thread_sensitive=False)()
+    assert await asyncio.to_thread(owns, lock)
+    await lock.arelease()
+
+
+def test_a_coroutine_owns_the_lock_of_a_caller_whose_frames_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a greenlet."""
+    monkeypatch.setattr("sys._current_frames", dict)
+    with Lock(NAME) as lock:
+        assert async_to_sync(aowns)(lock)

@@ -6,8 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -15,18 +13,13 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockedCommand, LockNotAcquired, LockPool, force_release, locked, locked_atomic
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.stores import get_partition
+from django_redislock import Lock, LockNotAcquired, LockPool, force_release
 from redisserver import RedisServer
 from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other, server_time
-from tests.helpers.processes import Worker
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import NAME, QUEUE, WAITERS, holder, put, queued
-from tests.helpers.twins import Twins
-from tests.inside import lease_of, listener, listens
+from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
+from tests.inside import subscriptions
 
 Eventually = Callable[..., Any]
 
@@ -44,11 +37,11 @@ def entries(client: Any) -> list[tuple[str, int]]:
 
 
 def wait_in_line(
-    person: Any, lock: Lock, client: redis.Redis, eventually: Eventually, method: str = "acquire"
+    person: Any, lock: Any, client: redis.Redis, eventually: Eventually, method: str = "acquire", *args: Any
 ) -> Future[Any]:
     """Let somebody ask for the lock, and wait until they queue."""
     before = queued(client)
-    waiting: Future[Any] = person.start(lock, method)
+    waiting: Future[Any] = person.start(lock, method, *args)
     eventually(lambda: queued(client) == before + 1)
     return waiting
 
@@ -79,20 +72,21 @@ def test_where_nobody_can_subscribe_locks_are_renewed_and_passed_on(
     eventually: Eventually,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def ends() -> float:
+        return monotonic() + float(me.read(lock.remaining))
+
     me, you = crowd(), crowd()
     lock, another = Lock(NAME, poll=True, ttl=3), Lock(NAME, poll=True)
     me(lock, "acquire")
-    fence, lease = me.read(lambda: (lock.fence, lease_of(lock)))
-    ends = lease.ends
+    before = ends()
+    assert me.read(lambda: lock.token)  # nobody takes it for dead, whoever has that
     waiting = wait_in_line(you, another, client, eventually)
-    eventually(lambda: lease.ends > ends + 0.5)
+    eventually(lambda: ends() > before + 0.5)
     assert me(lock, "owned")
-    assert me.read(lambda: lock.fence) == fence
     me(lock, "release")
     assert waiting.result(GENEROUS)
     you(another, "release")
-    assert no_messages() == 0
-    assert not listens(listener())
+    assert no_messages() == subscriptions() == 0
     assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
@@ -113,95 +107,45 @@ def test_with_the_setting_everybody_polls(
     with pytest.raises(LockNotAcquired) as caught:
         you(pool, "acquire", blocking_timeout=0.2)
     assert caught.value.attempts > 1
-    assert not listens(listener())
-
-
-def test_the_memory_mode_can_poll(crowd: Crowd, eventually: Eventually) -> None:
-    get_partition("memory").execute(("FLUSHALL",))
-    me, you, lock = crowd(), crowd(), Lock(NAME, using="memory")
-    me(lock, "acquire")
-    waiting = you.start(Lock(NAME, poll=True, using="memory"), "acquire")
-    eventually(lambda: (info := lock.info()) and info.waiters)
-    me(lock, "release")
-    assert waiting.result(GENEROUS)
+    assert subscriptions() == 0
 
 
 # -- order -------------------------------------------------------------------------------------------------------------
-
-# A process that polls for one lock.
-POLLS = """
-from redis.backoff import ConstantBackoff
-lock = Lock(name, poll=True, blocking_timeout=60, backoff=ConstantBackoff(delay))
-say("ready")
-hear()
-lock.acquire()
-say("acquired", lock.fence)
-hear()
-lock.release()
-hear()
-"""
-
-
-def test_processes_that_poll_get_a_lock_in_the_order_in_which_they_asked(
-    start: Callable[..., Worker], client: redis.Redis, eventually: Eventually
-) -> None:
-    """However often each of them looks."""
-    workers = [start(POLLS, name=NAME, delay=delay) for delay in (0.3, 0.02)]
-    for worker in workers:
-        worker.expect("ready")
-    with Lock(NAME):
-        for number, worker in enumerate(workers):
-            worker.tell()
-            eventually(lambda number=number: queued(client) == number + 1)
-    fences = []
-    for number, worker in enumerate(workers, 1):
-        fences.append(int(worker.expect("acquired")[0]))
-        assert queued(client) == len(workers) - number
-        worker.tell()
-    assert fences == sorted(set(fences))
 
 
 class Section:
     """``with`` and ``async with`` as one; notes who was in, and whether nobody else was."""
 
-    def __init__(self, lock: Lock, times: int = 1) -> None:
+    def __init__(self, lock: Lock) -> None:
         self.lock = lock
-        self.times = times
 
     def run(self, into: list[Any], who: Any) -> None:
-        for _ in range(self.times):
-            with self.lock:
-                into.append(who)
-                time.sleep(0.0005)
-                assert into[-1] is who
+        with self.lock:
+            self._work(into, who)
 
     async def arun(self, into: list[Any], who: Any) -> None:
-        for _ in range(self.times):
-            async with self.lock:
-                into.append(who)
-                time.sleep(0.0005)
-                assert into[-1] is who
+        async with self.lock:
+            self._work(into, who)
+
+    def _work(self, into: list[Any], who: Any) -> None:
+        into.append(who)
+        time.sleep(0.0005)
+        assert into[-1] is who
 
 
-def test_polling_and_woken_waiters_share_one_queue(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
+def test_polling_and_woken_waiters_share_one_queue_however_often_each_of_them_looks(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
     order, waiting = list[int](), []
     with Lock(NAME):
         for number in range(9):
-            section = Section(Lock(NAME, poll=number % 3 > 0, blocking_timeout=GENEROUS))
-            waiting.append(crowd().start(section, "run", order, number))
-            eventually(lambda number=number: queued(client) == number + 1)
+            often: Any = {"poll": True, "backoff": ConstantBackoff(0.2 / number)} if number % 3 else {}
+            lock = Lock(NAME, **often)
+            waiting.append(wait_in_line(crowd(), Section(lock), client, eventually, "run", order, number))
         assert [channel == "-" for channel, _ in entries(client)] == [number % 3 > 0 for number in range(9)]
     for future in waiting:
         future.result(GENEROUS)
     assert order == list(range(9))
-
-
-def test_polling_callers_exclude_each_other(crowd: Crowd) -> None:
-    order: list[object] = []
-    sections = [Section(Lock(NAME, poll=True, backoff=ConstantBackoff(0.002)), times=8) for _ in range(6)]
-    for future in [crowd().start(section, "run", order, section) for section in sections]:
-        future.result(GENEROUS)
-    assert len(order) == 48
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock")
@@ -212,8 +156,7 @@ def test_polling_waiters_that_died_delay_others_only_as_long_as_they_may_miss_lo
     dead, me = ghost(alive=False), crowd()
     put(client, NAME)
     for id in ("x" * 22, "y" * 22):
-        request = dead.request(id, name=NAME)._replace(listens=False)
-        assert run(calls.acquire(request, inside.polled(1.0), None, until=inf, by=None)).state == inside.BUSY
+        assert dead.acquire(dead.request(id, name=NAME, listens=False), inside.polled(1.0)).state == inside.BUSY
     began = monotonic()
     waiting = wait_in_line(me, Lock(NAME, poll=poll), client, eventually)
     force_release(NAME)
@@ -221,43 +164,11 @@ def test_polling_waiters_that_died_delay_others_only_as_long_as_they_may_miss_lo
     assert monotonic() - began < 1.0 + 2  # of which two are for a busy machine; all wait for one second, not in turn
 
 
-@pytest.mark.complete
-def test_a_polling_waiter_counts_as_alive_for_four_of_its_delays(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me = crowd()
-    with Lock(NAME):
-        waiting = wait_in_line(me, Lock(NAME, poll=True, backoff=ConstantBackoff(2)), client, eventually)
-        ((_, until),) = entries(client)
-        assert 5 < (until - server_time(client)) / 1e6 <= 8
-    assert not Lock(NAME).acquire(blocking=False)
-    assert waiting.result(GENEROUS)
-
-
-def test_a_dropped_waiter_comes_back_to_its_place(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    lock.acquire()
-    first = wait_in_line(me, Lock(NAME, poll=True, backoff=SOON), client, eventually)
-    ids: Any = client.zrange(QUEUE, 0, -1)
-    second = wait_in_line(you, Lock(NAME), client, eventually)
-    with client.pipeline() as at_once:  # it may look, and come back, in between
-        at_once.zrem(QUEUE, *ids)
-        at_once.hdel(WAITERS, *ids)
-        at_once.execute()
-    eventually(lambda: client.zrange(QUEUE, 0, 0) == ids)
-    lock.release()
-    assert first.result(GENEROUS)
-    assert holder(client) == ids[0].decode()
-    force_release(NAME)
-    assert second.result(GENEROUS)
-
-
 # -- how often, how long -----------------------------------------------------------------------------------------------
 
 
 def scripts_run(client: redis.Redis) -> int:
-    stats: Any = client.info("commandstats")
-    return sum(int(stats.get(f"cmdstat_{command}", {}).get("calls", 0)) for command in ("eval", "evalsha"))
+    return count(client, "eval") + count(client, "evalsha")
 
 
 class NoneAfter(ConstantBackoff):
@@ -304,46 +215,3 @@ def test_the_last_attempt_is_made_at_the_deadline_however_long_the_delay(
         assert 0.5 <= caught.value.waited < monotonic() - began < 5
         waiting = wait_in_line(me, lock, client, eventually)
     assert waiting.result(5)
-
-
-def nothing() -> None:
-    pass
-
-
-@pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_the_error_says_how_often_and_how_long_it_was_tried(poll: bool, crowd: Crowd) -> None:
-    options: Any = {"blocking_timeout": 0.1, "poll": poll}
-    me = crowd()
-    for thing, method in ((Lock(NAME, **options), "enter"), (Twins(locked(NAME, **options), nothing), "call")):
-        with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(\d+ attempts?\)") as caught:
-            me(thing, method)
-        assert caught.value.attempts >= 1 + poll
-        assert 0.1 <= caught.value.waited < 5
-        assert 10 < caught.value.busy_for <= 20
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("busy")
-def test_a_transaction_and_a_command_can_poll(client: redis.Redis, other: Callable[[], Other]) -> None:
-    class Command(LockedCommand):
-        lock_name = NAME
-        lock_blocking_timeout = GENEROUS
-        lock_options = {"poll": True, "attempts": 2, "backoff": SOON}
-
-    client.config_resetstat()
-    with pytest.raises(LockNotAcquired):
-        locked_atomic(NAME, poll=True, attempts=2, backoff=SOON).__enter__()
-    assert scripts_run(client) == 2 + 1
-    with pytest.raises(Exception, match="held by"):
-        other()(partial(Command().execute, no_color=True, force_color=False, skip_checks=True))
-    assert scripts_run(client) == 3 + 2 + 1 + 1  # and who it is that holds it
-
-
-@pytest.mark.usefixtures("fresh")
-def test_the_token_of_a_polling_waiter_starts_no_listener() -> None:
-    """Nobody takes it for dead before its lease ends, whoever has its token."""
-    lock = Lock(NAME, poll=True, ttl=600)
-    lock.acquire()
-    assert lock.token
-    assert not listens(listener())

@@ -174,7 +174,7 @@ async def lives_on(
 
     task = asyncio.create_task(victim())
     await asyncio.wait([task])
-    if task.cancelled():
+    if task.cancelled() or isinstance(task.exception(), Closed):
         assert interrupted.suspended >= interrupted.at
         assert still_held == [keeps]
         return False

@@ -57,6 +57,10 @@ class Interrupter:
         finally:
             sys.settrace(before)
 
+    def strike(self) -> None:
+        """What happens there."""
+        raise Interrupt
+
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
             return None
@@ -77,7 +81,8 @@ class Interrupter:
             if self.places == self._place:
                 self.struck = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}, before {name}"
                 self.places += 1
-                raise Interrupt
+                self.strike()
+                return self._step
             self.places += 1
         return self._step
 
