@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, force_release
+from django_redislock.testing import lose
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.interrupts import Interrupt, Interrupter
@@ -72,7 +73,7 @@ def test_a_loss_is_told_once_and_with_its_reason(
     for loss in (losses[0], caught.value):
         assert (loss.name, loss.fence) == (NAME, fence)
         assert loss.reason.startswith(reason)
-    assert signals() == [{"name": NAME, "template": NAME, "fence": fence, "reason": losses[0].reason}]
+    assert signals() == [{"name": NAME, "template": NAME, "fence": fence, "reason": losses[0].reason, "expired": False}]
     assert len(losses) == 1
 
 
