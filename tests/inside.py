@@ -11,13 +11,17 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock
+from django_redislock.base.display import duration
+from django_redislock.base.names import fit_name
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, run
+from django_redislock.conf import conf
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
@@ -286,3 +290,24 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- its settings ------------------------------------------------------------------------------------------------------
+
+
+def settings() -> dict[str, Any]:
+    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
+    return asdict(conf())
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def name_for(text: str, version: str = "") -> str:
+    """The name of ``cache.lock(text)``; ``version``: where that is not the version of the alias."""
+    return fit_name(text, version)
+
+
+def in_words(seconds: float, translate: Callable[[str], str] = str) -> str:
+    """A duration as the command and the admin show it."""
+    return duration(seconds, translate)
