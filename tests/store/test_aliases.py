@@ -23,11 +23,10 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
-from tests.inside import limit, listener, own_channel
+from tests.inside import connection_class, is_told, limit, listening_connection_class, own_channel
 
 from .conftest import Eventually, Exercise
 
@@ -125,7 +124,7 @@ def test_a_user_with_rights_to_the_locks_alone(backend: str, guarded: RedisServe
     url = f"redis://site:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0"
     with caches({**alias(backend, url), "KEY_PREFIX": "site"}):
         exercise()
-        assert listener().hears
+        assert is_told()
 
 
 def test_a_wrong_password_is_a_clear_error(me: Any, guarded: RedisServer, retry_for: Callable[[float], None]) -> None:
@@ -142,7 +141,7 @@ def test_tls_with_certificates_on_both_sides(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
         exercise()
-        assert listener().receiver.connection.__class__ is redis.SSLConnection
+        assert listening_connection_class() is redis.SSLConnection
 
 
 def test_a_certificate_that_cannot_be_verified_is_a_clear_error(
@@ -280,9 +279,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
 ) -> None:
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
-        if crowd.awaits:
-            maker = get_partition().node.maker
-            assert isinstance(maker.make(1.0), AsyncOwn)
+        assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
 
 
 async def test_certificate_checks_are_never_skipped(
@@ -292,7 +289,7 @@ async def test_certificate_checks_are_never_skipped(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     pinned = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0", **files)
     with override_settings(DJANGO_REDIS_CONNECTION_FACTORY=f"{__name__}.PinningFactory"), caches(pinned):
-        assert get_partition().store.origin.kind is Pinning
+        assert connection_class(asynchronous=False) is Pinning
         with pytest.raises(LockUnavailable, match="not the certificate"):
             await sync_to_async(Lock("a").acquire)()
         with pytest.raises(ImproperlyConfigured, match=r"Pinning has no counterpart.*alias 'default'.*async_class"):

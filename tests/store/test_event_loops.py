@@ -13,11 +13,10 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, Alias, alias, caches, connections, stopped
-from tests.inside import idle
+from tests.inside import connections_in_use, distrust, drop_idle, loops_with_connections
 
 from .conftest import Eventually, ause
 
@@ -42,7 +41,7 @@ def test_fifty_event_loops_leave_no_connection_behind(
             asyncio.run(main())
         gc.collect()  # a socket that nobody closed would warn now
         eventually(lambda: len(of_commands(client)) <= 2)  # those of the process's threads, on a slow machine
-        assert get_partition().store._loops == {}
+        assert loops_with_connections() == 0
     assert caplog.text == ""
 
 
@@ -71,7 +70,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
         for turn in range(10):
             asyncio.run(main(turn))
         gc.collect()  # a socket that nobody closed would warn now
-        assert get_partition().store._loops == {}
+        assert loops_with_connections() == 0
     eventually(lambda: not connections(client))
     assert "never retrieved" not in caplog.text
 
@@ -80,7 +79,7 @@ def test_a_loop_that_ends_in_the_middle_of_many_commands_leaves_no_connection_be
 def test_a_loop_that_ends_while_its_connections_are_dropped_leaves_none_open(where: Alias, turns: int) -> None:
     async def main() -> None:
         await ause(1)
-        get_partition().store.doubt(get_partition().node)
+        distrust()
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -95,11 +94,11 @@ def test_a_loop_may_run_in_pieces(server: RedisServer, client: redis.Redis, even
         try:
             for _ in range(3):
                 loop.run_until_complete(ause(1))
-                assert len(get_partition().store._loops) == 1
+                assert loops_with_connections() == 1
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
-        eventually(lambda: get_partition().store._loops == {} and len(of_commands(client)) <= 2)
+        eventually(lambda: loops_with_connections() == 0 and len(of_commands(client)) <= 2)
         asyncio.run(ause(1))
 
 
@@ -109,14 +108,13 @@ def test_a_loop_that_was_closed_without_shutdown_disturbs_nobody(server: RedisSe
     def without_an_end() -> None:
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
-        (left,) = get_partition().store._loops.values()
-        loop.run_until_complete(idle(left)[0].disconnect())
+        drop_idle(loop)
         loop.close()
 
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         without_an_end()
         asyncio.run(ause(1))
-        assert get_partition().store._loops == {}
+        assert loops_with_connections() == 0
         without_an_end()
     # and the change of the settings does not mind either
 
@@ -127,10 +125,9 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
     with caches(alias(DJANGO_REDIS, own.url, max_connections=3)):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(ause(1))
-        (ours,) = get_partition().store._loops.values()
 
         async def until_all_wait() -> None:
-            while len(ours._loans) < 3 or sum(map(len, ours._queues)) < 2:
+            while connections_in_use() != (3, 2):
                 await asyncio.sleep(0.001)
 
         with stopped(own):
@@ -142,7 +139,7 @@ def test_tasks_of_a_closed_loop_end_silently(own: RedisServer, caplog: pytest.Lo
             del tasks, task
             gc.collect()
         assert "closed" not in caplog.text
-        assert not ours._loans
+        assert connections_in_use()[0] == 0
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["for the first time", "again"])
@@ -171,7 +168,7 @@ def test_generators_that_end_with_their_loop_may_use_locks(
         gc.collect()  # a socket that nobody closed would warn now
         eventually(lambda: not of_commands(client))
         asyncio.run(ause(1))
-        assert get_partition().store._loops == {}
+        assert loops_with_connections() == 0
 
 
 def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer) -> None:
@@ -199,4 +196,4 @@ def test_two_loops_in_two_threads_use_locks_at_the_same_time(server: RedisServer
         for done in [threads.submit(run, number) for number in range(2)]:
             done.result(60)
         assert worst == [1] * 50
-        assert get_partition().store._loops == {}
+        assert loops_with_connections() == 0

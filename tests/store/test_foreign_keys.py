@@ -20,10 +20,9 @@ from django_redislock import (
     LockUnavailable,
     force_release,
 )
-from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
-from tests.inside import PREFIX
+from tests.inside import PREFIX, command
 
 from .conftest import Eventually
 
@@ -203,17 +202,16 @@ NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, "9007199254740991"
 @pytest.mark.parametrize("text", NO_FENCES)
 @pytest.mark.parametrize("alias", ["default", "memory"])
 def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
-    partition = get_partition(alias)
-    partition.execute(("FLUSHALL",))
-    partition.execute(("SET", FENCE, text))
+    command("FLUSHALL", using=alias)
+    command("SET", FENCE, text, using=alias)
     for _ in range(2):
         with pytest.raises(
             LockUnavailable, match=r"the key 'redislock\{0\}:fence', which does not hold a fence\. Delete it"
         ):
             Lock(NAME, using=alias).acquire()
-    assert partition.execute(("GET", FENCE)) == text.encode()
-    assert not partition.execute(("EXISTS", LOCK))
-    partition.execute(("DEL", FENCE))
+    assert command("GET", FENCE, using=alias) == text.encode()
+    assert not command("EXISTS", LOCK, using=alias)
+    command("DEL", FENCE, using=alias)
     assert Lock(NAME, using=alias).acquire(blocking_timeout=0)
 
 
