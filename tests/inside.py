@@ -24,9 +24,12 @@ from django_redislock import Lock, counter, values
 from django_redislock.base.display import duration
 from django_redislock.base.names import fit_name
 from django_redislock.base.names import pool_name as pool_name
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, run
+from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, arun, run
+from django_redislock.base.times import NEVER
+from django_redislock.cached_values import _Lookup
+from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
-from django_redislock.engine import Lease, current_owner
+from django_redislock.engine import Acquisition, Frame, Lease, current_owner
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, pool_calls, probe
@@ -80,6 +83,8 @@ _LIMITS = {
     "patience_threads": "store.thread_connections.PATIENCE",
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
+    "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
+    "launching_within": "engine.owners.bridges.LAUNCHING_WITHIN",
     "check_patience": "checks.server.PATIENCE",
 }
 
@@ -477,3 +482,40 @@ def name_for(text: str, version: str = "") -> str:
 def in_words(seconds: float, translate: Callable[[str], str] = str) -> str:
     """A duration as the command and the admin show it."""
     return duration(seconds, translate)
+
+
+# -- cached values -----------------------------------------------------------------------------------------------------
+
+
+def values_under_way() -> int:
+    """How many values this process computes."""
+    return len(computations.get()._under_way)
+
+
+def waiting_for_values() -> int:
+    """How many callers of this process wait for another one of it that computes the same value."""
+    return sum(len(computation.waiters) for computation in list(computations.get()._under_way.values()))
+
+
+def joins_at_the_end(asynchronous: bool) -> bool:
+    """Wait for a computation that ends just before; whether it is noticed."""
+    frame = Frame()
+    computation = Computation(current_owner(), frame)
+    computation.end(None)
+    lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
+    steps = lookup._wait_for(computation, NEVER)
+    return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
+
+
+def finalize(patch: pytest.MonkeyPatch, moment: str, finalizer: Callable[[], object]) -> None:
+    """Let the garbage collector run a finalizer where a caller makes up its mind to compute ("computes"), or to ask for
+    the lock ("locks")."""
+    kind: Any = {"computes": Computation, "locks": Acquisition}[moment]
+    make, left = kind.__init__, [finalizer]
+
+    def collecting(self: Any, *args: Any, **kwargs: Any) -> None:
+        if left:
+            left.pop()()
+        make(self, *args, **kwargs)
+
+    patch.setattr(kind, "__init__", collecting)
