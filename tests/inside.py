@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import asdict
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from django_redislock import Lock, counter, values
 from django_redislock.base.display import duration
 from django_redislock.base.names import fit_name
 from django_redislock.base.names import pool_name as pool_name
+from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, arun, run
 from django_redislock.base.times import NEVER
 from django_redislock.cached_values import _Lookup
@@ -41,6 +42,8 @@ from django_redislock.store.retry import Execute
 from django_redislock.store.stores import get_partition, make_store
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command, exchange
+
+T = TypeVar("T")
 
 # -- the names of keys -------------------------------------------------------------------------------------------------
 
@@ -375,11 +378,14 @@ def listening_connection_class(using: str | None = None) -> type:
     return type(listener(using).receiver.connection)
 
 
-def connections_in_use(using: str | None = None) -> tuple[int, int]:
-    """How many connections coroutines use at this moment, and how many coroutines wait for one; of all loops."""
+def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]:
+    """Tells how many connections the present event loops use, and how many coroutines wait for one."""
     loops = list(get_partition(using).store._loops.values())
-    waiting = sum(len(queue) for each in loops for queue in each._queues)
-    return sum(len(each._loans) for each in loops), waiting
+
+    def counts() -> tuple[int, int]:
+        return sum(len(each._loans) for each in loops), sum(len(queue) for each in loops for queue in each._queues)
+
+    return counts
 
 
 def loops_with_connections(using: str | None = None) -> int:
@@ -436,6 +442,12 @@ def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0))
 
 
+def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
+    """The same, but the package does not learn of it."""
+    for connection in idle(get_partition().store._loops[loop]):
+        loop.run_until_complete(connection.disconnect())
+
+
 def most_connections(using: str | None = None) -> int:
     """How many connections to a node this process may have for its commands."""
     return get_partition(using).store.bound
@@ -461,6 +473,12 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T | None]]:
+    """How the package keeps what each process makes for itself: returns what gets it, and what looks if it is there."""
+    kept = PerProcess(make)
+    return kept.get, kept.peek
 
 
 # -- its settings ------------------------------------------------------------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable
 
 import pytest
 
 from django_redislock import Lock, LockNotOwned, list_locks
-from tests.helpers.actors import GENEROUS
-from tests.inside import own_channel
+from tests.helpers.actors import GENEROUS, Other, stands_in
+from tests.helpers.waiting import until
+from tests.inside import own_channel, per_process
 
 
 def in_child(look: Callable[[], bool]) -> bool:
@@ -72,7 +74,35 @@ def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id(first: i
         lock = Lock("a", ttl=60)
         lock.acquire()
         channel, parent = own_channel(), os.getpid()
+        old, peek_at_old = per_process(object)
+        parents = old()
         os.getpid = lambda: parent + 1
-        return is_free_of_its_parent(first, lock, channel)
+        new, _ = per_process(object)
+        mine = new()
+        return (
+            peek_at_old() is None
+            and is_free_of_its_parent(first, lock, channel)
+            and old() is not parents
+            and new() is mine  # which another thread may have made before this one has noticed the fork
+        )
 
     assert in_child(look)
+
+
+def test_threads_that_come_first_together_share_what_their_process_makes(other: Callable[[], Other]) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def make() -> object:
+        began.set()
+        assert go_on.wait(GENEROUS)
+        return object()
+
+    get, _ = per_process(make)
+    first = other().start(get)
+    assert began.wait(GENEROUS)
+    thread = threading.Thread(target=get)
+    thread.start()
+    until(lambda: stands_in(thread, "get"))
+    go_on.set()
+    thread.join(GENEROUS)
+    assert first.result(GENEROUS) is get()

@@ -98,6 +98,12 @@ def test_a_template_that_cannot_be_filled_or_whose_values_could_do_harm_is_refus
     assert re.search(trouble.replace("{", r"\{").replace("[", r"\["), str(caught.value))
 
 
+def test_a_template_is_a_str() -> None:
+    wrong: Any = 7
+    with pytest.raises(TypeError, match="A token must be a str, not 7"):
+        locked("a", token=wrong)
+
+
 @pytest.mark.parametrize("fill", [filled, note_filled])
 @pytest.mark.parametrize(
     ("template", "values", "trouble"),

@@ -78,9 +78,10 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
     run: Callable[[Main], Any], alias: str, bridge: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one thread for sync code, or the only one of the loop, waits for the value."""
+    sync = Value("of sync code", using=alias, blocking_timeout=PATIENCE)
 
     async def compute() -> Any:
-        await until(waiting_for_values)
+        await until(lambda: waiting_for_values() or sync.calls)
         await (sync_to_async(int)() if bridge is in_thread else asyncio.to_thread(int))
         return "of the coroutine"
 
@@ -88,7 +89,6 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         leads = asyncio.create_task(alocked_get_or_set("x", compute, using=alias))
         await until(values_under_way)
-        sync = Value("of sync code", using=alias, blocking_timeout=PATIENCE)
         return await asyncio.gather(leads, bridge(sync.get))
 
     assert run(main) == ["of sync code"] * 2
@@ -116,7 +116,7 @@ def test_sync_code_that_begins_before_its_task_waits_for_it_does_not_wait_for_ev
     sync = Value("of sync code", using="locmem", blocking_timeout=PATIENCE)
 
     async def compute() -> Any:
-        await until(waiting_for_values)
+        await until(lambda: waiting_for_values() or sync.calls)
         return await sync_to_async(lambda: "of the coroutine")()
 
     async def main() -> Any:

@@ -21,7 +21,7 @@ from tests.helpers.actors import Other
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import proxy
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
-from tests.inside import Wire, all_seen, close_store, own_channel
+from tests.inside import Wire, all_seen, close_store, command, own_channel
 
 from .conftest import Eventually, Exercise, all_at_once, ause
 
@@ -36,6 +36,12 @@ def test_threads_that_come_first_together_share_one(server: RedisServer) -> None
         all_at_once(lambda _: found.append(own_channel()), 20)
     assert len(found) == 20
     assert len({*found}) == 1
+
+
+def test_a_single_command_raises_the_error_of_redis(client: redis.Redis) -> None:
+    client.set("text", "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        command("LPOP", "text")
 
 
 # -- changed settings -------------------------------------------------------------------------------------------------
