@@ -197,6 +197,11 @@ def pending_releases(using: str | None = None) -> int:
     return len(pending if using is None else [one for one in pending if one.request.partition is get_partition(using)])
 
 
+def release_in_the_background(lock: Lock) -> None:
+    """Have the renewer send the release of a lock that this thread or task holds."""
+    runtime().watchdog.release_later(lease_of(lock).request, unknown=False)
+
+
 def undo_interrupted() -> None:
     """Undo what was interrupted, as the renewer does in its next round."""
     runtime().watchdog.interruptions.undo_all()
