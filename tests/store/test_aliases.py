@@ -200,6 +200,10 @@ def test_an_empty_alias_is_an_error_like_any_missing_one(use: Callable[[], objec
         use()
 
 
+class Pigeon:
+    """No connection at all."""
+
+
 SHARDS = {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/1"]}
 NO_LOCKS = [
     (
@@ -225,6 +229,18 @@ NO_LOCKS = [
     (
         {**SHARDS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
         "'default' spreads .* over several servers",
+    ),
+    *(
+        (
+            alias(backend, "redis://127.0.0.1:1/0", connection_class=partial(kind)),
+            r"connection_class of the cache alias 'default' must be a class, not functools\.partial",
+        )
+        for backend in (DJANGO, DJANGO_REDIS)
+        for kind in (redis.Connection, FakeRedisConnection)
+    ),
+    (
+        alias(DJANGO_REDIS, "redis://127.0.0.1:1/0", connection_class=Pigeon),
+        r"^Cannot use the cache alias 'default' for locks: TypeError: Pigeon\(\) takes no arguments$",
     ),
     *(
         (
@@ -305,27 +321,6 @@ class PinningFactory(ConnectionFactory):  # type: ignore[misc]
         return pool
 
 
-async def test_an_unsupported_tls_option_is_never_ignored_for_coroutines() -> None:
-    checked = alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True)
-    problem = r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'"
-    with caches(checked):
-        with pytest.raises(ImproperlyConfigured, match=problem):
-            await Lock("a").aacquire()
-        with pytest.raises(ImproperlyConfigured, match=problem):
-            await django_redislock.alist_locks()
-
-
-@BOTH
-def test_a_connection_factory_that_is_no_class_is_a_clear_error(backend: str, me: Any, server: RedisServer) -> None:
-    problem = r"connection_class of the cache alias 'default' must be a class, not functools\.partial"
-    for kind in (partial(redis.Connection), partial(FakeRedisConnection)):
-        with (
-            caches(alias(backend, server.url, connection_class=kind)),
-            pytest.raises(ImproperlyConfigured, match=problem),
-        ):
-            me(Lock("a"), "acquire")
-
-
 class Carrier(redis.connection.AbstractConnection):
     """A connection over something that redis-py knows nothing about."""
 
@@ -342,23 +337,30 @@ class Carrier(redis.connection.AbstractConnection):
         return "nowhere"
 
 
-class Pigeon:
-    """No connection at all."""
+FAR = "redis://127.0.0.1:1/0"
 
 
-def test_a_class_that_is_no_connection_is_a_clear_error(me: Any, server: RedisServer) -> None:
-    problem = r"^Cannot use the cache alias 'default' for locks: TypeError: Pigeon\(\) takes no arguments$"
-    with (
-        caches(alias(DJANGO_REDIS, server.url, connection_class=Pigeon)),
-        pytest.raises(ImproperlyConfigured, match=problem),
-    ):
-        me(Lock("a"), "acquire")
-
-
-@pytest.mark.parametrize("kind", [Carrier, Heir])
-async def test_a_class_without_a_counterpart_is_a_clear_error(kind: type, server: RedisServer) -> None:
-    problem = rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio"
-    with caches(alias(DJANGO_REDIS, server.url, connection_class=kind)):
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        *(
+            (
+                alias(DJANGO_REDIS, FAR, connection_class=kind),
+                rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio",
+            )
+            for kind in (Carrier, Heir)
+        ),
+        (
+            alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True),
+            r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'",
+        ),
+    ],
+    ids=["Carrier", "Heir", "a TLS option"],
+)
+async def test_what_coroutines_cannot_use_is_a_clear_error_and_never_ignored(
+    given: dict[str, Any], problem: str
+) -> None:
+    with caches(given):
         with pytest.raises(ImproperlyConfigured, match=problem):
             await Lock("a").aacquire()
         with pytest.raises(ImproperlyConfigured, match=problem):
