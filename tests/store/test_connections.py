@@ -55,12 +55,9 @@ def test_the_number_of_connections_is_bounded(
 ) -> None:
     settings.REDISLOCK = {"MAX_CONNECTIONS": setting}
     with caches(alias(backend, server.url, client_name=NAME, max_connections=bound)):
-        uses = Twins(locked("{name}", blocking_timeout=60), lambda name: None)
+        uses = Twins(locked("{name}", blocking_timeout=60), lambda name: len(connections(client)))
         using = [crowd().start(uses, "call", f"a:{number % 10}") for number in range(60)]
-        most = 0
-        while not all(used.done() for used in using):
-            most = max(most, len(connections(client)))
-        assert [used.result(GENEROUS) for used in using] == [None] * 60
+        most = max(used.result(60) for used in using)
     # the listener's, the watchdog's, that of the scripts of threads, and for a moment the one by which it probes
     assert 1 <= most <= min(bound, setting) + 4
 
