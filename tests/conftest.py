@@ -26,6 +26,7 @@ from django_redislock.store.loop_connections import LoopConnections
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Actor, Crowd, Ghost, Other
 from tests.helpers.databases import Account, Commits, one_database, sqlite_file
+from tests.helpers.docs import Undocumented
 from tests.helpers.mariadb import find_server as find_mariadb
 from tests.helpers.mariadb import mariadb_server
 from tests.helpers.postgres import find_programs, postgres_server
@@ -45,7 +46,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # between two tests pytest captures no log: what a listener logs then, whose server has gone with a test, would be
 # printed by logging's handler of last resort
-logging.getLogger("django_redislock").addHandler(logging.NullHandler())
+undocumented = Undocumented()
+logging.getLogger("django_redislock").addHandler(undocumented)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,6 +123,14 @@ def _no_loose_ends() -> Iterator[None]:
     known = [(loop(), connections()) for loop, connections in opened]
     closed = [connections for loop, connections in known if connections is not None and (not loop or loop.is_closed())]
     assert not [one for connections in closed for one in idle(connections) if one.is_connected]
+
+
+@pytest.fixture(autouse=True)
+def _documented() -> Iterator[None]:
+    """What is logged stands in the documentation."""
+    yield
+    found, undocumented.found = undocumented.found, []
+    assert found == []
 
 
 @pytest.fixture

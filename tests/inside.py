@@ -8,27 +8,35 @@ So nothing here returns an object of the package for a test to reach into.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import re
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 from redis.exceptions import InvalidResponse
 
-from django_redislock import Lock
+from django_redislock import Lock, counter, values
+from django_redislock.base.display import duration
+from django_redislock.base.names import fit_name, slot_text
 from django_redislock.base.names import pool_name as pool_name
-from django_redislock.base.names import slot_text
 from django_redislock.base.per_process import PerProcess
-from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, run
-from django_redislock.engine import Frame, Lease, Section, current_owner, draw_new_fence
+from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
+from django_redislock.base.times import NEVER
+from django_redislock.cached_values import _Lookup
+from django_redislock.computations import Computation, computations
+from django_redislock.conf import conf
+from django_redislock.engine import Acquisition, Frame, Lease, Section, current_owner, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
@@ -42,14 +50,19 @@ from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import calls, probe, scripts
+from django_redislock.store import calls, pool_calls, probe
 from django_redislock.store import keys as _keys
+from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import tag_of
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
+from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, make_store
+from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command, exchange
+
+T = TypeVar("T")
 
 # -- the names of keys -------------------------------------------------------------------------------------------------
 
@@ -100,6 +113,8 @@ _LIMITS = {
     "patience_threads": "store.thread_connections.PATIENCE",
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
+    "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
+    "launching_within": "engine.owners.bridges.LAUNCHING_WITHIN",
     "check_patience": "checks.server.PATIENCE",
 }
 
@@ -108,6 +123,12 @@ def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
     """Set limits of the package, such as ``look_every=0.2``; without ``patch``, in a test's own process, for good."""
     for name, value in limits.items():
         (patch or pytest.MonkeyPatch()).setattr(f"django_redislock.{_LIMITS[name]}", value)
+
+
+def wait_for_replicas(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Wait so long at most for replicas to acknowledge a grant."""
+    patch.setattr("django_redislock.store.retry.ACKNOWLEDGED_WITHIN", seconds)
+    patch.setattr("django_redislock.store.retry._ACKNOWLEDGED_WITHIN", str(round(seconds * 1000)))
 
 
 # -- the scripts, called as another process would ----------------------------------------------------------------------
@@ -199,7 +220,7 @@ def own_process(using: str | None = None) -> Process:
 def change_scripts(without: Collection[str] = (), clock: tuple[str, str] | None = None) -> None:
     """From now on, this process's scripts leave out these rules (by their names in the scripts), and read the time from
     these two keys: seconds and microseconds."""
-    for script in list(scripts._by_sha.values()):
+    for script in list(_scripts._by_sha.values()):
         script.load(without)
         if clock is not None:
             script.source = script.source.replace("'TIME'", "'MGET', '{}', '{}'".format(*clock))
@@ -218,7 +239,7 @@ def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None
 
 def rules_in_scripts() -> set[str]:
     """The names of all rules in the scripts."""
-    texts = [path.read_text() for path in Path(str(files(scripts.__package__) / "lua")).rglob("*.lua")]
+    texts = [path.read_text() for path in Path(str(files(_scripts.__package__) / "lua")).rglob("*.lua")]
     return {name for text in texts for name in re.findall(r"--(?:\[\[)?@([a-z-]+)", text)} - {"or"}
 
 
@@ -278,6 +299,11 @@ def let_go() -> None:
         runtime().watchdog.end(lease)
 
 
+def end_of_the_interpreter(patch: pytest.MonkeyPatch) -> None:
+    """Let the package believe that the main thread has ended, after which no thread can be started."""
+    patch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
+
+
 def pending_releases(using: str | None = None) -> int:
     """How many releases are still to be sent, on this alias or (None) on all."""
     pending = list(runtime().watchdog._pending)
@@ -285,6 +311,11 @@ def pending_releases(using: str | None = None) -> int:
 
 
 leave_block = _leave  # the function that ends a ``with`` block
+
+
+def release_in_the_background(lock: Lock) -> None:
+    """Have the renewer send the release of a lock that this thread or task holds."""
+    runtime().watchdog.release_later(lease_of(lock).request, unknown=False)
 
 
 def undo_interrupted() -> None:
@@ -393,6 +424,21 @@ def hears(using: str | None = None) -> bool:
     return bool(listener(using).ready)
 
 
+def is_told(using: str | None = None) -> bool:
+    """Whether messages reach this process, so that its waiters need not poll."""
+    return bool(listener(using).hears)
+
+
+def subscriptions(using: str | None = None) -> int:
+    """How many times this process has subscribed."""
+    return int(listener(using).generation)
+
+
+def messages_heard(using: str | None = None) -> int:
+    """A number that grows with the messages that this process has read."""
+    return int(listener(using).heard)
+
+
 def listens(ears: Any) -> bool:
     """Whether this process has begun to listen for this alias."""
     subscriber = ears._want.__self__
@@ -429,6 +475,30 @@ def all_look(using: str | None = None) -> None:
     listener(using).tell_all()
 
 
+class Text(NamedTuple):
+    """A Lua script as it is sent: its name in Redis, its text, and the keys and arguments that it takes, by name."""
+
+    sha: str
+    source: str
+    keys: tuple[str, ...]
+    args: tuple[str, ...]
+
+
+def scripts() -> dict[str, Text]:
+    """All Lua scripts of the package, by names of their own."""
+    pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
+    alone = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, counter._COUNTER, probe._PROBE]
+    found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
+    found |= {script.name: script for script in alone}
+    return {name: Text(script.sha, script.source, script.keys, script.args) for name, script in found.items()}
+
+
+def put_together(patch: pytest.MonkeyPatch, text: str) -> str:
+    """The script that this text becomes, in which names stand for positions."""
+    patch.setattr(_scripts, "_text", lambda path: text)
+    return _scripts.assemble("made", "key")[2]
+
+
 def change_probe(patch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
     """Change the text of the script that asks whether messages arrive."""
     script = copy(probe._PROBE)
@@ -445,6 +515,118 @@ def command(*words: str, using: str | None = None) -> Any:
     """The answer to a command sent by the package's own connection (of the memory mode, too)."""
     given: Command = words
     return get_partition(using).execute(given)
+
+
+class Wire:
+    """Commands over the package's own connections: ``exchange`` in a thread, ``aexchange`` in a coroutine.
+
+    ``within``: the seconds after which to give up, if that is sooner than the alias's timeouts.
+    """
+
+    def __init__(self, using: str | None = None) -> None:
+        self.using = using
+
+    def exchange(self, *commands: Command, within: float | None = None) -> list[Any]:
+        """The answers to several commands in one write, errors among them."""
+        return get_partition(self.using).exchange(commands, within and monotonic() + within)[0]
+
+    async def aexchange(self, *commands: Command, within: float | None = None) -> list[Any]:
+        return (await get_partition(self.using).aexchange(commands, within and monotonic() + within))[0]
+
+    def spoil(self, how: str) -> None:
+        """Do something to the only unused connection: "unasked" (an answer that nobody asked for), or "closed"."""
+        ((connection, _),) = get_partition(self.using).node.idle
+        if how == "unasked":
+            connection.send_command("ECHO", "of somebody else")
+            assert connection.can_read(30)
+        else:
+            sock: Any = connection._sock
+            sock.shutdown(socket.SHUT_RDWR)
+
+    async def aspoil(self, how: str) -> None:
+        (connection,) = idle(get_partition(self.using).store._loops[asyncio.get_running_loop()])
+        if how == "unasked":
+            await connection.send_command("ECHO", "of somebody else")
+            look = connection.can_read if hasattr(connection, "can_read") else connection.can_read_destructive
+            while not await look():
+                await asyncio.sleep(0.001)
+        elif how == "closed":
+            await connection.disconnect()
+        else:  # "reset": unlike one that the server has closed, it is no transport any more
+            transport = connection._writer.transport
+            transport._fatal_error(ConnectionResetError(errno.ECONNRESET, "as the loop reads it"))
+            while transport._sock is not None:
+                await asyncio.sleep(0.001)
+
+
+def unused_here(using: str | None = None) -> int:
+    """How many unused connections there are for the commands of this event loop; for those of threads, where none runs.
+
+    Over all nodes.
+    """
+    store, loop = get_partition(using).store, asyncio._get_running_loop()
+    if loop is None:
+        return sum(len(node.idle) for node in store.nodes)
+    return len(idle(store._loops[loop])) if loop in store._loops else 0
+
+
+def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
+    """The class of the connections of threads, or of event loops."""
+    node = get_partition(using).node
+    return type(node.maker.make(1.0)) if asynchronous else node.origin.kind
+
+
+def listening_connection_class(using: str | None = None) -> type:
+    """The class of the connection on which this process hears of its locks."""
+    return type(listener(using).receiver.connection)
+
+
+def watch_connections(using: str | None = None) -> Callable[[], tuple[int, int]]:
+    """Tells how many connections the present event loops use, and how many coroutines wait for one."""
+    loops = list(get_partition(using).store._loops.values())
+
+    def counts() -> tuple[int, int]:
+        return sum(len(each._loans) for each in loops), sum(len(queue) for each in loops for queue in each._queues)
+
+    return counts
+
+
+def loops_with_connections(using: str | None = None) -> int:
+    """How many event loops have connections, as far as this process knows."""
+    return len(get_partition(using).store._loops)
+
+
+class AskedOnce:
+    """A question that begins to be asked now, once for all who wait for the answer; ``within``: for so many seconds."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._question = Question(lambda question: ask())
+        self._question.begin()
+
+    def pending(self) -> bool:
+        return self._question.pending
+
+    def answer(self, within: float | None) -> None:
+        self._question.answer(None if within is None else monotonic() + within)
+
+    async def aanswer(self, within: float | None) -> None:
+        await self._question.aanswer(None if within is None else monotonic() + within)
+
+
+def close_store(using: str | None = None) -> None:
+    """Close all connections of an alias, as a change of the settings does."""
+    get_partition(using).store.close()
+
+
+def distrust(using: str | None = None) -> None:
+    """Make the next commands connect anew (and ask Sentinel), as after trouble with the server."""
+    partition = get_partition(using)
+    partition.store.doubt(partition.node)
+
+
+def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
+    """Which of these unused connections are closed so that no more than ``bound`` remain with those in use."""
+    return list(_surplus(stocks, bound, [object()] * in_use, math.inf))
 
 
 def exchange_by(connection: Any, commands: Sequence[Command]) -> list[Any]:
@@ -483,9 +665,10 @@ def wait_for_connections() -> int:
     return 0 if connections is None else sum(map(len, connections._queues))
 
 
-def loops_with_connections() -> int:
-    """How many event loops have, or had and still seem to have, connections."""
-    return len(get_partition().store._loops)
+def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
+    """The same, but the package does not learn of it."""
+    for connection in idle(get_partition().store._loops[loop]):
+        loop.run_until_complete(connection.disconnect())
 
 
 def most_connections(using: str | None = None) -> int:
@@ -667,11 +850,6 @@ def listen(using: str | None = None) -> None:
     listener(using).start()
 
 
-def subscriptions(using: str | None = None) -> int:
-    """How often this process has subscribed."""
-    return int(listener(using).generation)
-
-
 def heard(using: str | None = None) -> int:
     """How many messages it has heard."""
     return int(listener(using).heard)
@@ -764,3 +942,67 @@ def confirmed_amid_messages() -> bool:
         connect=lambda: None, send_packed_command=lambda words: None, read_response=lambda: answers.pop(0)
     )
     return receiver.subscribe([]) == {} and not answers
+
+
+def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T | None]]:
+    """How the package keeps what each process makes for itself: returns what gets it, and what looks if it is there."""
+    kept = PerProcess(make)
+    return kept.get, kept.peek
+
+
+# -- its settings ------------------------------------------------------------------------------------------------------
+
+
+def settings() -> dict[str, Any]:
+    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
+    return asdict(conf())
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def name_for(text: str, version: str = "") -> str:
+    """The name of ``cache.lock(text)``; ``version``: where that is not the version of the alias."""
+    return fit_name(text, version)
+
+
+def in_words(seconds: float, translate: Callable[[str], str] = str) -> str:
+    """A duration as the command and the admin show it."""
+    return duration(seconds, translate)
+
+
+# -- cached values -----------------------------------------------------------------------------------------------------
+
+
+def values_under_way() -> int:
+    """How many values this process computes."""
+    return len(computations.get()._under_way)
+
+
+def waiting_for_values() -> int:
+    """How many callers of this process wait for another one of it that computes the same value."""
+    return sum(len(computation.waiters) for computation in list(computations.get()._under_way.values()))
+
+
+def joins_at_the_end(asynchronous: bool) -> bool:
+    """Wait for a computation that ends just before; whether it is noticed."""
+    frame = Frame()
+    computation = Computation(current_owner(), frame)
+    computation.end(None)
+    lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
+    steps = lookup._wait_for(computation, NEVER)
+    return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
+
+
+def finalize(patch: pytest.MonkeyPatch, moment: str, finalizer: Callable[[], object]) -> None:
+    """Let the garbage collector run a finalizer where a caller makes up its mind to compute ("computes"), or to ask for
+    the lock ("locks")."""
+    kind: Any = {"computes": Computation, "locks": Acquisition}[moment]
+    make, left = kind.__init__, [finalizer]
+
+    def collecting(self: Any, *args: Any, **kwargs: Any) -> None:
+        if left:
+            left.pop()()
+        make(self, *args, **kwargs)
+
+    patch.setattr(kind, "__init__", collecting)

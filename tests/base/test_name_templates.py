@@ -1,4 +1,4 @@
-"""Names with fields that are filled for each call."""
+"""Names and notes with fields that are filled for each call."""
 
 from __future__ import annotations
 
@@ -10,8 +10,42 @@ from typing import Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_redislock import lock_digest, lock_name
-from django_redislock.base.name_templates import NameTemplate, Template, has_fields
+from django_redislock import get_lock, list_locks, lock_digest, lock_name, locked
+from tests.helpers.state import NAME
+
+
+def filled(template: str, **values: Any) -> str:
+    """The name of the lock under which a function with these arguments runs."""
+
+    @locked(template)
+    def function(**values: Any) -> str:
+        return list_locks()[0].name
+
+    return function(**values)
+
+
+def note_filled(template: str, **values: Any) -> str:
+    @locked(NAME, note=template)
+    def function(**values: Any) -> str:
+        info = get_lock(NAME)
+        assert info is not None
+        return info.note
+
+    return function(**values)
+
+
+class Thing:
+    def name(self) -> str:
+        return "thing"
+
+
+VALUES = {
+    "pk": 42,
+    "request": SimpleNamespace(user=SimpleNamespace(pk=7)),
+    "items": {0: "a:b", "_a._b": "c"},
+    "text": "a:b {%",
+    "day": date(2026, 3, 1),
+}
 
 
 @pytest.mark.parametrize(
@@ -30,63 +64,74 @@ from django_redislock.base.name_templates import NameTemplate, Template, has_fie
     ],
 )
 def test_a_template_is_filled_with_quoted_values(template: str, name: str) -> None:
-    request = SimpleNamespace(user=SimpleNamespace(pk=7))
-    values = {
-        "pk": 42,
-        "request": request,
-        "items": {0: "a:b", "_a._b": "c"},
-        "text": "a:b {%",
-        "day": date(2026, 3, 1),
-    }
-    assert NameTemplate(template).fill(values) == name
+    assert filled(template, **VALUES) == name
 
 
-@pytest.mark.parametrize("template", ["order:{id}", "order:{pk.missing}", "order:{pk[0]}"])
-def test_a_field_that_is_not_there_names_those_that_are(template: str) -> None:
-    with pytest.raises(ValueError, match=r"Available values: pk, slug\.") as caught:
-        NameTemplate(template).fill({"slug": "a", "pk": 42})
-    assert repr(template) in str(caught.value)
-
-
-def test_a_template_without_values_says_that_there_are_none() -> None:
-    with pytest.raises(ValueError, match="Available values: none"):
-        NameTemplate("{pk}").fill({})
-
-
-@pytest.mark.parametrize(
-    "template", ["order:{}", "order:{0}", "order:{a b}", "order:{a[0]b}", "order:{", "order:}", "", "a\n", "x" * 513]
-)
-def test_a_template_that_can_never_be_filled_is_refused_at_once(template: str) -> None:
-    with pytest.raises(ValueError, match="name"):
-        NameTemplate(template)
+def test_a_note_is_filled_as_it_is_written() -> None:
+    values = {"kind": Thing, "some": SimpleNamespace(pk=1), "user": SimpleLazyObject(lambda: "jö"), "text": "a:b %"}
+    assert note_filled("{text} {kind} {some} {user!s}", **values) == f"a:b % {Thing} namespace(pk=1) jö"
 
 
 @pytest.mark.parametrize(
     ("template", "trouble"),
     [
-        ("{year:>{width}}", r"contains another field: {year:>{width}}"),
-        ("{pk:{width}}", "contains another field"),
-        ("{year:>999999999}", "too long: {year:>999999999}. At most 512"),
-        ("{year:.513f}", "too long"),
-        ("{self._secret}", "private attribute '_secret': {self._secret}"),
-        ("{self.x[0].__class__.__init__}", "private attribute '__class__'"),
-        ("{pk!d}", "unknown conversion 'd': {pk!d}"),
+        *((template, "valid template|plain name") for template in ("order:{}", "order:{0}", "order:{a b}", "order:{")),
+        *((template, "valid template|plain name") for template in ("order:{a[0]b}", "order:}")),
+        ("", "must not be empty"),
+        ("a\n", "control characters"),
+        ("x" * 513, "at most 512"),
+        ("{year:>{width}}", r"has a field whose format contains another field: {year:>{width}}"),
+        ("{pk:{width}}", "has a field whose format contains another field"),
+        ("{year:>999999999}", "has a field whose format is too long: {year:>999999999}. At most 512"),
+        ("{year:.513f}", "has a field whose format is too long"),
+        ("{self._secret}", "has a field with the private attribute '_secret': {self._secret}"),
+        ("{self.x[0].__class__.__init__}", "has a field with the private attribute '__class__'"),
+        ("{pk!d}", "has a field with the unknown conversion 'd': {pk!d}"),
+    ],
+    ids=lambda text: ascii(text)[:30],
+)
+def test_a_template_that_cannot_be_filled_or_whose_values_could_do_harm_is_refused_at_once(
+    template: str, trouble: str
+) -> None:
+    with pytest.raises(ValueError, match="name") as caught:
+        locked(template)
+    assert re.search(trouble.replace("{", r"\{").replace("[", r"\["), str(caught.value))
+
+
+def test_a_template_is_a_str() -> None:
+    wrong: Any = 7
+    with pytest.raises(TypeError, match="A token must be a str, not 7"):
+        locked("a", token=wrong)
+
+
+@pytest.mark.parametrize("fill", [filled, note_filled])
+@pytest.mark.parametrize(
+    ("template", "values", "trouble"),
+    [
+        ("order:{pk.missing}", {"slug": "a", "pk": 42}, r"AttributeError: .* Available values: pk, slug\.$"),
+        ("order:{pk[0]}", {"slug": "a", "pk": 42}, r"TypeError: .* Available values: pk, slug\.$"),
+        ("order:{id}", {"slug": "a", "pk": 42}, r"KeyError: 'id'\. Available values: pk, slug\.$"),
+        ("order:{id}", {}, r"Available values: none\.$"),
+        ("{year:d}", {"year": "2024"}, r"ValueError: Unknown format code 'd'.*: year\.$"),
     ],
 )
-def test_a_template_whose_values_could_do_harm_is_refused_at_once(template: str, trouble: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(trouble)) as caught:
-        NameTemplate(template)
-    assert str(caught.value).startswith(f"The lock name {template!r} has a field ")
+def test_a_call_that_cannot_fill_it_is_an_error_that_names_the_values_there_are(
+    fill: Any, template: str, values: dict[str, Any], trouble: str
+) -> None:
+    with pytest.raises(ValueError, match=trouble) as caught:
+        fill(template, **values)
+    noun = "note" if fill is note_filled else "lock name"
+    assert str(caught.value).startswith(f"Cannot fill the {noun} {template!r}: ")
 
 
 def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> None:
-    template, values = NameTemplate("session:{session.key:digest}"), {"session": SimpleNamespace(key="s3cret")}
-    name = template.fill(values)
+    template, session = "session:{session.key:digest}", SimpleNamespace(key="s3cret")
+    name = filled(template, session=session)
     assert re.fullmatch("session:[0-9a-f]{32}", name)
-    assert name == template.fill(values) == lock_name("session", lock_digest("s3cret"))
-    assert NameTemplate("session:{session.key!r:digest}").fill(values) != name
+    assert name == filled(template, session=session) == lock_name("session", lock_digest("s3cret"))
+    assert filled("session:{session.key!r:digest}", session=session) != name
     settings.SECRET_KEY = "another"
-    assert template.fill(values) != name
+    assert filled(template, session=session) != name
 
 
 @pytest.mark.parametrize("value", [None, 7, "é", "\ud800", b"x", "x" * 10_000])
@@ -95,57 +140,16 @@ def test_any_value_has_a_digest_of_its_own(value: object) -> None:
     assert lock_digest(value) != lock_digest("other")
 
 
-def test_other_texts_are_filled_as_they_are_written() -> None:
-    template = Template("{pk} of {user!r}", "note")
-    assert template.fields == frozenset({"pk", "user"})
-    assert template.fill({"pk": "a:b %", "user": "é"}) == "a:b % of 'é'"
-    with pytest.raises(ValueError, match=r"Cannot fill the note '{pk} of {user!r}': KeyError: 'user'"):
-        template.fill({"pk": 1})
-    with pytest.raises(
-        ValueError, match=r"^Cannot fill the note '{year:d}': ValueError: Unknown format code 'd'.*: year"
-    ):
-        Template("{year:d}", "note").fill({"year": "2024"})
-
-
-class Thing:
-    def name(self) -> str:
-        return "thing"
-
-
 @pytest.mark.parametrize("value", [Thing().name, Thing(), len, lambda: 1])
 @pytest.mark.parametrize("field", ["value", "value:digest"])
 def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
     """It would be another lock in each process."""
     with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
-        NameTemplate(f"a:{{{field}}}").fill({"value": value})
+        filled(f"a:{{{field}}}", value=value)
 
 
-def test_classes_and_objects_with_a_str_method_can_be_values() -> None:
-    values = {"kind": Thing, "some": SimpleNamespace(pk=1), "user": SimpleLazyObject(lambda: "jo")}
-    text = Template("{kind} {some} {user}", "note").fill(values)
-    assert text == f"{Thing} namespace(pk=1) jo"
-
-
-@pytest.mark.parametrize("template", [None, 42, b"order"])
-def test_a_template_is_a_str(template: Any) -> None:
-    with pytest.raises(TypeError, match="lock name must be a str, not"):
-        NameTemplate(template)
-
-
-def test_a_filled_template_must_be_a_name() -> None:
-    with pytest.raises(ValueError, match="must not be empty"):
-        NameTemplate("{text}").fill({"text": ""})
-
-
-@pytest.mark.parametrize("value", ["x" * 513, "order-" * 100, "a:" * 300])
+@pytest.mark.parametrize("value", ["x" * 513, "order-" * 100, "a:" * 300, lock_name("x" * 600)])
 def test_a_template_names_what_is_too_long_as_lock_name_does(value: str) -> None:
-    assert NameTemplate("order:{slug}").fill({"slug": value}) == lock_name("order", value)
-
-
-def test_no_value_imitates_the_hash_of_another() -> None:
-    long = lock_name("x" * 600)
-    assert NameTemplate("{text}").fill({"text": long}) != long
-
-
-def test_a_text_without_fields_is_no_template() -> None:
-    assert [has_fields(text) for text in ("order:{pk}", "{}", "order", "{{a}}", "{", "}")] == [True] * 2 + [False] * 4
+    assert filled("order:{slug}", slug=value) == lock_name("order", value)
+    with pytest.raises(ValueError, match="must not be empty"):
+        filled("{text}", text="")

@@ -12,12 +12,9 @@ import pytest
 from django.core.cache import caches
 
 from django_redislock import alocked_get_or_set, locked_get_or_set
-from django_redislock.base.steps import Steps
-from django_redislock.base.times import Deadline
-from django_redislock.cached_values import _Lookup
-from django_redislock.computations import Computation, computations
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
+from tests.inside import values_under_way
 
 BACKENDS = {
     "ours": "django_redislock.cache.RedisCache",
@@ -74,11 +71,6 @@ class Value:
 Computing = Callable[..., AbstractContextManager[Value]]
 
 
-def under_way() -> int:
-    """How many values this process computes."""
-    return len(computations.get()._under_way)
-
-
 @pytest.fixture(autouse=True)
 def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
     settings.CACHES = {
@@ -90,7 +82,7 @@ def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
     }
     caches["locmem"].clear()
     yield
-    assert not under_way()
+    assert not values_under_way()
 
 
 @pytest.fixture(params=["ours", "django-redis", "django", "locmem"])
@@ -120,20 +112,3 @@ def computing(crowd: Crowd) -> Computing:
             turn.exception(GENEROUS)
 
     return computing
-
-
-@pytest.fixture(autouse=True)
-def joined(monkeypatch: pytest.MonkeyPatch) -> list[Computation]:
-    """The computations that callers of this process wait for, one entry for each caller."""
-    joined: list[Computation] = []
-    wait_for = _Lookup._wait_for
-
-    def noted(self: _Lookup, computation: Computation, deadline: Deadline) -> Steps[bool]:
-        joined.append(computation)
-        try:
-            return (yield from wait_for(self, computation, deadline))
-        finally:
-            joined.remove(computation)
-
-    monkeypatch.setattr(_Lookup, "_wait_for", noted)
-    return joined

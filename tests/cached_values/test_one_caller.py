@@ -25,7 +25,7 @@ from django_redislock import (
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account
 
-from .conftest import NAME, Computing, Value, under_way
+from .conftest import NAME, Computing, Value
 
 Heard = list[tuple[str, dict[str, Any]]]
 
@@ -44,6 +44,19 @@ class Plain:
         return await alocked_get_or_set("x", self.default, **self.options)
 
 
+class Itself:
+    """A value whose default asks for that very value."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options: dict[str, Any] = {"using": "ours", **options}
+
+    def get(self) -> Any:
+        return locked_get_or_set("x", self.get, **self.options)
+
+    async def aget(self) -> Any:
+        return await alocked_get_or_set("x", self.aget, **self.options)
+
+
 def commands(client: redis.Redis) -> dict[str, int]:
     """How many times each command was called since CONFIG RESETSTAT."""
     counts: dict[str, Any] = client.info("commandstats")
@@ -60,7 +73,6 @@ def test_a_missing_value_is_computed_under_a_lock_and_kept(me: Any, computing: C
     assert me(value, "get") == [1, 2]
     assert value.calls == 1
     assert list_locks() == []
-    assert not under_way()
 
 
 async def test_for_a_coroutine_a_plain_function_is_called_in_a_thread_and_what_it_returns_is_awaited() -> None:
@@ -145,20 +157,17 @@ def test_any_key_can_be_computed(me: Any) -> None:
     assert me(Value(key="ü" * 400 + "\n"), "get") == "computed"
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), StopIteration(7), KeyboardInterrupt()])
-def test_an_exception_of_the_default_propagates_and_leaves_no_lock(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "awaits"),
+    [(ValueError("a"), True), (ValueError("s"), False), (StopIteration(7), False), (KeyboardInterrupt(), False)],
+)
+def test_an_exception_of_the_default_propagates_and_leaves_no_lock(error: BaseException, awaits: bool) -> None:
+    value = Value(error)
     with pytest.raises(type(error)) as raised:
-        Value(error).get()
+        asyncio.run(value.aget()) if awaits else value.get()
     assert raised.value is error
     assert list_locks() == []
     assert Value().get() == "computed"
-
-
-async def test_an_exception_of_a_coroutine_function_propagates_and_leaves_no_lock() -> None:
-    with pytest.raises(ValueError, match="no") as raised:
-        await Value(error := ValueError("no")).aget()
-    assert raised.value is error
-    assert await Value().aget() == "computed"
 
 
 @pytest.mark.parametrize("account", ["sqlite"], indirect=True)
@@ -212,32 +221,13 @@ async def test_it_refuses_to_block_an_event_loop() -> None:
 # -- a default that asks itself ---------------------------------------------------------------------------------------
 
 
-ITSELF = r"^Could not compute the value of the cache key 'x': what computes it asks for that very value\.$"
-
-
-def test_a_default_that_asks_for_its_own_value_gets_an_error() -> None:
-    def compute() -> Any:
-        return locked_get_or_set("x", compute, using="ours")
-
-    with pytest.raises(LockError, match=ITSELF):
-        compute()
+@pytest.mark.parametrize(("patience", "kind"), [(None, LockError), (0.05, LockNotAcquired)])
+def test_a_default_that_asks_for_its_own_value_gets_an_error(patience: float | None, kind: type, me: Any) -> None:
+    text = r"^Could not compute the value of the cache key 'x': what computes it asks for that very value\.$"
+    with pytest.raises(LockError, match=text) as raised:
+        me(Itself(blocking_timeout=patience), "get")
+    assert raised.type is kind
     assert list_locks() == []
-
-
-def test_with_a_blocking_timeout_too() -> None:
-    def compute() -> Any:
-        return locked_get_or_set("x", compute, blocking_timeout=0.05, using="ours")
-
-    with pytest.raises(LockNotAcquired, match=ITSELF):
-        compute()
-
-
-async def test_a_coroutine_function_that_asks_for_its_own_value_gets_an_error() -> None:
-    async def compute() -> Any:
-        return await alocked_get_or_set("x", compute, using="ours")
-
-    with pytest.raises(LockError, match=ITSELF):
-        await compute()
 
 
 def test_a_default_may_ask_for_another_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -28,3 +29,20 @@ def redis_user() -> tuple[list[str], list[str]]:
         line.split() for line in re.findall(r"^    ACL SETUSER locks (.*(?:\n        .*)*)", page("redis-user"), re.M)
     )
     return locks, pools
+
+
+class Undocumented(logging.Handler):
+    """Notes the messages whose event does not stand in docs/signals.rst, with its level and its keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._rows = dict(re.findall(r"^``([a-z-]+)`` +((?:DEBUG|INFO|WARNING|ERROR).+)$", page("signals"), re.M))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = str(record.msg)
+        found = re.match(r"event=([a-z-]+)", message)
+        row = self._rows.get(found[1], "") if found else ""
+        keys = {*re.findall(r" (\w+)=%s", message)}
+        if record.levelname not in row or not keys <= {*re.findall(r"``(\w+)``", row)}:
+            self.found.append(f"{record.levelname} {message}")

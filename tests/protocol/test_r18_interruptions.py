@@ -2,7 +2,7 @@
 role.
 
 It is raised at every place where handlers run, one after the other; and at random, in processes of their own, as time
-limits of task queues do. (Other tests do the same to the connections alone, in store/test_thread_connections.py.)
+limits of task queues do. (Other tests do the same to the connections alone, in store/test_connections.py.)
 """
 
 from __future__ import annotations

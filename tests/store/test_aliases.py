@@ -23,11 +23,10 @@ from fakeredis import FakeRedisConnection
 
 import django_redislock
 from django_redislock import Counter, Lock, LockPool, LockUnavailable, list_locks
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import Crowd
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, PASSWORD, alias, caches, connections
-from tests.inside import limit, listener, own_channel
+from tests.inside import connection_class, is_told, limit, listening_connection_class, own_channel
 
 from .conftest import Eventually, Exercise
 
@@ -125,7 +124,7 @@ def test_a_user_with_rights_to_the_locks_alone(backend: str, guarded: RedisServe
     url = f"redis://site:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0"
     with caches({**alias(backend, url), "KEY_PREFIX": "site"}):
         exercise()
-        assert listener().hears
+        assert is_told()
 
 
 def test_a_wrong_password_is_a_clear_error(me: Any, guarded: RedisServer, retry_for: Callable[[float], None]) -> None:
@@ -142,7 +141,7 @@ def test_tls_with_certificates_on_both_sides(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     with caches(alias(backend, f"rediss://127.0.0.1:{tls_port}/0", ssl_cert_reqs="required", **files)):
         exercise()
-        assert listener().receiver.connection.__class__ is redis.SSLConnection
+        assert listening_connection_class() is redis.SSLConnection
 
 
 def test_a_certificate_that_cannot_be_verified_is_a_clear_error(
@@ -201,6 +200,10 @@ def test_an_empty_alias_is_an_error_like_any_missing_one(use: Callable[[], objec
         use()
 
 
+class Pigeon:
+    """No connection at all."""
+
+
 SHARDS = {"BACKEND": DJANGO_REDIS, "LOCATION": ["redis://127.0.0.1:1/0", "redis://127.0.0.1:1/1"]}
 NO_LOCKS = [
     (
@@ -226,6 +229,18 @@ NO_LOCKS = [
     (
         {**SHARDS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}},
         "'default' spreads .* over several servers",
+    ),
+    *(
+        (
+            alias(backend, "redis://127.0.0.1:1/0", connection_class=partial(kind)),
+            r"connection_class of the cache alias 'default' must be a class, not functools\.partial",
+        )
+        for backend in (DJANGO, DJANGO_REDIS)
+        for kind in (redis.Connection, FakeRedisConnection)
+    ),
+    (
+        alias(DJANGO_REDIS, "redis://127.0.0.1:1/0", connection_class=Pigeon),
+        r"^Cannot use the cache alias 'default' for locks: TypeError: Pigeon\(\) takes no arguments$",
     ),
     *(
         (
@@ -280,9 +295,7 @@ def test_a_class_of_a_sites_own_names_its_counterpart(
 ) -> None:
     with caches(alias(backend, server.url, connection_class=Own)):
         exercise()
-        if crowd.awaits:
-            maker = get_partition().node.maker
-            assert isinstance(maker.make(1.0), AsyncOwn)
+        assert issubclass(connection_class(asynchronous=crowd.awaits), AsyncOwn if crowd.awaits else Own)
 
 
 async def test_certificate_checks_are_never_skipped(
@@ -292,7 +305,7 @@ async def test_certificate_checks_are_never_skipped(
     files = {"ssl_ca_certs": str(certificate), "ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     pinned = alias(DJANGO_REDIS, f"rediss://127.0.0.1:{tls_port}/0", **files)
     with override_settings(DJANGO_REDIS_CONNECTION_FACTORY=f"{__name__}.PinningFactory"), caches(pinned):
-        assert get_partition().store.origin.kind is Pinning
+        assert connection_class(asynchronous=False) is Pinning
         with pytest.raises(LockUnavailable, match="not the certificate"):
             await sync_to_async(Lock("a").acquire)()
         with pytest.raises(ImproperlyConfigured, match=r"Pinning has no counterpart.*alias 'default'.*async_class"):
@@ -306,27 +319,6 @@ class PinningFactory(ConnectionFactory):  # type: ignore[misc]
         pool = super().get_or_create_connection_pool(params)
         pool.connection_class = Pinning
         return pool
-
-
-async def test_an_unsupported_tls_option_is_never_ignored_for_coroutines() -> None:
-    checked = alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True)
-    problem = r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'"
-    with caches(checked):
-        with pytest.raises(ImproperlyConfigured, match=problem):
-            await Lock("a").aacquire()
-        with pytest.raises(ImproperlyConfigured, match=problem):
-            await django_redislock.alist_locks()
-
-
-@BOTH
-def test_a_connection_factory_that_is_no_class_is_a_clear_error(backend: str, me: Any, server: RedisServer) -> None:
-    problem = r"connection_class of the cache alias 'default' must be a class, not functools\.partial"
-    for kind in (partial(redis.Connection), partial(FakeRedisConnection)):
-        with (
-            caches(alias(backend, server.url, connection_class=kind)),
-            pytest.raises(ImproperlyConfigured, match=problem),
-        ):
-            me(Lock("a"), "acquire")
 
 
 class Carrier(redis.connection.AbstractConnection):
@@ -345,23 +337,30 @@ class Carrier(redis.connection.AbstractConnection):
         return "nowhere"
 
 
-class Pigeon:
-    """No connection at all."""
+FAR = "redis://127.0.0.1:1/0"
 
 
-def test_a_class_that_is_no_connection_is_a_clear_error(me: Any, server: RedisServer) -> None:
-    problem = r"^Cannot use the cache alias 'default' for locks: TypeError: Pigeon\(\) takes no arguments$"
-    with (
-        caches(alias(DJANGO_REDIS, server.url, connection_class=Pigeon)),
-        pytest.raises(ImproperlyConfigured, match=problem),
-    ):
-        me(Lock("a"), "acquire")
-
-
-@pytest.mark.parametrize("kind", [Carrier, Heir])
-async def test_a_class_without_a_counterpart_is_a_clear_error(kind: type, server: RedisServer) -> None:
-    problem = rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio"
-    with caches(alias(DJANGO_REDIS, server.url, connection_class=kind)):
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        *(
+            (
+                alias(DJANGO_REDIS, FAR, connection_class=kind),
+                rf"connection class tests\.store\.test_aliases\.{kind.__name__} has no counterpart in redis\.asyncio",
+            )
+            for kind in (Carrier, Heir)
+        ),
+        (
+            alias(DJANGO, "rediss://127.0.0.1:1/0", ssl_cert_reqs="none", ssl_validate_ocsp=True),
+            r"SSLConnection does not know ssl_validate_ocsp of the cache alias 'default'",
+        ),
+    ],
+    ids=["Carrier", "Heir", "a TLS option"],
+)
+async def test_what_coroutines_cannot_use_is_a_clear_error_and_never_ignored(
+    given: dict[str, Any], problem: str
+) -> None:
+    with caches(given):
         with pytest.raises(ImproperlyConfigured, match=problem):
             await Lock("a").aacquire()
         with pytest.raises(ImproperlyConfigured, match=problem):

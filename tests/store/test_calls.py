@@ -8,7 +8,6 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockPool
-from django_redislock.store.calls import lease_end, polled
 from tests.inside import keys_of
 
 
@@ -18,16 +17,11 @@ def put_dead(client: redis.Redis, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
-def test_an_acquire_drops_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
-    put_dead(client, name)
-    assert me(Lock(name), "acquire", blocking=False)
-    assert not client.exists(keys_of(name).queue)
-
-
-@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
-def test_a_release_drops_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
+def test_an_acquire_and_a_release_drop_any_number_of_dead_waiters(name: str, me: Any, client: redis.Redis) -> None:
     lock = Lock(name)
-    me(lock, "acquire")
+    put_dead(client, name)
+    assert me(lock, "acquire", blocking=False)
+    assert not client.exists(keys_of(name).queue)
     put_dead(client, name)
     me(lock, "release")
     assert not client.exists(keys_of(name).queue)
@@ -39,12 +33,3 @@ def test_a_change_of_a_pool_drops_any_number_of_dead_waiters(me: Any, client: re
     client.zadd(line, {f"dead-{number}": number + 1 for number in range(1200)})
     assert me(LockPool("accounts"), "extend", ["alice"]) == 1
     assert not client.exists(line)
-
-
-def test_a_lease_is_presumed_over_before_it_is() -> None:
-    """By a clock that may be a thousandth too slow."""
-    assert 100 + 30 * 0.998 < lease_end(100, 30) < 100 + 30 * 0.999
-
-
-def test_a_polling_waiter_says_how_long_it_counts_as_alive_without_a_look() -> None:
-    assert polled(1.2345) == "p1234"

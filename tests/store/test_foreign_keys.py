@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -21,10 +21,9 @@ from django_redislock import (
     LockUnavailable,
     force_release,
 )
-from django_redislock.store.stores import get_partition
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, TOKEN, WAITERS
-from tests.inside import PREFIX
+from tests.inside import PREFIX, command
 
 from .conftest import Eventually
 
@@ -47,10 +46,36 @@ def put(client: redis.Redis, key: str, kind: str) -> None:
         at_once.execute()
 
 
-def wrong(**keys: str) -> pytest.MarkDecorator:
+OURS = {
+    f"lock:{NAME}": "string",
+    f"queue:{NAME}": "zset",
+    f"waiters:{NAME}": "hash",
+    "index": "zset",
+    "fence": "string",
+}
+
+
+def wrong(**keys: str) -> list[tuple[str, str]]:
     """Every wrong type of these keys; each is given with the type that it should have."""
-    cases = [(f"{PREFIX}{key}", kind) for key, ours in keys.items() for kind in TYPES if kind != ours]
-    return pytest.mark.parametrize(("key", "kind"), cases, ids=lambda value: value.removeprefix(PREFIX))
+    return [(f"{PREFIX}{key}", kind) for key, ours in keys.items() for kind in TYPES if kind != ours]
+
+
+def key_of(value: Any) -> str:
+    return str(value).removeprefix(PREFIX)
+
+
+@contextmanager
+def named(client: redis.Redis, key: str, kind: str) -> Iterator[list[str]]:
+    """What is done meets a key of this type: an error names it, and it is left alone."""
+    put(client, key, kind)
+    before = client.dump(key)
+    told: list[str] = []
+    with pytest.raises((LockUnavailable, CommandError)) as caught:
+        yield told
+    told.append(text := str(caught.value))
+    assert f"the key {key!r}, which is a {kind}" in text
+    assert "user_script" not in text
+    assert client.dump(key) == before
 
 
 def use(me: Any, **options: Any) -> None:
@@ -61,56 +86,45 @@ def use(me: Any, **options: Any) -> None:
     me(lock, "release")
 
 
-def names(key: str, kind: str) -> str:
-    return f"Somebody else has written the key {key!r}, which is a {kind}"
+# -- keys of another type ---------------------------------------------------------------------------------------------
 
-
-# -- keys of another type -------------------------------------------------------------------------------------------
-
-TRIES: dict[str, Callable[[Any], Any]] = {
-    "acquire": use,
-    "poll": lambda me: use(me, poll=True),
-    "seize": lambda me: me(Lock(NAME), "seize"),
-}
-LOOKS: dict[str, Callable[[Any], Any]] = {
-    "status": lambda me: me(Lock(NAME), "status"),
-    "info": lambda me: me(Lock(NAME), "info"),
-    "force": lambda me: me(django_redislock, "force_release", NAME),
-    "show": lambda me: call_command("redislocks", "show", NAME),
-    "clear": lambda me: call_command("redislocks", "clear", NAME, "--noinput"),
+# and the keys that they meet
+CALLS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+    "acquire": (use, [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
+    "poll": (lambda me: use(me, poll=True), [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
+    "seize": (lambda me: me(Lock(NAME), "seize"), [f"lock:{NAME}", f"queue:{NAME}", "index", "fence"]),
+    "status": (lambda me: me(Lock(NAME), "status"), [f"lock:{NAME}"]),
+    "info": (lambda me: me(Lock(NAME), "info"), [f"lock:{NAME}"]),
+    "force": (lambda me: me(django_redislock, "force_release", NAME), [f"lock:{NAME}"]),
+    "show": (lambda me: call_command("redislocks", "show", NAME), [f"lock:{NAME}"]),
+    "clear": (lambda me: call_command("redislocks", "clear", NAME, "--noinput"), [f"lock:{NAME}"]),
+    "list": (lambda me: me(django_redislock, "list_locks"), ["index"]),
 }
 
 
-@wrong(**{f"lock:{NAME}": "string", f"queue:{NAME}": "zset", "index": "zset", "fence": "string"})
-@pytest.mark.parametrize("call", TRIES)
+@pytest.mark.parametrize(
+    ("call", "key", "kind"),
+    [(call, *case) for call, (_, keys) in CALLS.items() for case in wrong(**{key: OURS[key] for key in keys})],
+    ids=key_of,
+)
 def test_a_key_of_another_type_is_an_error_that_names_it_and_says_what_it_is(
-    key: str, kind: str, call: str, me: Any, client: redis.Redis
+    call: str, key: str, kind: str, me: Any, client: redis.Redis
 ) -> None:
-    put(client, key, kind)
-    before = client.dump(key)
-    with pytest.raises(LockUnavailable) as caught:
-        TRIES[call](me)
-    text = str(caught.value)
-    assert names(key, kind) in text
-    assert NAME in text
-    assert "user_script" not in text
-    assert client.dump(key) == before
+    with named(client, key, kind) as told:
+        CALLS[call][0](me)
+    assert NAME in told[0] or call == "list"
 
 
-@wrong(**{f"lock:{NAME}": "string"})
-@pytest.mark.parametrize("call", LOOKS)
-def test_reading_a_lock_of_another_type_is_an_error_that_names_the_key(
-    key: str, kind: str, call: str, me: Any, client: redis.Redis
+@pytest.mark.parametrize(("key", "kind"), wrong(**{f"waiters:{NAME}": "hash"}), ids=key_of)
+def test_queueing_where_the_waiters_are_of_another_type_is_an_error_that_says_so(
+    key: str, kind: str, crowd: Crowd, client: redis.Redis
 ) -> None:
-    put(client, key, kind)
-    before = client.dump(key)
-    with pytest.raises((LockUnavailable, CommandError)) as caught:
-        LOOKS[call](me)
-    assert f"the key {key!r}, which is a {kind}" in str(caught.value)
-    assert client.dump(key) == before
+    crowd()(Lock(NAME), "acquire")
+    with named(client, key, kind):
+        crowd()(Lock(NAME), "acquire", blocking_timeout=5)
 
 
-@wrong(**{f"lock:{NAME}": "string", f"queue:{NAME}": "zset", f"waiters:{NAME}": "hash"})
+@pytest.mark.parametrize(("key", "kind"), wrong(**dict(list(OURS.items())[:3])), ids=key_of)
 def test_other_locks_go_on(key: str, kind: str, me: Any, client: redis.Redis) -> None:
     put(client, key, kind)
     for name in ("other", "another"):
@@ -118,37 +132,14 @@ def test_other_locks_go_on(key: str, kind: str, me: Any, client: redis.Redis) ->
     assert [lock.name for lock in me(django_redislock, "list_locks")] == ["another", "other"]
 
 
-@wrong(**{f"waiters:{NAME}": "hash"})
-def test_queueing_where_the_waiters_are_of_another_type_is_an_error_that_says_so(
-    key: str, kind: str, crowd: Crowd, client: redis.Redis
-) -> None:
-    crowd()(Lock(NAME), "acquire")
-    put(client, key, kind)
-    with pytest.raises(LockUnavailable) as caught:
-        crowd()(Lock(NAME), "acquire", blocking_timeout=5)
-    assert names(key, kind) in str(caught.value)
-
-
-@wrong(index="zset")
-def test_listing_with_an_index_of_another_type_is_an_error_that_names_it(
-    key: str, kind: str, me: Any, client: redis.Redis
-) -> None:
-    put(client, key, kind)
-    with pytest.raises(LockUnavailable) as caught:
-        me(django_redislock, "list_locks")
-    assert names(key, kind) in str(caught.value)
-
-
-@wrong(**{f"lock:{NAME}": "string"})
+@pytest.mark.parametrize(("key", "kind"), wrong(**{f"lock:{NAME}": "string"}), ids=key_of)
 def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
     key: str, kind: str, me: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
     lock = Lock(NAME, ttl=0.8)
     me(lock, "acquire")
-    put(client, key, kind)
-    with pytest.raises(LockUnavailable) as caught:
+    with named(client, key, kind):
         me(lock, "release")
-    assert names(key, kind) in str(caught.value)
     eventually(lambda: me.read(lambda: lock.lost))
     client.delete(key)
     use(me)
@@ -158,12 +149,13 @@ POOL_KEYS = dict.fromkeys(("members", "fresh", "free", "busy", "wanted", "queue"
 POOL_KEYS |= dict.fromkeys(("held", "took", "waiters"), "hash")
 
 
-@wrong(**{f"{word}:{POOL}": kind for word, kind in POOL_KEYS.items()})
+@pytest.mark.parametrize(
+    ("key", "kind"), wrong(**{f"{word}:{POOL}": kind for word, kind in POOL_KEYS.items()}), ids=key_of
+)
 def test_a_key_of_a_pool_that_is_of_another_type_is_named(key: str, kind: str, client: redis.Redis) -> None:
     pool = LockPool("accounts")
     pool.assign(["alice", "bob"])
     held = [pool.acquire(blocking_timeout=0) for _ in range(2)]
-    put(client, key, kind)
 
     def use_all() -> None:
         for ask in (lambda: pool.acquire(blocking_timeout=0.05), Lock(MEMBER, blocking_timeout=0.05).__enter__):
@@ -174,9 +166,8 @@ def test_a_key_of_a_pool_that_is_of_another_type_is_named(key: str, kind: str, c
         pool.acquire(blocking_timeout=0).release()
         pool.info()
 
-    with pytest.raises(LockUnavailable) as caught:
+    with named(client, key, kind):
         use_all()
-    assert names(key, kind) in str(caught.value)
     others = LockPool("others")
     others.assign(["bob"])
     others.acquire(blocking_timeout=0).release()
@@ -204,17 +195,16 @@ NO_FENCES = ["foreign", "", "nan", "inf", "1e400", "9" * 400, str(9 * 10**15), "
 @pytest.mark.parametrize("text", NO_FENCES)
 @pytest.mark.parametrize("alias", ["default", "memory"])
 def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(text: str, alias: str) -> None:
-    partition = get_partition(alias)
-    partition.execute(("FLUSHALL",))
-    partition.execute(("SET", FENCE, text))
+    command("FLUSHALL", using=alias)
+    command("SET", FENCE, text, using=alias)
     for _ in range(2):
         with pytest.raises(
             LockUnavailable, match=r"the key 'redislock\{0\}:fence', which does not hold a fence\. Delete it"
         ):
             Lock(NAME, using=alias).acquire()
-    assert partition.execute(("GET", FENCE)) == text.encode()
-    assert not partition.execute(("EXISTS", LOCK))
-    partition.execute(("DEL", FENCE))
+    assert command("GET", FENCE, using=alias) == text.encode()
+    assert not command("EXISTS", LOCK, using=alias)
+    command("DEL", FENCE, using=alias)
     assert Lock(NAME, using=alias).acquire(blocking_timeout=0)
 
 

@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django_redislock import Lock, LockError, LockPool, get_lock
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, QUEUE, WAITERS
-from tests.inside import PREFIX, listener, own_channel
+from tests.inside import PREFIX, messages_heard, own_channel, subscriptions
 
 from .conftest import Eventually
 
@@ -112,16 +112,15 @@ def test_a_foreign_message_ends_neither_a_waiter_nor_the_listener(
     me(lock, "acquire")
     waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     eventually(lambda: client.zcard(QUEUE) == 1)
-    ears = listener()
-    generation, heard = ears.generation, ears.heard
+    subscribed, heard = subscriptions(), messages_heard()
     queued: Any = client.zrange(QUEUE, 0, -1)
     (id,) = queued
     assert client.publish(own_channel(), message.replace(b"{id}", id)) == 1
-    eventually(lambda: ears.heard > heard)
+    eventually(lambda: messages_heard() > heard)
     assert not waiting.done()
     me(lock, "release")
     assert waiting.result(GENEROUS)
-    assert ears.generation == generation
+    assert subscriptions() == subscribed
     assert caplog.messages == []
 
 

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_redislock import Lock, LockError, LockLost, get_lock
-from django_redislock.store.stores import get_partition
-from tests.helpers.actors import GENEROUS, Crowd
+from django_redislock import Lock, LockLost
+from tests.helpers.actors import Crowd
 from tests.helpers.operations import all_of_them
 from tests.helpers.processes import Worker
 from tests.helpers.state import NAME
+from tests.inside import command
 
 from .conftest import Eventually, Exercise
 
@@ -36,48 +35,13 @@ def _memory(request: pytest.FixtureRequest, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": kind}, "second": {"BACKEND": kind}}
 
 
-def waiters(name: str = NAME) -> int:
-    info = get_lock(name)
-    return 0 if info is None else info.waiters
-
-
 # -- the same behaviour ---------------------------------------------------------------------------------------------
 
 
 @KINDS
 def test_locks_pools_and_values_work(crowd: Crowd, exercise: Exercise, eventually: Eventually) -> None:
-    assert get_partition().store.memory
     exercise()
     all_of_them(crowd, eventually)
-
-
-def test_a_lock_excludes_others_and_is_free_afterwards(crowd: Crowd) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    assert (me(lock, "locked"), me(lock, "owned")) == (True, True)
-    assert not you(Lock(NAME), "acquire", blocking=False)
-    assert not you(Lock(NAME), "acquire", blocking_timeout=0.05)
-    assert waiters() == 0
-    with pytest.raises(LockError, match="would wait for itself"):
-        me(Lock(NAME), "acquire")
-    me(lock, "release")
-    assert not me(lock, "locked")
-    assert you(Lock(NAME), "acquire", blocking=False)
-
-
-def test_those_who_wait_get_the_lock_in_order_and_one_at_a_time(crowd: Crowd, eventually: Eventually) -> None:
-    first, lock = crowd(), Lock(NAME)
-    first(lock, "acquire")
-    people = [(crowd(), Lock(NAME, blocking_timeout=GENEROUS)) for _ in range(6)]
-    waiting = []
-    for number, (person, theirs) in enumerate(people):
-        waiting.append(person.start(theirs, "acquire"))
-        eventually(lambda number=number: waiters() == number + 1)
-    first(lock, "release")
-    for number, (person, theirs) in enumerate(people):
-        assert waiting[number].result(GENEROUS)
-        assert not any(acquired.done() for acquired in waiting[number + 1 :])
-        person(theirs, "release")
 
 
 def test_a_lock_that_is_not_renewed_expires_and_its_holder_is_told(me: Any, eventually: Eventually) -> None:
@@ -88,15 +52,6 @@ def test_a_lock_that_is_not_renewed_expires_and_its_holder_is_told(me: Any, even
     eventually(lambda: not me(lock, "locked"))
     with pytest.raises(LockLost):
         me(lock, "release")
-
-
-def test_renewal_keeps_a_lock(me: Any, eventually: Eventually) -> None:
-    lock = Lock(NAME, ttl=0.9)
-    begin = monotonic()
-    me(lock, "acquire")
-    eventually(lambda: monotonic() - begin > 1.2)
-    assert me(lock, "owned")
-    me(lock, "release")
 
 
 # -- its server -----------------------------------------------------------------------------------------------------
@@ -117,7 +72,7 @@ def test_each_alias_has_a_server_of_its_own(crowd: Crowd, settings: Any) -> None
 def test_two_key_prefixes_are_on_one_server() -> None:
     with Lock("a"):
         with override_settings(REDISLOCK={"KEY_PREFIX": "other"}), Lock("a"):
-            assert get_partition().execute(("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a")) == 2
+            assert command("EXISTS", "redislock{0}:lock:a", "other{0}:lock:a") == 2
         assert Lock("a").locked()
 
 

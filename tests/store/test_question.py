@@ -1,20 +1,18 @@
-"""What is asked once for all who need it."""
+"""What is asked once for all who need it. (How long callers wait for a cluster: tests/cluster/test_asking.py.)"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from time import monotonic
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 
-from django_redislock.store.question import Question
-from django_redislock.store.wire import NotAsked
 from tests.helpers.actors import GENEROUS
+from tests.inside import AskedOnce, end_of_the_interpreter
 
 
 class Gate:
@@ -24,7 +22,7 @@ class Gate:
         self.open = threading.Event()
         self.error: Exception | None = None
 
-    def __call__(self, question: Question) -> None:
+    def __call__(self) -> None:
         assert self.open.wait(GENEROUS)
         if self.error is not None:
             raise self.error
@@ -37,46 +35,36 @@ def gate() -> Iterator[Gate]:
     gate.open.set()
 
 
-@pytest.fixture
-def question(gate: Gate) -> Question:
-    question = Question(gate)
-    question.begin()
-    return question
-
-
-async def test_cancelling_one_caller_does_not_end_the_question_for_the_others(gate: Gate, question: Question) -> None:
-    tasks = [asyncio.create_task(question.aanswer(None)) for _ in range(3)]
+@pytest.mark.parametrize("within", [None, GENEROUS])
+async def test_cancelling_one_caller_does_not_end_the_question_for_the_others(
+    within: float | None, gate: Gate, aeventually: Callable[..., Any]
+) -> None:
+    question = AskedOnce(gate)
+    tasks = [asyncio.create_task(question.aanswer(within)) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
     await asyncio.wait([tasks[0]])
-    assert question.pending
+    assert question.pending()
     gate.open.set()
     await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [True, False, False]
-    question.answer(None)
-    assert not question.pending
+    question.answer(0)  # it is there already
+    await question.aanswer(0)
+    assert not question.pending()
 
 
-async def test_no_caller_waits_longer_than_its_own_timeout(question: Question) -> None:
-    with pytest.raises(NotAsked, match="did not say in time"):
-        question.answer(monotonic() + 0.01)
-    with pytest.raises(NotAsked, match="did not say in time"):
-        await question.aanswer(monotonic() + 0.01)
-    assert question.pending
-
-
-async def test_an_answer_in_time_is_returned(gate: Gate, question: Question) -> None:
-    waiting = asyncio.create_task(question.aanswer(monotonic() + GENEROUS))
-    await asyncio.sleep(0)
-    gate.open.set()
-    await waiting
-    await question.aanswer(monotonic() - 1)  # there already
-    question.answer(monotonic() - 1)
+async def test_no_caller_waits_longer_than_its_own_timeout(gate: Gate) -> None:
+    question = AskedOnce(gate)
+    with pytest.raises(redis.TimeoutError, match="did not say in time"):
+        question.answer(0.01)
+    with pytest.raises(redis.TimeoutError, match="did not say in time"):
+        await question.aanswer(0.01)
+    assert question.pending()
 
 
 @pytest.mark.parametrize("error", [redis.ConnectionError("away"), ImproperlyConfigured("too old")])
-async def test_a_failure_goes_to_all_who_wait(error: Exception, gate: Gate, question: Question) -> None:
-    gate.error = error
+async def test_a_failure_goes_to_all_who_wait(error: Exception, gate: Gate) -> None:
+    gate.error, question = error, AskedOnce(gate)
     tasks = [asyncio.create_task(question.aanswer(None)) for _ in range(2)]
     await asyncio.sleep(0)
     gate.open.set()
@@ -88,10 +76,10 @@ async def test_a_failure_goes_to_all_who_wait(error: Exception, gate: Gate, ques
 
 
 def test_a_loop_that_was_closed_with_waiting_tasks_disturbs_nobody(
-    gate: Gate, question: Question, caplog: pytest.LogCaptureFixture
+    gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(question.aanswer(monotonic() + GENEROUS))
+    question, loop = AskedOnce(gate), asyncio.new_event_loop()
+    task = loop.create_task(question.aanswer(GENEROUS))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     gate.open.set()
@@ -108,14 +96,7 @@ def test_without_another_thread_it_is_asked_at_once(why: str, gate: Gate, monkey
         raise RuntimeError("can't start new thread")
 
     if why == "the interpreter ends":
-        monkeypatch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
+        end_of_the_interpreter(monkeypatch)
     monkeypatch.setattr(threading.Thread, "start", start)
     gate.open.set()
-    question = Question(gate)
-    question.begin()
-    question.answer(0.0)
-
-
-def test_a_question_that_was_never_started_is_not_pending(gate: Gate) -> None:
-    """Whoever was to begin it was interrupted; the next one asks anew."""
-    assert not Question(gate).pending
+    AskedOnce(gate).answer(0.0)

@@ -10,14 +10,11 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockUnavailable
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import queued
+from tests.helpers.state import count, queued
 from tests.helpers.ways import BOTH, DJANGO_REDIS, NAME, alias, caches, kill
-from tests.inside import keys_of, limit
+from tests.inside import limit, wait_for_replicas
 
 from .conftest import Eventually, all_at_once, use
 
@@ -100,10 +97,7 @@ def test_an_unknown_script_is_sent_in_full_once(me: Any, client: redis.Redis) ->
     client.config_resetstat()
     for _ in range(3):
         me(Lock("a"), "info")
-    stats: Any = client.info("commandstats")
-    assert stats["cmdstat_eval"]["calls"] == 1
-    assert stats["cmdstat_evalsha"]["calls"] == 3
-    assert client.script_exists(calls._INFO["key"].sha) == [True]
+    assert (count(client, "eval"), count(client, "evalsha")) == (1, 3)
 
 
 @pytest.fixture
@@ -128,8 +122,7 @@ def test_a_server_that_requires_a_password_is_a_clear_error(me: Any, own: RedisS
 def test_the_error_about_missing_replicas_is_the_same_if_the_script_was_unknown(
     me: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"ACKNOWLEDGED_WITHIN": 3.0, "_ACKNOWLEDGED_WITHIN": "3000"}.items():
-        monkeypatch.setattr(f"django_redislock.store.retry.{name}", value)
+    wait_for_replicas(monkeypatch, 3.0)
     limit(monkeypatch, answer_grace=5.0)  # for one WAIT, not for two
     client.script_flush()
     with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
@@ -150,13 +143,9 @@ def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
 ) -> None:
     retry_for(30.0)
 
-    def tries() -> int:
-        # the refusals are counted by some servers only, and some replicas know the scripts of their master
-        stats: Any = replica.info("commandstats")
-        return sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval"))
-
     acquired = me.start(Lock("a", using="replica"), "acquire")
-    eventually(lambda: acquired.done() or tries() > 2)
+    # the refusals are counted by some servers only, and some replicas know the scripts of their master
+    eventually(lambda: acquired.done() or count(replica, "evalsha") + count(replica, "eval") > 2)
     assert not acquired.done()
     replica.replicaof("NO", "ONE")
     assert acquired.result(GENEROUS) is True
@@ -165,12 +154,10 @@ def test_a_server_that_is_read_only_for_a_moment_is_asked_again(
 # -- what is refused for good ---------------------------------------------------------------------------------------
 
 
-def test_a_command_that_redis_refuses_is_not_retried(client: redis.Redis) -> None:
-    partition = get_partition()
+def test_a_command_that_redis_refuses_is_not_retried(me: Any, client: redis.Redis) -> None:
+    me(django_redislock, "force_release", "a")  # the scripts are known
     client.set("redislock{0}:index", "foreign")
     client.config_resetstat()
-    keys = keys_of("a", partition.prefix)
     with pytest.raises(LockUnavailable, match="Redis refuses to serve the lock 'a'"):
-        run(calls.force(partition, keys, "a"))
-    stats: Any = client.info("commandstats")
-    assert sum(int(stats.get(name, {}).get("calls", 0)) for name in ("cmdstat_evalsha", "cmdstat_eval")) <= 2
+        me(django_redislock, "force_release", "a")
+    assert count(client, "evalsha") + count(client, "eval") <= 2

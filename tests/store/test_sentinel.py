@@ -14,13 +14,13 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.stores import get_partition
 from tests.helpers.actors import Crowd
 from tests.helpers.state import LOCK, NAME
 from tests.helpers.ways import Sentinels, caches, connections, kill, stopped
+from tests.inside import PREFIX, command, distrust
 
 from .conftest import Eventually
-from .test_thread_connections import ask_again
+from .test_connections import ask_again
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
@@ -142,11 +142,10 @@ def test_a_late_answer_of_the_master_is_given_to_nobody_else(sentinels: Sentinel
     given = sentinels.alias()
     given["OPTIONS"] |= {"SOCKET_TIMEOUT": 0.1}
     with caches(given):
-        partition = get_partition()
-        ask_again(lambda: partition.execute(("ECHO", "first")), b"first")
+        ask_again(lambda: command("ECHO", "first"), b"first")
         with stopped(sentinels.servers[0]), pytest.raises(redis.TimeoutError):
-            partition.execute(("ECHO", "late"))
-        ask_again(lambda: partition.execute(("ECHO", "next")), b"next")
+            command("ECHO", "late")
+        ask_again(lambda: command("ECHO", "next"), b"next")
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +167,7 @@ def test_a_silent_sentinel_takes_its_share_of_the_time_and_no_more(
                 assert me(lock, "acquire")
                 assert monotonic() - begin < 10  # far less, on a machine that is not busy
                 me(lock, "release")
-                get_partition().store.doubt(get_partition().node)
+                distrust()
 
 
 def test_a_sentinel_that_refuses_to_answer_is_skipped(three: Sentinels, crowd: Crowd) -> None:
@@ -207,7 +206,7 @@ def test_a_lease_goes_on_when_the_machine_of_the_master_and_of_the_first_sentine
         lock.acquire()
         group.replicate()
         with stopped(group.sentinels[0]), stopped(group.servers[0]):
-            new, key = group.clients[1], f"{get_partition().prefix}lock:a"
+            new, key = group.clients[1], f"{PREFIX}lock:a"
             eventually(lambda: new.info("replication")["role"] == "master")
             left = new.pttl(key)
             eventually(lambda: lock.lost or int(new.pttl(key)) > left)

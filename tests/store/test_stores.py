@@ -1,4 +1,4 @@
-"""One lock store for each alias and process: when it is made, what a change of the settings does to it, and a fork."""
+"""The locks of an alias in a process: what a change of the settings does to their connections, and a fork."""
 
 from __future__ import annotations
 
@@ -6,98 +6,89 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable
-from time import monotonic
+import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import redis
-from django.conf import settings
+from django.core.cache.backends.redis import RedisCache
 from django.test import override_settings
 
 from django_redislock import Lock
-from django_redislock.engine.runtime import runtime
-from django_redislock.store import stores as module
-from django_redislock.store.lock_store import LockStore
-from django_redislock.store.loop_connections import ENTERING
-from django_redislock.store.stores import get_partition, get_store, make_store
 from redisserver import RedisServer, redis_server
-from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.actors import Other
 from tests.helpers.processes import Worker
 from tests.helpers.ways import BOTH, DJANGO, DJANGO_REDIS, NAME, alias, caches, connections
-from tests.inside import lease_of, listener, listens, own_channel
+from tests.inside import Wire, all_seen, close_store, command, own_channel, release_in_the_background
 
 from .conftest import Eventually, Exercise, all_at_once, ause
-from .test_loop_connections import Busy
 
 pytestmark = pytest.mark.usefixtures("own_pools")
 
+AEventually = Callable[..., Awaitable[Any]]
 
-def test_threads_that_come_first_together_share_one(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[LockStore] = []
-    make = LockStore.__init__
 
-    def noted(self: LockStore, *args: Any) -> None:
-        made.append(self)
-        make(self, *args)
-
-    monkeypatch.setattr(LockStore, "__init__", noted)
+def test_threads_that_come_first_together_share_one(server: RedisServer) -> None:
+    found: list[str] = []
     with caches(alias(DJANGO, server.url)):
-        all_at_once(lambda _: get_partition(), 20)
-    assert len(made) == 1
+        all_at_once(lambda _: found.append(own_channel()), 20)
+    assert len(found) == 20
+    assert len({*found}) == 1
 
 
 def test_a_single_command_raises_the_error_of_redis(client: redis.Redis) -> None:
     client.set("text", "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        get_partition().execute(("LPOP", "text"))
+        command("LPOP", "text")
 
 
-# -- changed settings -----------------------------------------------------------------------------------------------
+# -- changed settings -------------------------------------------------------------------------------------------------
 
 
 @BOTH
 def test_changed_caches_lead_elsewhere_and_leave_no_connection_and_no_thread_behind(
     backend: str, server: RedisServer, client: redis.Redis, me: Any, exercise: Exercise, eventually: Eventually
 ) -> None:
+
+    def threads() -> int:
+        return sum(thread.name.startswith("redislock") for thread in threading.enumerate())
+
+    before = threads()
     with caches(alias(backend, server.url, client_name=NAME)):
-        first = get_partition()
-        assert get_partition("default") is first
+        first = own_channel()
+        assert own_channel("default") == first
         exercise()
-        ears = listener()
-        thread = ears.receiver.thread
         assert connections(client)
         with redis_server() as another, caches(alias(backend, another.url)):
-            assert get_partition() is not first
+            assert own_channel() != first
             me(Lock("a"), "acquire")
             with another.client() as there:
                 assert there.exists("redislock{0}:lock:a")
             assert not client.exists("redislock{0}:lock:a")
             eventually(lambda: not connections(client))
-            thread.join(GENEROUS)
-            assert not thread.is_alive()
         exercise()
-        assert listener() is not ears
     eventually(lambda: not connections(client))
+    eventually(lambda: threads() <= before + 2)  # renewer and notifier, which are for all aliases
 
 
 def test_a_closed_store_is_not_used_again(fresh: None, client: redis.Redis, eventually: Eventually) -> None:
-    closed = get_partition()
-    closed.store.close()
-    assert get_partition() is not closed
+    channel = own_channel()
+    close_store()
+    assert own_channel() != channel
     with Lock("a", ttl=600):  # it is held for long, so its process listens
         eventually(lambda: client.pubsub_numsub(own_channel())[0][1])
-    again = get_partition()
-    closed.store.close()
-    assert get_partition() is again
 
 
 def test_a_lock_from_before_a_change_of_settings_can_be_released_and_leaves_no_connection(
     me: Any, server: RedisServer, client: redis.Redis, eventually: Eventually
 ) -> None:
+    """If it is held for long beyond that, too: nothing begins to listen."""
     lock = Lock("a", ttl=60)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         me(lock, "acquire")
+    eventually(all_seen)  # by the renewer, which has planned its next look
+    assert not [connection for connection in connections(client) if connection["sub"] != "0"]
     me(lock, "release")
     assert not client.exists("redislock{0}:lock:a")
     eventually(lambda: not connections(client))
@@ -110,51 +101,27 @@ def test_a_release_in_the_background_after_a_change_leaves_no_connection_behind(
     lock = Lock("a", ttl=60)
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
         lock.acquire()
-        lease = lease_of(lock)
-    runtime().watchdog.release_later(lease.request, unknown=False)
+    release_in_the_background(lock)
     eventually(lambda: not client.exists("redislock{0}:lock:a"))
     eventually(lambda: not connections(client))
 
 
-def test_a_lock_that_is_held_for_long_beyond_a_change_starts_nothing_that_listens(
-    crowd: Crowd, server: RedisServer, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock("a", ttl=60)
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        me(lock, "acquire")
-    lease = me.read(lambda: lease_of(lock))
-    # the watchdog has seen it and has planned its next look
-    eventually(lambda: lease.seen and lease.due > monotonic() + 1)
-    assert not listens(runtime().listener(lease.partition))
-    me(lock, "release")
-    eventually(lambda: not connections(client))
-
-
 async def test_what_coroutines_send_after_a_change_leaves_no_connection_behind(
-    server: RedisServer, client: redis.Redis, aeventually: Callable[..., Any]
+    server: RedisServer, client: redis.Redis, aeventually: AEventually
 ) -> None:
     with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        used = get_partition()
-        await ause(1)
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
-        unused = get_partition()
-    for partition in (used, unused):
-        answers, _ = await partition.aexchange([("ECHO", "1"), ("ECHO", "2")], urgency=ENTERING)
-        assert answers == [b"1", b"2"]
+        used, wire = Lock("a"), Wire()
+        await used.aacquire()
+        busy = asyncio.create_task(wire.aexchange(("BLPOP", "busy", "60")))
+        await aeventually(lambda: client.info("clients")["blocked_clients"])
+    client.rpush("busy", "over")
+    await busy
+    await used.arelease()
     await aeventually(lambda: not connections(client))
 
 
-async def test_a_change_leaves_no_connection_behind_that_is_in_use(
-    server: RedisServer, client: redis.Redis, aeventually: Callable[..., Any]
-) -> None:
-    with caches(alias(DJANGO_REDIS, server.url, client_name=NAME, socket_timeout=GENEROUS)):
-        busy = await Busy(client).begun()
-    await busy.end()
-    await aeventually(lambda: not connections(client))
-
-
-def test_caches_that_change_at_the_very_end_of_a_loop_leave_no_connection_behind(
-    server: RedisServer, client: redis.Redis, eventually: Eventually
+def test_caches_that_change_at_the_very_end_of_a_loop_or_between_two_runs_leave_no_connection_behind(
+    server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
@@ -162,12 +129,6 @@ def test_caches_that_change_at_the_very_end_of_a_loop_leave_no_connection_behind
 
     for _ in range(3):
         asyncio.run(main())
-    eventually(lambda: not connections(client), within=10)
-
-
-def test_caches_that_change_between_two_runs_of_a_loop_leave_no_connection_behind(
-    server: RedisServer, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
     loop = asyncio.new_event_loop()
     try:
         with caches(alias(DJANGO_REDIS, server.url, client_name=NAME)):
@@ -186,21 +147,20 @@ def test_changed_settings_choose_another_alias_at_once(me: Any, server: RedisSer
     with caches(alias(DJANGO_REDIS, server.url), third=third):
         me(Lock("a"), "acquire")
         with override_settings(REDISLOCK={"CACHE": "third"}):
-            assert get_partition().alias == "third"
             assert not me(Lock("a"), "locked")
         assert me(Lock("a"), "locked")
 
 
-# -- a fork ---------------------------------------------------------------------------------------------------------
+# -- a fork -----------------------------------------------------------------------------------------------------------
 
 FORK = """
-from tests.inside import listener
+from tests.inside import hears, own_channel
 
 held = Lock("held", ttl=600)
 held.acquire()
-while not listener().ready:
+while not hears():
     time.sleep(0.01)
-say("parent", listener().partition.channel)
+say("parent", own_channel())
 child = os.fork()
 if child == 0:
     hear()
@@ -209,10 +169,10 @@ if child == 0:
             pass
     other = Lock("other", ttl=600)
     other.acquire()
-    while not listener().ready:
+    while not hears():
         time.sleep(0.01)
     hear()
-    say("child", listener().partition.channel, held.token, len(list_locks()))
+    say("child", own_channel(), held.token, len(list_locks()))
     hear()
     with Lock("c"):
         say("still", "alive")
@@ -254,18 +214,22 @@ def test_a_forked_child_has_connections_of_its_own_and_keeps_none_of_its_parent(
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_finalizer_may_use_an_alias_while_its_store_is_made(
-    other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The garbage collector runs it on the thread that makes the store, in the midst of that."""
-    nested: list[LockStore] = []
+# -- a finalizer ------------------------------------------------------------------------------------------------------
 
-    def make(alias: str, prefix: str) -> LockStore:
-        if not nested:
-            nested.append(make_store(alias, prefix))
-            nested[0] = get_store("ours")
-        return make_store(alias, prefix)
 
-    with override_settings(CACHES=settings.CACHES | {"ours": settings.CACHES["default"]}):
-        monkeypatch.setattr(module, "make_store", make)
-        assert other()(lambda: get_store("ours")) is get_store("ours") is nested[0]
+class Nesting(RedisCache):
+    """It uses locks of its alias while that is made: as a finalizer may, which the garbage collector runs then."""
+
+    nested: list[str] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if not self.nested:
+            self.nested.append("")
+            self.nested[0] = own_channel("ours")
+
+
+def test_a_finalizer_may_use_an_alias_while_its_store_is_made(server: RedisServer, other: Callable[[], Other]) -> None:
+    ours = {"BACKEND": f"{__name__}.Nesting", "LOCATION": server.url}
+    with caches(alias(DJANGO, server.url), ours=ours):
+        assert other()(lambda: own_channel("ours")) == own_channel("ours") == Nesting.nested[0]
