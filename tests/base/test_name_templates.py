@@ -110,7 +110,7 @@ def test_a_template_is_a_str() -> None:
     [
         ("order:{pk.missing}", {"slug": "a", "pk": 42}, r"AttributeError: .* Available values: pk, slug\.$"),
         ("order:{pk[0]}", {"slug": "a", "pk": 42}, r"TypeError: .* Available values: pk, slug\.$"),
-        ("order:{id}", {"slug": "a", "pk": 42}, r"KeyError: 'id'\. Available values: pk, slug\.$"),
+        ("order:{id}", {"slug": "a", "pk": 42}, r"it was called without 'id'\. Available values: pk, slug\.$"),
         ("order:{id}", {}, r"Available values: none\.$"),
         ("{year:d}", {"year": "2024"}, r"ValueError: Unknown format code 'd'.*: year\.$"),
     ],
