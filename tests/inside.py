@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import MovedError
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
@@ -27,6 +30,7 @@ from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.leases import lease as _reasons
+from django_redislock.engine.messages.reader import Interrupted
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
@@ -35,9 +39,10 @@ from django_redislock.engine.runtime import runtime
 from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store.cluster import tag_of
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.retry import Execute, call
-from django_redislock.store.stores import get_partition, make_store
+from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.wire import Command, exchange
 
 # -- the names of keys -------------------------------------------------------------------------------------------------
@@ -87,6 +92,7 @@ _LIMITS = {
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
     "check_patience": "checks.server.PATIENCE",
+    "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
 }
 
 
@@ -472,3 +478,148 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+def awaits_messages(lock: Lock) -> bool:
+    """Whether this process is subscribed for a lock of this thread or task, and has Redis's answer to its question of
+    then whether the lock is still there."""
+    lease = lease_of(lock)
+    ears = runtime().listener(lease.partition)
+    return reader_of(ears) is not None and not lease.urgent and time.monotonic() < lease.due < lease.ends
+
+
+def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Note the event loops that connect from now on. The result tells how many connections those that are closed have
+    left open."""
+    opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
+    tie = LoopConnections.open
+
+    async def noted(self: LoopConnections, forget: Callable[[], object]) -> None:
+        opened.append((weakref.ref(asyncio.get_running_loop()), weakref.ref(self)))
+        await tie(self, forget)
+
+    def left_open() -> int:
+        known = [(loop(), connections()) for loop, connections in opened]
+        closed = [their for loop, their in known if their is not None and (loop is None or loop.is_closed())]
+        return sum(bool(one.is_connected) for their in closed for one in idle(their))
+
+    patch.setattr(LoopConnections, "open", noted)
+    return left_open
+
+
+Look = Callable[[int, Sequence[str]], object]
+
+
+def note_round_trips(
+    patch: pytest.MonkeyPatch,
+    before: Look = lambda port, words: None,
+    after: Look = lambda port, words: None,
+) -> None:
+    """Before and after each round trip of this process's threads, call these with the port of the server and the words
+    with which the commands begin. What ``after`` raises stands for the answer."""
+    exchange_there = LockStore.exchange
+
+    def noted(self: LockStore, node: Any, commands: Sequence[Command], *more: Any) -> Any:
+        to, words = _port_of(node), [str(command[0]) for command in commands]
+        before(to, words)
+        answers = exchange_there(self, node, commands, *more)
+        after(to, words)
+        return answers
+
+    patch.setattr(LockStore, "exchange", noted)
+
+
+# -- what this process knows of a cluster ------------------------------------------------------------------------------
+
+
+def _port_of(node: Any) -> int:
+    return int(node.origin.keywords.get("port", 0))
+
+
+def nodes_known() -> set[int]:
+    """The ports of the nodes that it knows."""
+    return {_port_of(node) for node in get_store().nodes}
+
+
+def believe_at(name: str, port: int) -> None:
+    """It believes that the lock ``name`` is at the node with this port."""
+    partition = get_partition(None, name)
+    store: Any = partition.store
+    store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
+
+
+def suspect(name: str | None) -> None:
+    """It has had trouble with the node of this lock, if one is named, and asks where all slots are before it uses
+    another lock."""
+    get_store().doubt(None if name is None else get_partition(None, name).node)
+
+
+def ask_cluster() -> None:
+    """It asks where all slots are, if it is not sure."""
+    get_store().node_of(0)
+
+
+class Subscription(Ears):
+    """How this process hears messages for the lock ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._listener = runtime().listener(get_partition(None, name))
+
+    @property
+    def channel(self) -> str:
+        return str(self._listener.partition.channel)
+
+    @property
+    def hears(self) -> bool:
+        """Subscribed, and messages are read."""
+        receiver = self._listener.receiver
+        return bool(self._listener.hears and receiver is not None and receiver.thread.is_alive())
+
+    @property
+    def node(self) -> int:
+        """The port of the node at which it is subscribed; 0: at none."""
+        receiver = self._listener.receiver
+        return 0 if receiver is None else _port_of(receiver.node)
+
+    @property
+    def used_for_handovers(self) -> bool:
+        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
+        partition = self._listener.partition
+        return self.hears and partition.subscribed_at is partition.node
+
+    def end(self) -> None:
+        """Its own subscription is over; that of others on the same connection goes on."""
+        self._listener.unsubscribed()
+
+    def subscribe_anew(self, *others: Subscription) -> None:
+        """Subscribe these and this one again, at once."""
+        self._listener._want.__self__._retry([self._listener, *(other._listener for other in others)], 0.0)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing in the process tries to subscribe."""
+        return self._listener._want.__self__._thread is None
+
+    @property
+    def is_refused(self) -> bool:
+        """The last try to subscribe was refused, and the next one is due later."""
+        return self._listener in self._listener._want.__self__._pauses
+
+    def interrupt(self) -> None:
+        """Whoever reads the messages for this lock is interrupted with one in hand."""
+        self._listener.receiver.reader._trouble = Interrupted()
+
+    def refuse_next(self, patch: pytest.MonkeyPatch, when: Callable[[set[str]], bool]) -> list[object]:
+        """The node answers the next subscription that ``when`` is true for (of its channels) that the slot of this lock
+        is at another node. The result is filled when that has happened."""
+        subscribe, refused = Receiver.subscribe, list[object]()
+
+        def elsewhere(receiver: Any, new: Any) -> Any:
+            found = subscribe(receiver, new)
+            if refused or not when({each.partition.channel for each in new}):
+                return found
+            refused.append(receiver)
+            return {**found, self._listener: MovedError(f"1 127.0.0.1:{self.node or 1}")}
+
+        patch.setattr(Receiver, "subscribe", elsewhere)
+        return refused
