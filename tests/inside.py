@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from importlib.resources import files
+from linecache import getline
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from django_redislock.engine.leases import lease as _reasons
 from django_redislock.engine.messages.reader import Interrupted
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
+from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.runtime import runtime
@@ -507,23 +511,20 @@ def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
     return left_open
 
 
-Look = Callable[[int, Sequence[str]], object]
+Look = Callable[[int, Sequence[Command]], object]
 
 
-def note_round_trips(
-    patch: pytest.MonkeyPatch,
-    before: Look = lambda port, words: None,
-    after: Look = lambda port, words: None,
-) -> None:
-    """Before and after each round trip of this process's threads, call these with the port of the server and the words
-    with which the commands begin. What ``after`` raises stands for the answer."""
+def note_round_trips(patch: pytest.MonkeyPatch, before: Look | None = None, after: Look | None = None) -> None:
+    """Before and after each round trip of this process's threads, call these with the port of the server and the
+    commands. What ``after`` raises stands for the answer."""
     exchange_there = LockStore.exchange
 
     def noted(self: LockStore, node: Any, commands: Sequence[Command], *more: Any) -> Any:
-        to, words = _port_of(node), [str(command[0]) for command in commands]
-        before(to, words)
+        if before is not None:
+            before(_port_of(node), commands)
         answers = exchange_there(self, node, commands, *more)
-        after(to, words)
+        if after is not None:
+            after(_port_of(node), commands)
         return answers
 
     patch.setattr(LockStore, "exchange", noted)
@@ -609,17 +610,55 @@ class Subscription(Ears):
         """Whoever reads the messages for this lock is interrupted with one in hand."""
         self._listener.receiver.reader._trouble = Interrupted()
 
-    def refuse_next(self, patch: pytest.MonkeyPatch, when: Callable[[set[str]], bool]) -> list[object]:
-        """The node answers the next subscription that ``when`` is true for (of its channels) that the slot of this lock
-        is at another node. The result is filled when that has happened."""
-        subscribe, refused = Receiver.subscribe, list[object]()
 
-        def elsewhere(receiver: Any, new: Any) -> Any:
-            found = subscribe(receiver, new)
-            if refused or not when({each.partition.channel for each in new}):
-                return found
-            refused.append(receiver)
-            return {**found, self._listener: MovedError(f"1 127.0.0.1:{self.node or 1}")}
+def refuse_subscription(
+    patch: pytest.MonkeyPatch, ears: Subscription, when: Callable[[int, bool], bool]
+) -> list[object]:
+    """A node answers that the slot of ``ears`` is at another node, the next time that ``when`` is true for how many
+    subscribe, and whether it is one of them. The result is filled when that has happened."""
+    subscribe, listener, refused = Receiver.subscribe, ears._listener, list[object]()
 
-        patch.setattr(Receiver, "subscribe", elsewhere)
-        return refused
+    def elsewhere(receiver: Any, new: Any) -> Any:
+        found = subscribe(receiver, new)
+        if refused or not when(len(new), listener in new):
+            return found
+        refused.append(receiver)
+        return {**found, listener: MovedError(f"1 127.0.0.1:{_port_of(receiver.node)}")}
+
+    patch.setattr(Receiver, "subscribe", elsewhere)
+    return refused
+
+
+def cut_as_it_replaces(patch: pytest.MonkeyPatch) -> list[object]:
+    """The next connection for messages that replaces another one is cut just before, and its thread has ended. The
+    result is filled when that has happened."""
+    replace, cut = Subscriber._replace, list[object]()
+
+    def late(old: Any, new: Any, *more: Any) -> None:
+        if not cut:
+            cut.append(new)
+            new.reader.end()
+            new.thread.join()
+        replace(old, new, *more)
+
+    patch.setattr(Subscriber, "_replace", staticmethod(late))
+    return cut
+
+
+def thread_reads(thread: threading.Thread, name: str) -> bool:
+    """Whether this thread waits for a message at the connection of the lock ``name``."""
+    return _reads(lambda: sys._current_frames().get(thread.ident or 0), name)
+
+
+def greenlet_reads(greenlet: Any) -> bool:
+    """The same for a greenlet, which runs no more than one server's locks."""
+    return _reads(lambda: greenlet.gr_frame, None)
+
+
+def _reads(frame_of: Callable[[], Any], name: str | None) -> bool:
+    partition = get_partition(None, name or "")
+    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
+    frame = frame_of()
+    while frame is not None and frame.f_code.co_name != "lead":
+        frame = frame.f_back
+    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
