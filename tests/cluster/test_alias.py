@@ -12,12 +12,12 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpResponse
 from django.test import RequestFactory
-from django.urls import reverse
 from redis.cluster import RedisCluster
 from redis.exceptions import ResponseError
 
 from django_redislock import Lock, LockError, LockUnavailable, list_locks, locked_view
 from tests.admin.pages import login
+from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.ways import BOTH, DJANGO_REDIS, alias
@@ -113,14 +113,6 @@ def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
     assert ids() == ["E007"]
 
 
-def test_a_cluster_that_is_away_is_one_that_cannot_be_inspected(settings: Any) -> None:
-    settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, NOWHERE)}
-    settings.REDISLOCK = {**CLUSTER, "RETRY_FOR": 0}
-    assert ids() == ["W004"]
-    with pytest.raises(LockUnavailable, match="cannot be reached for the lock 'a'"):
-        Lock("a").acquire()
-
-
 @pytest.fixture
 def client_of_a_cluster(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Any:
     """An alias whose client is redis-py's for clusters; it leads to this URL."""
@@ -141,19 +133,22 @@ def test_a_client_of_a_cluster_is_recognised(client_of_a_cluster: Any, cluster: 
 
 
 @pytest.mark.django_db
-def test_a_client_whose_cluster_is_away_is_unavailable(client_of_a_cluster: Any, settings: Any) -> None:
+@pytest.mark.parametrize("known_by", ["its client", "the setting"])
+def test_a_cluster_that_is_away_is_unavailable(known_by: str, client_of_a_cluster: Any, settings: Any) -> None:
     client_of_a_cluster(NOWHERE)
-    drop_in: Any = caches["drop-in"]
-    with pytest.raises(LockUnavailable, match="cannot be reached for locks"):
+    if known_by == "the setting":
+        settings.REDISLOCK = {**CLUSTER, "RETRY_FOR": 0}
+    with pytest.raises(LockUnavailable, match="cannot be reached for"):
         Lock("a").acquire()
-    with pytest.raises(redis.ConnectionError, match="cannot be reached for locks"):
-        drop_in.lock("a")
+    drop_in: Any = caches["drop-in"]
+    with pytest.raises(redis.ConnectionError, match="cannot be reached for"):
+        drop_in.lock("a").acquire()
     assert ids() == ["W004"]
     assert ids(deploy=False) == []
-    settings.REDISLOCK = {"CACHE": "locks", "VIEW_UNAVAILABLE_STATUS": 503}
+    settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
     view = locked_view("a")(lambda request: HttpResponse("ran"))
     assert view(RequestFactory().get("/")).status_code == 503
-    page = login(User.objects.create_superuser("jo")).get(reverse("admin:django_redislock_heldlock_changelist"))
+    page = login(User.objects.create_superuser("jo")).get(LIST)
     assert "Could not read the locks from Redis" in page.text
 
 
