@@ -97,6 +97,7 @@ _LIMITS = {
     "list_batch": "store.reading.BATCH",
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
+    "asking_takes": "store.cluster.ASKING_TAKES",
 }
 
 

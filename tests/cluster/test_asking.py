@@ -83,8 +83,9 @@ def proxies(cluster: Cluster, settings: Any) -> Iterator[list[Proxy]]:
 
 
 def test_what_was_asked_before_trouble_is_no_answer_to_it(
-    cluster: Cluster, proxies: list[Proxy], crowd: Crowd, eventually: Eventually
+    cluster: Cluster, proxies: list[Proxy], crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit(monkeypatch, asking_takes=GENEROUS, no_failover_within=GENEROUS)
     people = [crowd() for _ in range(4)]
     for number, person in enumerate(people):
         use_once(person, f"a:{number}")
@@ -103,13 +104,14 @@ def test_what_was_asked_before_trouble_is_no_answer_to_it(
 
 @pytest.mark.parametrize("trouble", ["a lost connection", "a late answer", "late answers"])
 def test_a_node_that_was_in_trouble_is_asked_about_until_another_one_has_named_it(
-    trouble: str, cluster: Cluster, crowd: Crowd
+    trouble: str, cluster: Cluster, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7: and no longer than that."""
+    limit(monkeypatch, no_failover_within=GENEROUS)
     me, (name,) = crowd(), names_on(cluster, cluster.masters()[0])
     use_once(me, name)
     before = questions(cluster)
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         if trouble == "a lost connection":
             suspect(name)
         else:
