@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import time
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import isawaitable
 from pathlib import Path
@@ -21,8 +20,6 @@ from django.core.signals import setting_changed
 from django.test import TestCase
 
 from django_redislock import Lock, lock_acquired, lock_force_released, lock_lost, lock_released
-from django_redislock.engine.runtime import runtime
-from django_redislock.store.loop_connections import LoopConnections
 from redisserver import NoServerError, RedisServer, find_server, redis_server
 from tests.helpers.actors import Actor, Crowd, Ghost, Other
 from tests.helpers.databases import Account, Commits, one_database, sqlite_file
@@ -37,7 +34,7 @@ from tests.helpers.ways import guarded as guarded
 from tests.helpers.ways import own_pools as own_pools
 from tests.helpers.ways import sentinels as sentinels
 from tests.helpers.ways import tls_port as tls_port
-from tests.inside import idle, lease_of, leases, listener, reader_of
+from tests.inside import awaits_messages, let_go, note_loops
 
 # a shell that runs the tests in the background ignores these signals, and so would programs that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,27 +99,17 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 def _let_go() -> Iterator[None]:
     """Drop locks that a test did not release, as if its threads had never existed."""
     yield
-    for lease in leases():
-        runtime().watchdog.end(lease)
+    let_go()
 
 
 @pytest.fixture(autouse=True)
 def _no_loose_ends() -> Iterator[None]:
     """Collect what a test left open in a closed event loop, since it would warn in whichever later test it is
     collected."""
-    opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
-    tie = LoopConnections.open
-
-    async def noted(self: LoopConnections, forget: Callable[[], object]) -> None:
-        opened.append((weakref.ref(asyncio.get_running_loop()), weakref.ref(self)))
-        await tie(self, forget)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopConnections, "open", noted)
+        left_open = note_loops(patch)
         yield
-    known = [(loop(), connections()) for loop, connections in opened]
-    closed = [connections for loop, connections in known if connections is not None and (not loop or loop.is_closed())]
-    assert not [one for connections in closed for one in idle(connections) if one.is_connected]
+    assert left_open() == 0
 
 
 @pytest.fixture(autouse=True)
@@ -208,18 +195,8 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 
 @pytest.fixture
 def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
-    """Wait until the holder's process is subscribed, which happens once it has held the lock for a moment.
-
-    Also wait until Redis has answered its question whether the lock is still there: otherwise it may learn by that
-    answer what a message is about to tell it.
-    """
-
-    def listens(lock: Lock) -> None:
-        lease = lease_of(lock)
-        ears = listener(lease.partition.alias)
-        eventually(lambda: reader_of(ears) and not lease.urgent and time.monotonic() < lease.due < lease.ends)
-
-    return listens
+    """Wait until the holder's process would learn from a message that the lock is lost, and not by asking."""
+    return lambda lock: eventually(lambda: awaits_messages(lock))
 
 
 @pytest.fixture

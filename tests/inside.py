@@ -12,19 +12,23 @@ import errno
 import math
 import re
 import socket
+import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib.resources import files
+from linecache import getline
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
-from redis.exceptions import InvalidResponse
+from redis.exceptions import InvalidResponse, MovedError
 
 from django_redislock import Lock, counter, values
 from django_redislock.base.display import duration
@@ -43,9 +47,10 @@ from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.background import notifier, outage
 from django_redislock.engine.leases import lease as _reasons
 from django_redislock.engine.leases.lease import VANISHED
-from django_redislock.engine.messages.reader import Reader
+from django_redislock.engine.messages.reader import Interrupted, Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
+from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.renewal import agenda
@@ -54,11 +59,12 @@ from django_redislock.store import calls, pool_calls, probe
 from django_redislock.store import keys as _keys
 from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import tag_of
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.node import Node
 from django_redislock.store.question import Question
 from django_redislock.store.retry import Execute, call
-from django_redislock.store.stores import get_partition, make_store
+from django_redislock.store.stores import get_partition, get_store, make_store
 from django_redislock.store.thread_connections import surplus as _surplus
 from django_redislock.store.wire import Command, exchange
 
@@ -116,6 +122,8 @@ _LIMITS = {
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
     "launching_within": "engine.owners.bridges.LAUNCHING_WITHIN",
     "check_patience": "checks.server.PATIENCE",
+    "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
+    "asking_takes": "store.cluster.ASKING_TAKES",
 }
 
 
@@ -1006,3 +1014,183 @@ def finalize(patch: pytest.MonkeyPatch, moment: str, finalizer: Callable[[], obj
         make(self, *args, **kwargs)
 
     patch.setattr(kind, "__init__", collecting)
+
+
+def awaits_messages(lock: Lock) -> bool:
+    """Whether this process is subscribed for a lock of this thread or task, and has Redis's answer to its question of
+    then whether the lock is still there."""
+    lease = lease_of(lock)
+    ears = runtime().listener(lease.partition)
+    return reader_of(ears) is not None and not lease.urgent and time.monotonic() < lease.due < lease.ends
+
+
+def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Note the event loops that connect from now on. The result tells how many connections those that are closed have
+    left open."""
+    opened: list[tuple[weakref.ref[asyncio.AbstractEventLoop], weakref.ref[LoopConnections]]] = []
+    tie = LoopConnections.open
+
+    async def noted(self: LoopConnections, forget: Callable[[], object]) -> None:
+        opened.append((weakref.ref(asyncio.get_running_loop()), weakref.ref(self)))
+        await tie(self, forget)
+
+    def left_open() -> int:
+        known = [(loop(), connections()) for loop, connections in opened]
+        closed = [their for loop, their in known if their is not None and (loop is None or loop.is_closed())]
+        return sum(bool(one.is_connected) for their in closed for one in idle(their))
+
+    patch.setattr(LoopConnections, "open", noted)
+    return left_open
+
+
+Look = Callable[[int, Sequence[Command]], object]
+
+
+def note_round_trips(patch: pytest.MonkeyPatch, before: Look | None = None, after: Look | None = None) -> None:
+    """Before and after each round trip of this process's threads, call these with the port of the server and the
+    commands. What ``after`` raises stands for the answer."""
+    exchange_there = LockStore.exchange
+
+    def noted(self: LockStore, node: Any, commands: Sequence[Command], *more: Any) -> Any:
+        if before is not None:
+            before(_port_of(node), commands)
+        answers = exchange_there(self, node, commands, *more)
+        if after is not None:
+            after(_port_of(node), commands)
+        return answers
+
+    patch.setattr(LockStore, "exchange", noted)
+
+
+# -- what this process knows of a cluster ------------------------------------------------------------------------------
+
+
+def _port_of(node: Any) -> int:
+    return int(node.origin.keywords.get("port", 0))
+
+
+def nodes_known() -> set[int]:
+    """The ports of the nodes that it knows."""
+    return {_port_of(node) for node in get_store().nodes}
+
+
+def believe_at(name: str, port: int) -> None:
+    """It believes that the lock ``name`` is at the node with this port."""
+    partition = get_partition(None, name)
+    store: Any = partition.store
+    store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", port)
+
+
+def suspect(name: str | None) -> None:
+    """It has had trouble with the node of this lock, if one is named, and asks where all slots are before it uses
+    another lock."""
+    get_store().doubt(None if name is None else get_partition(None, name).node)
+
+
+def ask_cluster() -> None:
+    """It asks where all slots are, if it is not sure."""
+    get_store().node_of(0)
+
+
+class Subscription(Ears):
+    """How this process hears messages for the lock ``name``."""
+
+    def __init__(self, name: str) -> None:
+        self._listener = runtime().listener(get_partition(None, name))
+
+    @property
+    def channel(self) -> str:
+        return str(self._listener.partition.channel)
+
+    @property
+    def hears(self) -> bool:
+        """Subscribed, and messages are read."""
+        receiver = self._listener.receiver
+        return bool(self._listener.hears and receiver is not None and receiver.thread.is_alive())
+
+    @property
+    def node(self) -> int:
+        """The port of the node at which it is subscribed; 0: at none."""
+        receiver = self._listener.receiver
+        return 0 if receiver is None else _port_of(receiver.node)
+
+    @property
+    def used_for_handovers(self) -> bool:
+        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
+        partition = self._listener.partition
+        return self.hears and partition.subscribed_at is partition.node
+
+    def end(self) -> None:
+        """Its own subscription is over; that of others on the same connection goes on."""
+        self._listener.unsubscribed()
+
+    def subscribe_anew(self, *others: Subscription) -> None:
+        """Subscribe these and this one again, at once."""
+        self._listener._want.__self__._retry([self._listener, *(other._listener for other in others)], 0.0)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing in the process tries to subscribe."""
+        return self._listener._want.__self__._thread is None
+
+    @property
+    def is_refused(self) -> bool:
+        """The last try to subscribe was refused, and the next one is due later."""
+        return self._listener in self._listener._want.__self__._pauses
+
+    def interrupt(self) -> None:
+        """Whoever reads the messages for this lock is interrupted with one in hand."""
+        self._listener.receiver.reader._trouble = Interrupted()
+
+
+def refuse_subscription(
+    patch: pytest.MonkeyPatch, ears: Subscription, when: Callable[[int, bool], bool]
+) -> list[object]:
+    """A node answers that the slot of ``ears`` is at another node, the next time that ``when`` is true for how many
+    subscribe, and whether it is one of them. The result is filled when that has happened."""
+    subscribe, listener, refused = Receiver.subscribe, ears._listener, list[object]()
+
+    def elsewhere(receiver: Any, new: Any) -> Any:
+        found = subscribe(receiver, new)
+        if refused or not when(len(new), listener in new):
+            return found
+        refused.append(receiver)
+        return {**found, listener: MovedError(f"1 127.0.0.1:{_port_of(receiver.node)}")}
+
+    patch.setattr(Receiver, "subscribe", elsewhere)
+    return refused
+
+
+def cut_as_it_replaces(patch: pytest.MonkeyPatch) -> list[object]:
+    """The next connection for messages that replaces another one is cut just before, and its thread has ended. The
+    result is filled when that has happened."""
+    replace, cut = Subscriber._replace, list[object]()
+
+    def late(old: Any, new: Any, *more: Any) -> None:
+        if not cut:
+            cut.append(new)
+            new.reader.end()
+            new.thread.join()
+        replace(old, new, *more)
+
+    patch.setattr(Subscriber, "_replace", staticmethod(late))
+    return cut
+
+
+def thread_reads(thread: threading.Thread, name: str) -> bool:
+    """Whether this thread waits for a message at the connection of the lock ``name``."""
+    return _reads(lambda: sys._current_frames().get(thread.ident or 0), name)
+
+
+def greenlet_reads(greenlet: Any) -> bool:
+    """The same for a greenlet, which runs no more than one server's locks."""
+    return _reads(lambda: greenlet.gr_frame, None)
+
+
+def _reads(frame_of: Callable[[], Any], name: str | None) -> bool:
+    partition = get_partition(None, name or "")
+    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
+    frame = frame_of()
+    while frame is not None and frame.f_code.co_name != "lead":
+        frame = frame.f_back
+    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import count
+from typing import Any
 
 import pytest
 from django.test import override_settings
 from redis.crc import key_slot
 
-from django_redislock.engine.messages.listener import Listener
+from django_redislock import Lock, get_lock
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import Node, find_cluster_server
 from tests.helpers.requirements import require
 from tests.helpers.ways import DJANGO_REDIS, alias
-from tests.inside import counter_of
+from tests.inside import counter_of, keys_of
 
-Eventually = Callable[..., None]
+Eventually = Callable[..., Any]
+Queue = Callable[..., "Future[Any]"]
 
 
 def slot_of(name: str) -> int:
     """The slot of everything that belongs to the lock ``name``."""
     return key_slot(str(counter_of(name)).encode())
+
+
+def key_of(name: str) -> str:
+    return keys_of(name, f"redislock{{{counter_of(name)}}}:").lock
 
 
 def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
@@ -36,10 +43,22 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
     raise AssertionError
 
 
-def port_of(listener: Listener) -> int:
-    """The port of the node that it is subscribed at; 0 while it is at none."""
-    receiver = listener.receiver
-    return 0 if receiver is None else int(receiver.node.origin.keywords["port"])
+def waiters(name: str) -> int:
+    info = get_lock(name)
+    return 0 if info is None else info.waiters
+
+
+@pytest.fixture
+def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
+    """Let somebody (a thread, if it is not said who) wait for a lock; return their future."""
+
+    def queue(lock: Lock, who: Any = None) -> Future[Any]:
+        before = waiters(lock.name)
+        waiting = other().start(lock.acquire) if who is None else who.start(lock, "acquire")
+        eventually(lambda: waiters(lock.name) > before)
+        return waiting  # type: ignore[no-any-return]
+
+    return queue
 
 
 @pytest.fixture(scope="session")

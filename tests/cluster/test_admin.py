@@ -6,12 +6,21 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_redislock import Lock, force_release
-from django_redislock.store.stores import get_partition
-from tests.admin.pages import login, select, told
-from tests.cluster.conftest import names_on
+from tests.admin.pages import login, names, select, told
+from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 
+from .conftest import key_of, names_on
+
 pytestmark = pytest.mark.django_db
+
+
+def test_the_list_shows_locks_of_all_nodes_in_order(cluster: Cluster) -> None:
+    for number in range(120):
+        Lock(f"order:{number:03}").acquire()
+    page = login(User.objects.create_superuser("jo")).get(LIST, {"o": "-1", "q": "order:11"})
+    assert names(page) == [f"order:{number}" for number in range(119, 109, -1)]
+    assert page.context["cl"].full_result_count == 120
 
 
 @pytest.mark.parametrize("across", ["0", "1"])
@@ -19,12 +28,11 @@ def test_who_acquired_after_the_confirmation_is_spared_however_high_the_fences_o
     across: str, cluster: Cluster
 ) -> None:
     admin = login(User.objects.create_superuser("jo"))
-    first, second = (names_on(cluster, node)[0] for node in cluster.masters()[:2])
-    partition = get_partition(None, first)
-    seconds, _ = partition.execute(("TIME",))
-    partition.execute(
-        ("SET", f"{partition.prefix}fence", str((int(seconds) + 600) * 10**6))
-    )  # as if its clock were ahead
+    node, other = cluster.masters()[:2]
+    (first,), (second,) = names_on(cluster, node), names_on(cluster, other)
+    client = node.client()
+    ahead = (int(client.time()[0]) + 600) * 10**6  # as if its clock were
+    client.set(key_of(first).replace(f"lock:{first}", "fence"), ahead)
     for name in (first, second):
         assert Lock(name, ttl=600).acquire()
     asked = select(admin, first, second, select_across=across).context

@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
 import pytest
 
 from django_redislock import Lock, LockUnavailable
-from django_redislock.store.stores import get_store
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
-from tests.helpers.proxy import proxy
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.requirements import require
+from tests.helpers.state import count
 from tests.helpers.ways import DJANGO, alias
+from tests.inside import limit, suspect
 
-AEventually = Callable[..., Awaitable[Any]]
+from .conftest import Eventually, names_on
 
 
-async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventually: AEventually) -> None:
+def use_once(me: Any, name: str = "a") -> None:
+    lock = Lock(name)
+    me(lock, "acquire")
+    me(lock, "release")
+
+
+def questions(cluster: Cluster) -> int:
+    """How often the nodes were asked where the slots are."""
+    return sum(count(node.client(), "cluster|slots") for node in cluster.nodes)
+
+
+async def test_coroutines_need_no_thread_of_their_loop(cluster: Cluster, aeventually: Callable[..., Any]) -> None:
     """All of these may wait for a lock that only a task of this loop can release."""
-    executor = ThreadPoolExecutor(1)
-    asyncio.get_running_loop().set_default_executor(executor)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     lock = Lock("a", ttl=60)
     await lock.aacquire()
-
-    def wait() -> None:
-        with Lock("a"):
-            pass
-
-    waiting = asyncio.create_task(asyncio.to_thread(wait))
+    waiting = asyncio.create_task(asyncio.to_thread(Lock("a").acquire))
 
     async def waits() -> bool:
         info = await lock.ainfo()
         return info is not None and info.waiters == 1
 
     await aeventually(waits)
-    get_store().doubt(None)
+    suspect(None)
     await asyncio.wait_for(lock.arelease(), GENEROUS)
-    await waiting
+    assert await waiting
 
 
 @pytest.mark.complete
@@ -61,62 +67,63 @@ def test_the_address_in_the_settings_is_asked_even_when_all_others_are_gone(
         use_once(crowd())
 
 
-def use_once(me: Any) -> None:
-    lock = Lock("a")
-    me(lock, "acquire")
-    me(lock, "release")
+@pytest.fixture
+def proxies(cluster: Cluster, settings: Any) -> Iterator[list[Proxy]]:
+    """One before each node, and this process sees no node but through them."""
+    with ExitStack() as stack:
+        by_port = {node.port: stack.enter_context(proxy(node.port)) for node in cluster.nodes}
+
+        def remap(address: tuple[str, int]) -> tuple[str, int]:
+            host, port = address
+            return host, by_port[port].port if port in by_port else port
+
+        first = by_port[cluster.masters()[0].port]
+        settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO, first.url, address_remap=remap)}
+        yield list(by_port.values())
 
 
-def test_what_was_asked_before_a_doubt_is_no_answer_to_it(
-    cluster: Cluster, eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_what_was_asked_before_trouble_is_no_answer_to_it(
+    cluster: Cluster, proxies: list[Proxy], crowd: Crowd, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store: Any = get_store()
-    asked: list[float] = []
-    answer = threading.Event()
-    store.node_of(0)
-    ask = store._ask_manager
-
-    def ask_when_told(now: float) -> None:
-        asked.append(monotonic())
-        assert answer.wait(GENEROUS)
-        ask(now)
-
-    monkeypatch.setattr(store, "_ask_manager", ask_when_told)
-    with ThreadPoolExecutor() as threads:
-        store.doubt(None)
-        first = threads.submit(store.node_of, 0)
-        eventually(lambda: asked)
-        store.doubt(None)
-        others = [threads.submit(store.node_of, 0) for _ in range(3)]
-        answer.set()
-        for one in [first, *others]:
-            one.result(GENEROUS)
-    assert len(asked) == 2  # the others share one
+    limit(monkeypatch, asking_takes=GENEROUS, no_failover_within=GENEROUS)
+    people = [crowd() for _ in range(4)]
+    for number, person in enumerate(people):
+        use_once(person, f"a:{number}")
+    before = questions(cluster)
+    suspect(None)
+    held = [each.hold_answer("SLOTS") for each in proxies]
+    asking = [people[0].start(Lock("a:0"), "acquire")]
+    eventually(lambda: any(trouble.caught.is_set() for trouble in held))
+    suspect(None)
+    asking += [person.start(Lock(f"a:{number}"), "acquire") for number, person in enumerate(people) if number]
+    for trouble in held:
+        trouble.end()
+    assert all(one.result(GENEROUS) for one in asking)
+    assert questions(cluster) - before == 2, "the others share one"
 
 
-def test_a_doubt_ends_when_the_node_has_answered_and_another_one_names_it_after_that(cluster: Cluster) -> None:
-    """C7: the first caller asks for all."""
-    store: Any = get_store()
-    node = store.node_of(0)
-    store.doubt(node)
-    store.node_of(0)
-    assert node.doubted_at, "it has not answered"
-    assert store.doubts(node, monotonic())
-    answered = node.answered_at
-    assert store.doubts(node, monotonic())
-    assert node.answered_at == answered, "the first answer is enough"
-    store.node_of(0, since=answered)
-    assert not store.doubts(node, monotonic())
-
-
-def test_a_late_answer_is_confirmed_though_one_that_was_sent_later_was_confirmed_before(cluster: Cluster) -> None:
-    """C7: else it would be in doubt from then on, and no answer confirmed any more."""
-    store: Any = get_store()
-    node = store.node_of(0)
-    for late in (1.0, 2.0):
-        assert store.doubts(node, monotonic() - late)
-        store.node_of(0, since=node.answered_at)
-        assert not node.doubted_at
+@pytest.mark.parametrize("trouble", ["a lost connection", "a late answer", "late answers"])
+def test_a_node_that_was_in_trouble_is_asked_about_until_another_one_has_named_it(
+    trouble: str, cluster: Cluster, crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: and no longer than that."""
+    limit(monkeypatch, no_failover_within=GENEROUS)
+    me, (name,) = crowd(), names_on(cluster, cluster.masters()[0])
+    use_once(me, name)
+    before = questions(cluster)
+    with monkeypatch.context() as patch:
+        if trouble == "a lost connection":
+            suspect(name)
+        else:
+            limit(patch, no_failover_within=-1.0)
+        for _ in range(2 if trouble == "late answers" else 1):
+            use_once(me, name)
+    use_once(me, name)
+    asked = questions(cluster)
+    assert asked > before
+    for _ in range(3):
+        use_once(me, name)
+    assert questions(cluster) == asked
 
 
 @pytest.fixture

@@ -10,14 +10,12 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.engine.renewal import watchdog
-from django_redislock.store import loop_connections, thread_connections
 from redisserver import RedisServer
 from tests.helpers.cluster import Cluster
 from tests.helpers.ways import DJANGO_REDIS, NAME, alias, connections
-from tests.inside import lease_of
+from tests.inside import limit
 
-from .conftest import Eventually, names_on
+from .conftest import Eventually, names_on, waiters
 
 BOUND = 4
 
@@ -54,10 +52,10 @@ def test_a_process_has_as_many_connections_as_the_documentation_says(
         held, lock, keeper = Lock(names[0]), Lock(names[0]), other()
         held.acquire()
         waiting = keeper.start(lock.acquire)
-        eventually(lambda lock=lock: (info := lock.info()) is not None and info.waiters == 1)
+        eventually(lambda lock=lock: waiters(lock.name) == 1)
         held.release()
         assert waiting.result(30)
-        eventually(lambda keeper=keeper, lock=lock: not keeper(lambda: lease_of(lock)).handed)  # the sender was there
+        eventually(lambda keeper=keeper, lock=lock: keeper(lock.remaining) > 30)  # confirmed by the sender
         keepers.append((keeper, lock))
     threads = [(other(), Lock(name)) for _, names in nodes for name in names[1:]]
     for client, _ in nodes:
@@ -70,8 +68,7 @@ def test_a_process_has_as_many_connections_as_the_documentation_says(
             client.client_unpause()
     assert all(future.result(30) for future in asking)
     assert count(nodes) <= BOUND + 2 * len(nodes)
-    monkeypatch.setattr(thread_connections, "IDLE_FOR", 0.0)
-    monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
+    limit(monkeypatch, idle_for_threads=0.0, idle_look=0.05)
     eventually(lambda: count(nodes) == 1 + 2 * len(nodes))
     for thread, lock in keepers + threads:
         thread(lock.release)
@@ -92,8 +89,7 @@ async def test_an_event_loop_has_connections_of_its_own(
             client.client_unpause()
     assert all(await asyncio.gather(*asking))
     await aeventually(lambda: count(nodes) == BOUND + 2 * len(nodes))  # it listens, and has renewed what it holds
-    monkeypatch.setattr(loop_connections, "IDLE_FOR", 0.0)
-    monkeypatch.setattr(watchdog, "IDLE_LOOK", 0.05)
+    limit(monkeypatch, idle_for_loops=0.0, idle_look=0.05)
     await aeventually(lambda: count(nodes) == 1 + 2 * len(nodes))
     for lock in locks:
         await lock.arelease()

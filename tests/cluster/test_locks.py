@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings as site
 from django.core.management import call_command
-from redis.exceptions import MovedError
 
 from django_redislock import (
     ConditionalValue,
@@ -19,131 +19,104 @@ from django_redislock import (
     LockNotAcquired,
     LockPool,
     alist_locks,
-    force_release,
     get_lock,
     list_locks,
     list_pools,
     locked_get_or_set,
 )
-from django_redislock.engine.messages.listener import Listener
-from django_redislock.engine.messages.reader import Interrupted, Reader
-from django_redislock.engine.messages.receiver import Receiver
-from django_redislock.engine.messages.subscriber import Subscriber
-from django_redislock.engine.runtime import runtime
-from django_redislock.inspection.listing import read_page
-from django_redislock.store import calls
-from django_redislock.store.node import Node
-from django_redislock.store.stores import get_partition, get_store
-from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.processes import Worker
-from tests.inside import reader_of
+from tests.inside import (
+    RENEW,
+    Subscription,
+    before_it_subscribes,
+    believe_at,
+    cut_as_it_replaces,
+    limit,
+    note_round_trips,
+    refuse_subscription,
+)
 
-from .conftest import Eventually, names_on, port_of, slot_of
+from .conftest import Eventually, Queue, key_of, names_on, slot_of, waiters
 
 MANY = [f"order:{number}" for number in range(200)]
 
+Look = Callable[[int, Any], object]
 
-def round_trips(cluster: Cluster, act: Callable[[], Any]) -> int:
-    """Requests that the masters have read meanwhile."""
-    for node in cluster.masters():
-        node.client().config_resetstat()
-    act()
-    clients = [node.client() for node in cluster.masters()]
-    scripts = [client.info("commandstats") for client in clients]
-    return sum(stats.get("cmdstat_evalsha", {}).get("calls", 0) for stats in scripts)
+
+def mine(look: Look) -> Look:
+    """Only in this thread: the process has others that send."""
+    me = threading.current_thread()
+    return lambda port, commands: look(port, commands) if threading.current_thread() is me else None
 
 
 @pytest.mark.complete
-def test_a_name_has_a_tag_of_its_own_and_all_its_keys_are_in_one_slot(cluster: Cluster) -> None:
+def test_all_keys_of_a_name_are_in_its_slot_and_names_are_spread_over_many_slots(cluster: Cluster) -> None:
     for name in MANY:
         with Lock(name):
-            node = cluster.owner_of(slot_of(name))
-            assert node.client().keys(f"*lock:{name}") == [f"{get_partition(None, name).prefix}lock:{name}".encode()]
+            assert cluster.owner_of(slot_of(name)).client().keys(f"*lock:{name}") == [key_of(name).encode()]
     assert len({slot_of(name) for name in MANY}) > 50
 
 
-def test_an_uncontended_section_is_two_round_trips(cluster: Cluster) -> None:
-    def act() -> None:
-        for name in MANY:
-            with Lock(name):
-                pass
-
-    act()
-    assert round_trips(cluster, act) == 2 * len(MANY)
-
-
-def test_a_waiter_is_woken_and_does_not_poll(cluster: Cluster, other: Any, eventually: Eventually) -> None:
-    for node in cluster.masters():
-        (name,) = names_on(cluster, node)
-        held, thread = Lock(name), other()
-        held.acquire()
-        waiting = thread.start(Lock(name).acquire)
-        listener = runtime().listener(get_partition(None, name))
-        eventually(lambda listener=listener: listener.hears)
-        eventually(lambda name=name: (info := get_lock(name)) is not None and info.waiters == 1)
-        assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", listener.partition.channel)[1] == 1
-        heard = listener.heard
-        held.release()
-        assert waiting.result(30)
-        assert listener.heard == heard + 1
-        force_release(name)
+def test_an_uncontended_section_is_two_round_trips(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for round_trips in [], []:  # at first, the nodes do not know the scripts
+        with monkeypatch.context() as patch:
+            note_round_trips(patch, mine(lambda port, commands: round_trips.append(port)))  # noqa: B023
+            for name in MANY:
+                with Lock(name):
+                    pass
+    assert len(round_trips) == 2 * len(MANY)
 
 
-def test_the_first_wait_at_a_node_subscribes_to_all_its_tags(
-    cluster: Cluster, other: Any, eventually: Eventually
+def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_by_one_message(
+    cluster: Cluster, queue: Queue, eventually: Eventually
 ) -> None:
     """So whoever waits there next is not overtaken while its process subscribes, and each node has one connection."""
     for node in cluster.masters():
-        first, *more = names_on(cluster, node, 5)
-        held = Lock(first)
+        names = names_on(cluster, node, 5)
+        held = Lock(names[0])
         held.acquire()
-        waiting = other().start(Lock(first).acquire)
-        listeners = [runtime().listener(get_partition(None, name)) for name in (first, *more)]
-        eventually(lambda listeners=listeners: listeners[0].hears and listeners[0].receiver is not None)
-        assert {listener.receiver for listener in listeners} == {listeners[0].receiver}
-        assert all(listener.hears for listener in listeners)
-        channels = [listener.partition.channel for listener in listeners]
+        waiting = queue(Lock(names[0]))
+        ears = [Subscription(name) for name in names]
+        eventually(lambda ears=ears: all(each.hears for each in ears))
+        channels = [each.channel for each in ears]
         assert node.client().execute_command("PUBSUB", "SHARDNUMSUB", *channels)[1::2] == [1] * 5
+        heard = ears[0].heard
         held.release()
         assert waiting.result(30)
-        force_release(first)
-    eventually(lambda: sum(len(node.client().client_list(_type="pubsub")) for node in cluster.masters()) == 3)
+        assert ears[0].heard == heard + 1
+    eventually(lambda: all(pubsub_connections(node) == 1 for node in cluster.masters()))
 
 
-def test_coroutines_wait_on_all_nodes(cluster: Cluster) -> None:
-    order: list[int] = []
-
-    async def section(name: str, number: int) -> None:
-        async with Lock(name):
-            order.append(number)
-            await asyncio.sleep(0)
-
-    async def main() -> None:
-        await asyncio.gather(*(section(name, number) for number in range(20) for name in MANY[:12]))
-
-    asyncio.run(main())
-    assert len(order) == 240
-    assert list_locks() == []
+def pubsub_connections(node: Any) -> int:
+    return len(node.client().client_list(_type="pubsub"))
 
 
-def test_processes_exclude_each_other(cluster: Cluster, start: Callable[..., Worker]) -> None:
+def test_coroutines_and_processes_exclude_each_other_on_all_nodes(
+    cluster: Cluster, start: Callable[..., Worker]
+) -> None:
     code = """
+import asyncio, redis
 from django.test.utils import override_settings
 override_settings(CACHES=CACHES, REDISLOCK={"CACHE": "locks", "CLUSTER": True}).enable()
-total = Counter("entered")
-for i in range(60):
-    with Lock(NAMES[i % len(NAMES)]) as lock:
-        number = ConditionalValue("inside")
-        assert total.incr() >= 0
+mark = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+
+async def section(name):
+    async with Lock(name):
+        assert mark.set(name, "inside", nx=True), "two holders at once"
+        await asyncio.sleep(0)
+        mark.delete(name)
+
+async def main():
+    await asyncio.gather(*[section(name) for _ in range(10) for name in NAMES])
+
+asyncio.run(main())
 say("done")
 """
-    from django.conf import settings
-
-    workers = [start(code, CACHES=settings.CACHES, NAMES=MANY[:4]) for _ in range(3)]
-    for worker in workers:
+    names = [name for node in cluster.masters() for name in names_on(cluster, node, 2)]
+    for worker in [start(code, CACHES=site.CACHES, NAMES=names) for _ in range(3)]:
         worker.expect("done", 60)
-    assert Counter("entered").get() == 180
+    assert list_locks() == []
 
 
 def test_pools_values_and_cached_values(cluster: Cluster) -> None:
@@ -164,257 +137,152 @@ def test_pools_values_and_cached_values(cluster: Cluster) -> None:
 
 
 def test_listing_all_locks_asks_each_node_twice(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = [Lock(name) for name in MANY]
-    for lock in locks:
-        lock.acquire()
-    store = get_store()
-    asked: list[Node] = []
-    exchange = store.exchange
-
-    def noted(node: Node, *rest: Any) -> Any:
-        asked.append(node)
-        return exchange(node, *rest)
-
-    monkeypatch.setattr(store, "exchange", noted)
+    for name in MANY:
+        Lock(name).acquire()
+    asked: list[int] = []
+    note_round_trips(monkeypatch, mine(lambda port, commands: asked.append(port)))
     assert [lock.name for lock in list_locks("order:1?")] == [f"order:{number}" for number in range(10, 20)]
-    assert max(asked.count(node) for node in store.nodes) == 2
-    page = read_page(order=("-name",), words=["order:19"], cut=lambda matching: slice(0, 3))
-    assert [lock.name for lock in page.locks] == ["order:199", "order:198", "order:197"]
-    assert (page.matching, page.total) == (11, 200)
+    assert max(asked.count(node.port) for node in cluster.masters()) == 2
+    assert len(asyncio.run(alist_locks())) == len(MANY)
     call_command("redislocks", "clear", "--all", "--noinput")
     assert list_locks() == []
-    for lock in locks:
-        assert lock.locked() is False
-
-
-def test_connections_are_counted_for_the_process_and_not_for_each_node(cluster: Cluster, other: Any) -> None:
-    threads = [other() for _ in range(30)]
-
-    def work(number: int) -> None:
-        for i in range(20):
-            with Lock(MANY[(number * 7 + i) % len(MANY)]):
-                pass
-
-    for future in [thread.start(lambda number=number: work(number)) for number, thread in enumerate(threads)]:
-        future.result(60)
-    store = get_store()
-    assert sum(len(node.idle) for node in store.nodes) <= store.bound == 16
-
-
-def test_an_alias_without_the_setting_is_told_to_set_it(cluster: Cluster, settings: Any) -> None:
-    settings.REDISLOCK = {}
-    failed = []
-    for node in cluster.masters():
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": node.url}}
-        try:
-            Lock("a").acquire(blocking_timeout=0)
-        except Exception as error:
-            failed.append(str(error))
-    assert len(failed) == 2  # one node has the slot of the tag 0
-    for text in failed:
-        assert "MOVED" in text
-        assert text.endswith("This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True.")
-
-
-def test_a_client_of_a_cluster_is_recognised(cluster: Cluster, settings: Any) -> None:
-    from redis.cluster import RedisCluster
-
-    url = cluster.masters()[0].url
-
-    def get_client(self: Any, write: bool = True) -> Any:
-        return RedisCluster.from_url(url)
-
-    settings.REDISLOCK = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("django_redis.client.DefaultClient.get_client", get_client)
-        settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}}
-        assert get_store().clustered
-        for name in MANY[:10]:
-            with Lock(name):
-                pass
-
-
-def test_coroutines_look_at_all_locks(cluster: Cluster) -> None:
-    async def main() -> None:
-        async with Lock("order:1"), Lock("order:2"):
-            assert [lock.name for lock in await alist_locks()] == ["order:1", "order:2"]
-        assert await alist_locks() == []
-
-    asyncio.run(main())
-
-
-def test_what_a_node_says_that_has_the_lock_no_longer_is_asked_again(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A master that was paused answers one request more, before it hears that it is none any more."""
-    name = "order:1"
-    partition = get_partition(None, name)
-    store, own = partition.store, partition.node
-    other = next(node for node in map(store.node_of, range(64)) if node is not own)
-    exchange = store.exchange
-    asked: list[Node] = []
-
-    def moved_meanwhile(node: Node, *rest: Any) -> Any:
-        asked.append(node)
-        answers = exchange(node, *rest)
-        if len(asked) == 1:
-            store._node_by_tag[partition.tag] = other  # type: ignore[attr-defined]
-        return answers
-
-    monkeypatch.setattr(store, "exchange", moved_meanwhile)
-    with Lock(name) as lock:
-        assert asked == [own, other, own]  # the other one has sent us back
-        assert lock.owned()
-
-
-def test_readings_of_a_slot_that_has_moved_are_read_again(cluster: Cluster) -> None:
-    with Lock("order:1"):
-        partition = get_partition(None, "order:1")
-        store = partition.store
-        other = next(node for node in map(store.node_of, range(64)) if node is not partition.node)
-        store._node_by_tag[partition.tag] = other  # type: ignore[attr-defined]
-        assert [lock.name for lock in list_locks()] == ["order:1"]
 
 
 @pytest.fixture
-def neighbours(cluster: Cluster, eventually: Eventually) -> list[Listener]:
-    """Two listeners at one node; the first one is subscribed, and the second one comes back to it."""
-    one, two = (runtime().listener(get_partition(None, name)) for name in names_on(cluster, cluster.masters()[0], 2))
+def elsewhere(cluster: Cluster) -> tuple[str, int, int]:
+    """A name, the port of its node, and that of another master."""
+    here, there = cluster.masters()[:2]
+    (name,) = names_on(cluster, here)
+    return name, here.port, there.port
+
+
+def test_what_a_node_says_that_has_the_lock_no_longer_is_asked_again(
+    elsewhere: tuple[str, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master that was paused answers one request more, before it hears that it is none any more."""
+    name, here, there = elsewhere
+    asked: list[int] = []
+
+    def moved_meanwhile(port: int, commands: Any) -> None:
+        asked.append(port)
+        if len(asked) == 1:
+            believe_at(name, there)
+
+    note_round_trips(monkeypatch, after=mine(moved_meanwhile))
+    with Lock(name) as lock:
+        assert asked == [here, there, here]  # the other one has sent us back
+        assert lock.owned()
+
+
+def test_readings_of_a_slot_that_has_moved_are_read_again(elsewhere: tuple[str, int, int]) -> None:
+    name, _, there = elsewhere
+    with Lock(name):
+        believe_at(name, there)
+        assert [lock.name for lock in list_locks()] == [name]
+
+
+def test_a_subscription_at_a_replica_does_not_count(
+    cluster: Cluster, elsewhere: tuple[str, int, int], eventually: Eventually
+) -> None:
+    """R3, C3: it takes subscriptions, and delivers what its master publishes; but no script there counts it."""
+    name, here, _ = elsewhere
+    (replica,) = cluster.replicas_of(cluster.masters()[0])
+    believe_at(name, replica.port)
+    ears = Subscription(name)
+    ears.start()
+    eventually(lambda: ears.hears)
+    assert ears.node == here
+
+
+# -- many subscriptions over one connection ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def neighbours(cluster: Cluster, eventually: Eventually) -> list[Subscription]:
+    """Two subscriptions at one node. The first one stands, and the second one comes back to it when it is started."""
+    one, two = map(Subscription, names_on(cluster, cluster.masters()[0], 2))
     one.start()
-    eventually(lambda: one.hears and one.receiver is two.receiver is not None)
-    two.unsubscribed()
+    eventually(lambda: one.hears and two.hears)
+    two.end()
     return [one, two]
 
 
-def test_a_listener_that_no_longer_belongs_where_another_one_joins_is_subscribed_anew(
-    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
+    neighbours: list[Subscription], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = neighbours
-    subscribe, generation = Receiver.subscribe, one.generation
-
-    def refused(self: Receiver[Any], new: Any) -> Any:
-        found = subscribe(self, new)
-        return found if one in new else {**found, one: MovedError("1 127.0.0.1:1")}
-
-    monkeypatch.setattr(Receiver, "subscribe", refused)
+    refused = refuse_subscription(monkeypatch, one, lambda number, itself: not itself)
+    generation = one.generation
     two.start()
-    eventually(lambda: two.hears and two.receiver is not None)
-    eventually(lambda: one.hears and one.generation > generation)
+    eventually(lambda: refused and two.hears and one.hears and one.generation > generation)
 
 
-@pytest.mark.parametrize("interrupts", [False, True])
-def test_waiters_look_again_as_another_listener_joins(
-    interrupts: bool, neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_waiters_look_again_as_another_subscription_joins(
+    interrupted: bool,
+    cluster: Cluster,
+    neighbours: list[Subscription],
+    queue: Queue,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A message for one of them may be unread in the old connection. Whoever reads that one cannot be told later."""
+    limit(monkeypatch, look_every=600)
+    settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
     one, two = neighbours
-    told: list[object] = []
-    subscribe, reader, receiver = Receiver.subscribe, reader_of(one), one.receiver
-
-    def interrupted(self: Receiver[Any], new: Any) -> Any:
-        reader._trouble = Interrupted()
-        return subscribe(self, new)
-
-    if interrupts:
-        monkeypatch.setattr(Receiver, "subscribe", interrupted)
-    monkeypatch.setattr(one, "tell_all", lambda: told.append(one.receiver))
+    node = cluster.masters()[0]
+    (name,) = names_on(cluster, node)
+    Lock(name, ttl=600).acquire()
+    waiting = queue(Lock(name, ttl=600))
+    node.client().delete(key_of(name))  # nobody is told
+    if interrupted:
+        before_it_subscribes(monkeypatch, one.interrupt)
     two.start()
-    eventually(lambda: two.hears and one.receiver is two.receiver and told)
-    assert told[0] is receiver
+    assert waiting.result(30)
 
 
-def test_a_receiver_that_ends_as_soon_as_it_has_begun_leaves_nobody_deaf(
-    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_a_connection_that_ends_as_soon_as_it_has_begun_leaves_nobody_deaf(
+    neighbours: list[Subscription], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own thread does not know those who become its listeners while it ends."""
+    """Its thread does not know of those who come to it from the old one at that moment."""
     one, two = neighbours
-    start, end, replace = Receiver.start, Reader.end, Subscriber._replace
-    cut: list[Reader] = []
-    ends, replaced = threading.Event(), threading.Event()
-
-    def start_and_cut(self: Receiver[Any]) -> None:
-        start(self)
-        if not cut:
-            cut.append(self.reader)
-            end(self.reader)
-            assert ends.wait(GENEROUS)
-
-    def end_late(self: Reader) -> None:
-        if self in cut and not replaced.is_set():
-            ends.set()
-            assert replaced.wait(GENEROUS)
-        end(self)
-
-    def replace_and_tell(*args: Any) -> None:
-        replace(*args)
-        replaced.set()
-
-    monkeypatch.setattr(Receiver, "start", start_and_cut)
-    monkeypatch.setattr(Reader, "end", end_late)
-    monkeypatch.setattr(Subscriber, "_replace", staticmethod(replace_and_tell))
+    cut = cut_as_it_replaces(monkeypatch)
     two.start()
-    eventually(lambda: replaced.is_set() and hears(one) and hears(two))
+    eventually(lambda: cut and one.hears and two.hears)
 
 
-def test_a_receiver_whose_thread_cannot_be_started_leaves_nobody_deaf(
+def test_a_connection_whose_thread_cannot_be_started_leaves_nobody_deaf(
     cluster: Cluster, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, refused = Receiver.start, list[object]()
+    one, *others = map(Subscription, names_on(cluster, cluster.masters()[0], 5))
+    start, refused = threading.Thread.start, list[object]()
 
-    def refuse_once(self: Receiver[Any]) -> None:
-        if not refused:
-            refused.append(self)
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name == "redislock-listener" and not refused:
+            refused.append(thread)
             raise RuntimeError("can't start new thread")
-        start(self)
+        start(thread)
 
-    monkeypatch.setattr(Receiver, "start", refuse_once)
-    one, *others = [runtime().listener(each) for each in get_store().everywhere()]
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
     one.start()
-    eventually(lambda: refused and hears(one))
-    assert all(hears(each) or not each.ready for each in others)
+    eventually(lambda: refused and one.hears and all(each.hears or not each.ready for each in others))
 
 
-def hears(listener: Listener) -> bool:
-    return listener.hears and listener.receiver is not None and listener.receiver.thread.is_alive()
-
-
-def test_nobody_stays_with_an_interrupted_reader(
-    neighbours: list[Listener], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_nobody_stays_on_a_connection_whose_reader_was_interrupted(
+    cluster: Cluster, neighbours: list[Subscription], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor the one that is sent elsewhere when all of its listeners subscribe anew."""
+    """Nor the one that is sent elsewhere when all of them subscribe anew."""
     one, two = neighbours
     two.start()
-    eventually(lambda: two.hears and one.receiver is two.receiver is not None)
-    receiver, subscribe = one.receiver, Receiver.subscribe
-    refused: list[Listener] = []
-    assert receiver is not None
-
-    def sent_elsewhere(self: Receiver[Any], new: Any) -> Any:
-        found = subscribe(self, new)
-        if {one, two} <= set(new) and not refused:
-            refused.append(one)
-            return {**found, one: MovedError(f"1 127.0.0.1:{port_of(one)}")}
-        return found
-
-    monkeypatch.setattr(Receiver, "subscribe", sent_elsewhere)
-    receiver.reader._trouble = Interrupted()
-    one._want.__self__._retry([one, two], 0.0)  # type: ignore[attr-defined]
-    eventually(lambda: refused and one.receiver not in (None, receiver) and two.receiver not in (None, receiver))
-    eventually(lambda: not receiver.thread.is_alive())
-
-
-def test_a_subscription_at_a_replica_does_not_count(cluster: Cluster, eventually: Eventually) -> None:
-    """R3, C3: it takes subscriptions, and delivers what its master publishes; but no script there counts it."""
-    (name,) = names_on(cluster, cluster.masters()[0])
-    partition = get_partition(None, name)
-    store, own = partition.store, partition.node
-    (replica,) = cluster.replicas_of(cluster.masters()[0])
-    store._node_by_tag[partition.tag] = store._node_at("127.0.0.1", replica.port)  # type: ignore[attr-defined]
-    listener = runtime().listener(partition)
-    listener.start()
-    eventually(lambda: listener.hears and listener.receiver is not None)
-    assert listener.receiver is not None
-    assert listener.receiver.node is own
+    eventually(lambda: two.hears)
+    generations = one.generation, two.generation
+    refused = refuse_subscription(monkeypatch, one, lambda number, itself: itself and number > 1)
+    one.interrupt()
+    one.subscribe_anew(two)
+    eventually(lambda: refused and one.hears and two.hears)
+    assert one.generation > generations[0]
+    assert two.generation > generations[1]
+    eventually(lambda: pubsub_connections(cluster.masters()[0]) == 1)
 
 
 @pytest.mark.parametrize("lost", ["the answer", "the wake"])
@@ -426,34 +294,30 @@ def test_what_is_lost_before_replicas_have_it_is_asked_for_again(
     waiter, held = Lock(name, replicas=1), Lock(name)
     with held:
         pass  # the node knows the script
-    partition = get_partition(None, name)
-    renew, exchange, asked, confirmed = calls.renew, partition.store.exchange, 0, 0
+    confirmed, lost_answers = list[object](), list[object]()
 
-    def too_late(request: Any, *rest: Any, **more: Any) -> Any:
-        nonlocal confirmed
-        confirmed += 1
-        if confirmed == 1:
-            partition.execute(("DEL", request.keys.lock))
-        return renew(request, *rest, **more)
+    def too_late(port: int, commands: Any) -> None:
+        if any(RENEW in command for command in commands) and not confirmed:
+            confirmed.append(commands)
+            cluster.owner_of(slot_of(name)).client().delete(key_of(name))
 
-    def once_in_vain(node: Node, commands: Any, *rest: Any) -> Any:
-        nonlocal asked
-        answers = exchange(node, commands, *rest)
-        asked += any(command[0] == "WAIT" for command in commands)
-        if asked == 1:
-            asked += 1
+    def lose_answer(port: int, commands: Any) -> None:
+        if commands[-1][0] == "WAIT" and lost == "the answer" and not lost_answers:
+            lost_answers.append(commands)
             raise redis.ConnectionError("the answer is lost")
-        return answers
 
-    monkeypatch.setattr(calls, "renew", too_late)
-    if lost == "the wake":
-        held.acquire()
+    def begin() -> None:
+        note_round_trips(monkeypatch, too_late, lose_answer)
+
+    if lost == "the answer":
+        begin()
+        waiting = thread.start(waiter.acquire)
     else:
-        monkeypatch.setattr(partition.store, "exchange", once_in_vain)
-    waiting = thread.start(waiter.acquire)
-    if lost == "the wake":
-        eventually(lambda: (info := get_lock(name)) is not None and info.waiters == 1)
+        held.acquire()
+        waiting = thread.start(waiter.acquire)
+        eventually(lambda: waiters(name) == 1)
+        begin()
         held.release()
     assert waiting.result(30)
-    assert confirmed
     assert thread(waiter.owned)
+    assert confirmed

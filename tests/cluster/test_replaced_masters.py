@@ -12,16 +12,14 @@ import pytest
 from redis.asyncio.connection import AbstractConnection
 
 from django_redislock import Lock
-from django_redislock.engine.acquiring.attempt import GRACE
-from django_redislock.store.lock_store import LockStore
-from django_redislock.store.stores import get_partition, get_store
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
-from tests.helpers.ways import DJANGO_REDIS, alias
+from tests.helpers.ways import DJANGO_REDIS, alias, kill
+from tests.inside import ask_cluster, limit, suspect
 
-from .conftest import names_on, slot_of
+from .conftest import key_of, names_on, slot_of
 
 pytestmark = pytest.mark.complete
 
@@ -47,18 +45,18 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     me(lock, "acquire")
     me(lock, "release")
     if how == "is connected to late":
-        LockStore.doubt(get_store(), get_partition(None, name).node)  # no connection is left
+        kill(master.client())
     if how == "has not answered before":
-        monkeypatch.setattr("django_redislock.store.cluster.NO_FAILOVER_WITHIN", math.inf)
-        get_store().doubt(get_partition(None, name).node)
-        get_store().node_of(0)  # nobody knows yet what will become of it
+        limit(monkeypatch, no_failover_within=math.inf)
+        suspect(name)
+        ask_cluster()  # nobody knows yet what will become of it
     torn.pause(master)
     torn.partition(master)  # it does not hear of what happens
     acquired = me.start(lock, "acquire")  # this is read when it runs again
     torn.wait_for_failover(master)
     torn.resume(master)
     assert acquired.result(GENEROUS)
-    assert held_at(torn, name)
+    assert torn.owner_of(slot_of(name)).client().exists(key_of(name)), "the new master knows of it"
     me(lock, "release")
     torn.heal()
 
@@ -75,15 +73,10 @@ def test_an_answer_that_a_busy_process_reads_late_counts(cluster: Cluster, monke
     async def section() -> bool:
         async with Lock("order:1"):
             pass
-        stalls.append(2 * GRACE)
+        stalls.append(0.5)
         return await Lock("order:1").aacquire(blocking_timeout=0)
 
+    limit(monkeypatch, answer_grace=0.25)
     monkeypatch.setattr(AbstractConnection, "send_packed_command", send_and_stand_still)
     assert asyncio.run(section())
     assert stalls == []
-
-
-def held_at(cluster: Cluster, name: str) -> bool:
-    """Whether the lock is held at the current master."""
-    key = f"{get_partition(None, name).prefix}lock:{name}"
-    return bool(cluster.owner_of(slot_of(name)).client().exists(key))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from linecache import getline
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import redis
 
@@ -83,24 +83,6 @@ class Actor:
         await asyncio.wait([self.task])
 
 
-class Person(Protocol):
-    """A thread or a task that uses locks. The test's own thread tells it what to do.
-
-    ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
-    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
-    """
-
-    awaits: bool
-
-    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any: ...
-
-    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]: ...
-
-    def read(self, look: Callable[[], T]) -> T: ...
-
-    def end(self) -> None: ...
-
-
 class ThreadPerson:
     awaits = False
 
@@ -163,7 +145,12 @@ class TaskPerson:
 
 
 class Crowd:
-    """Makes people: threads, or tasks of one event loop in a thread of its own."""
+    """Makes people who use locks: threads, or tasks of one event loop in a thread of its own. The test's own thread
+    tells them what to do.
+
+    ``person(lock, "acquire", blocking_timeout=1)`` calls the method, or awaits its async version; ``start`` does not
+    wait for the result; ``read`` evaluates something there (``person.read(lambda: lock.lost)``).
+    """
 
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks

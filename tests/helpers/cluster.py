@@ -43,8 +43,6 @@ class Cluster:
         self.executable = executable or find_cluster_server()
         self.partitionable = partitionable
         self.options = {"cluster_node_timeout": node_timeout, "repl_diskless_sync_delay": 0, **options}
-        if "requirepass" in options:
-            self.options["masterauth"] = options["requirepass"]
         self.nodes: list[Node] = []
         self._made = 0
         self._guard = Guard()
@@ -206,7 +204,7 @@ class Cluster:
                 node.proxy.mend()
         for node in self._deaf:
             if node.process:
-                node.ask("CONFIG", "SET", "masterauth", node.options.get("masterauth", ""))
+                node.ask("CONFIG", "SET", "masterauth", "")
         self._deaf.clear()
         self._cut_off = set()
 
@@ -216,8 +214,8 @@ class Cluster:
         """Wait until others own the slots of a master that was killed, paused or cut off."""
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
 
-    def failover(self, replica: Node, *how: str) -> None:
-        """Make a replica a master; ``how`` may be FORCE or TAKEOVER."""
+    def failover(self, replica: Node) -> None:
+        """Make a replica a master."""
         asked = -math.inf
 
         def is_master() -> bool:
@@ -228,7 +226,7 @@ class Cluster:
             if time.monotonic() > asked + 6:
                 asked = time.monotonic()
                 try:
-                    replica.ask("CLUSTER", "FAILOVER", *how)
+                    replica.ask("CLUSTER", "FAILOVER")
                 except redis.ResponseError:
                     pass  # its link to the master is not up at this moment
             return False
@@ -254,10 +252,8 @@ class Cluster:
         """Move the keys of slots whose move has begun."""
         for slot in slots:
             source, target = self._moves[slot]
-            password = source.options.get("requirepass")
-            login = ["AUTH", password] if password else []
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
-                source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, *login, "KEYS", *keys)
+                source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *keys)
 
     def finish_move(self, *slots: int) -> None:
         """Finish a move."""
@@ -289,12 +285,6 @@ class Cluster:
         for other in self.reachable():
             if other is not node:
                 node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
-        self.wait_until_ok()
-        return node
-
-    def add_replica(self, master: Node) -> Node:
-        node = self.add_master()
-        self._follow(node, master)
         self.wait_until_ok()
         return node
 

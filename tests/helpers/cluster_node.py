@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import rediscluster
-from rediscluster import HOST, ClusterNode
+from rediscluster import ClusterNode
 from redisserver import NoServerError
 
 from .proxy import Proxy
@@ -41,11 +40,6 @@ class Node(ClusterNode):
             self.proxy = Proxy(self.bus_port)
             self.bus_port = self.proxy.port
             self.options["cluster-announce-bus-port"] = str(self.bus_port)
-
-    @property
-    def url(self) -> str:
-        password = self.options.get("requirepass")
-        return f"redis://:{quote(password, safe='')}@{HOST}:{self.port}/0" if password else super().url
 
     def stop(self) -> None:
         super().stop()

