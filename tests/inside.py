@@ -13,16 +13,18 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from django_redislock import Lock
+from django_redislock import Lock, LockInfo
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, run
+from django_redislock.conf import conf
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
@@ -32,9 +34,11 @@ from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RES
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.runtime import runtime
+from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store.cluster import tag_of
+from django_redislock.store.lock_store import LockStore
 from django_redislock.store.loop_connections import LoopConnections
 from django_redislock.store.retry import Execute, call
 from django_redislock.store.stores import get_partition, make_store
@@ -111,6 +115,7 @@ ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
 FORCE = calls._FORCE["key"].sha
+CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
@@ -436,6 +441,18 @@ def exchange_by(connection: Any, commands: Sequence[Command]) -> list[Any]:
     return exchange(connection, commands)
 
 
+def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
+    """After each round trip of a thread of this process, ``note`` with the number of its commands."""
+    exchange = LockStore.exchange
+
+    def noted(store: LockStore, node: Any, commands: Any, *args: Any) -> Any:
+        answer = exchange(store, node, commands, *args)
+        note(len(commands))
+        return answer
+
+    patch.setattr(LockStore, "exchange", noted)
+
+
 def idle(connections: LoopConnections) -> list[Any]:
     """Idle connections of an event loop."""
     return [connection for idle in connections._idle.values() for connection, _ in idle]
@@ -472,3 +489,37 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- its settings ------------------------------------------------------------------------------------------------------
+
+
+def settings() -> dict[str, Any]:
+    """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
+    return asdict(conf())
+
+
+# -- the held locks, as the admin asks for them ------------------------------------------------------------------------
+
+
+class LockPage(NamedTuple):
+    """``locks`` of one page, out of ``matching`` that were searched for, out of ``total`` that are held."""
+
+    locks: list[LockInfo]
+    matching: int
+    total: int
+
+
+def page(
+    *order: str,
+    words: Sequence[str] = (),
+    names: Collection[str] | None = None,
+    last: int = 100,
+    cut: Callable[[int], slice] | None = None,
+    using: str | None = None,
+) -> LockPage:
+    """The first ``last`` held locks in this order (columns; ``-`` reverses one), of those with all ``words`` in name or
+    owner, and only of ``names``; ``cut`` is told how many match, and returns which of them to show."""
+    cut = cut or (lambda count: slice(last))
+    found = read_page(cut=cut, words=words, names=names, order=order or ("name",), using=using)
+    return LockPage(found.locks, found.matching, found.total)

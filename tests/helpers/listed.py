@@ -10,10 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock
-from django_redislock.store.lock_store import LockStore
-from django_redislock.store.node import Node
 from redisserver import RedisServer
-from tests.inside import PREFIX
+from tests.inside import PREFIX, after_round_trips
 
 from .actors import server_time
 from .state import INDEX, put
@@ -44,13 +42,7 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
-    exchange = LockStore.exchange
-
-    def noted(self: LockStore, node: Node, commands: Any, *args: Any) -> Any:
-        made.append(len(commands))
-        return exchange(self, node, commands, *args)
-
-    monkeypatch.setattr(LockStore, "exchange", noted)
+    after_round_trips(monkeypatch, made.append)
     return made
 
 
