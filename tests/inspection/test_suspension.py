@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
-from django_redislock.engine import describe_owner
 from redisserver import RedisServer
 from tests.inspection.conftest import hold
 
 HOUR = 3600
 
 
-def test_it_says_who_suspended_the_lock_until_when_and_why() -> None:
+@pytest.fixture
+def me() -> str:
+    """How lists name this thread."""
+    with Lock("another") as lock:
+        info = lock.info()
+        assert info is not None
+        return info.owner
+
+
+def test_it_says_who_suspended_the_lock_until_when_and_why(me: str) -> None:
     Lock("a").suspend(timedelta(hours=1), note="rate\nlimited")
-    me = describe_owner("")
     (listed,), shown = list_locks(), get_lock("a")
     for info in (listed, shown):
         assert info is not None
@@ -29,20 +36,20 @@ def test_it_says_who_suspended_the_lock_until_when_and_why() -> None:
         assert HOUR - 100 < info.suspension.left == info.lease_left <= HOUR
 
 
-def test_of_a_held_lock_it_tells_the_holder_and_the_suspension_to_come() -> None:
+def test_of_a_held_lock_it_tells_the_holder_and_the_suspension_to_come(me: str) -> None:
     hold("a", note="of the holder")
     Lock("a").suspend(HOUR, note="rate limited")
     info = get_lock("a")
     assert info is not None
     assert info.suspension is not None
-    assert (info.held, info.owner, info.note) == (True, describe_owner(""), "of the holder")
+    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
     assert info.suspension.note == "rate limited"
     assert info.lease_left < HOUR - 100 < info.suspension.left
 
 
-def test_the_log_says_who_suspends_and_resumes(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "django_redislock")
-    lock, me = Lock("a"), describe_owner("")
+    lock = Lock("a")
     lock.suspend(60, note="rate limited")
     lock.resume()
     lock.resume()
