@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockLost, LockPool
+from django_redislock import Lock, LockPool
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.pools import (
     TTL,
@@ -77,21 +77,6 @@ def test_a_member_is_put_in_while_it_is_locked_by_its_own_name(me: Any, crowd: C
     refuses(me, pool)
     you(lock, "release")
     assert me(pool, "acquire", blocking_timeout=0).key == "alice"
-
-
-def test_a_member_that_is_seized_is_its_new_holders(
-    me: Any, crowd: Crowd, accounts: LockPool, client: redis.Redis
-) -> None:
-    you, lock = crowd(), Lock(ALICE)
-    member = me(accounts, "acquire", ttl=TTL)
-    old = me.read(lambda: member.fence)
-    you(lock, "seize")
-    assert you.read(lambda: lock.fence) > old
-    with pytest.raises(LockLost):
-        me(member, "release")
-    assert audit(client).held == {"alice"}
-    you(lock, "release")
-    assert audit(client).free == {"alice", "bob"}
 
 
 def test_a_member_is_detached_and_adopted_like_any_lock_and_leaves_no_trace(

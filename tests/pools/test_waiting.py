@@ -62,6 +62,7 @@ def put_in_again(pool: LockPool, release: Held) -> None:
 def seized_and_released(pool: LockPool, release: Held) -> None:
     lock = Lock(lock_of("bob"), ttl=TTL)
     lock.seize()
+    assert lock.owned()
     lock.release()
 
 

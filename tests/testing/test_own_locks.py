@@ -183,13 +183,14 @@ def test_reset_ends_all_in_the_midst_of_a_test() -> None:
             assert_nothing_is_there()
 
 
+@pytest.mark.usefixtures("no_look_by_the_clock")
 def test_reset_wakes_those_who_wait(other: MakeOther, eventually: Eventually) -> None:
     with own_locks():
-        Lock(NAME).acquire()
-        got = other().start(lambda: Lock(NAME, blocking_timeout=GENEROUS).acquire())
+        Lock(NAME, ttl=600).acquire()
+        got = other().start(lambda: Lock(NAME).acquire())
         eventually(lambda: (info := get_lock(NAME)) and info.waiters and waiting())
         reset()
-        assert got.result(4), "before it looks by the clock"
+        assert got.result(GENEROUS)
 
 
 def test_reset_leaves_the_locks_of_a_site_alone() -> None:
