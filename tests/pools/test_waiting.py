@@ -343,8 +343,9 @@ def test_a_stopped_process_costs_one_handoff_of_each_member_and_its_waiters_come
         assert in_line(client) == []  # its other waiters were dropped
         assert 1 <= grants(client, channel, ear) <= 2
     stuck.signal(signal.SIGCONT)
-    eventually(lambda: len(in_line(client)) == 12)
+    # two may find instead that they have lost what they had just been handed
+    eventually(lambda: len(in_line(client)) >= 10)
     for key in ("alice", "bob"):
         force_release(lock_of(key))
-    for _ in range(12):
+    for _ in range(10):
         stuck.expect("gave")
