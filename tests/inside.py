@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import pytest
 from redis.exceptions import InvalidResponse, MovedError
 
-from django_redislock import Lock, counter, values
+from django_redislock import Lock, LockInfo, counter, values
 from django_redislock.base.display import duration
 from django_redislock.base.names import fit_name, slot_text
 from django_redislock.base.names import pool_name as pool_name
@@ -55,7 +55,8 @@ from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
-from django_redislock.store import calls, pool_calls, probe
+from django_redislock.inspection.listing import read_page
+from django_redislock.store import calls, pool_calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import tag_of
@@ -155,6 +156,9 @@ RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
 FORCE = calls._FORCE["key"].sha
 INFO = calls._INFO["key"].sha
+
+
+CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
@@ -640,6 +644,18 @@ def surplus(stocks: Sequence[Any], bound: int, in_use: int) -> list[Any]:
 def exchange_by(connection: Any, commands: Sequence[Command]) -> list[Any]:
     """The raw answers to these commands."""
     return exchange(connection, commands)
+
+
+def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
+    """After each round trip of a thread of this process, ``note`` with the number of its commands."""
+    exchange = LockStore.exchange
+
+    def noted(store: LockStore, node: Any, commands: Any, *args: Any) -> Any:
+        answer = exchange(store, node, commands, *args)
+        note(len(commands))
+        return answer
+
+    patch.setattr(LockStore, "exchange", noted)
 
 
 def idle(connections: LoopConnections) -> list[Any]:
@@ -1194,3 +1210,29 @@ def _reads(frame_of: Callable[[], Any], name: str | None) -> bool:
     while frame is not None and frame.f_code.co_name != "lead":
         frame = frame.f_back
     return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
+
+
+# -- the held locks, as the admin asks for them ------------------------------------------------------------------------
+
+
+class LockPage(NamedTuple):
+    """``locks`` of one page, out of ``matching`` that were searched for, out of ``total`` that are held."""
+
+    locks: list[LockInfo]
+    matching: int
+    total: int
+
+
+def page(
+    *order: str,
+    words: Sequence[str] = (),
+    names: Collection[str] | None = None,
+    last: int = 100,
+    cut: Callable[[int], slice] | None = None,
+    using: str | None = None,
+) -> LockPage:
+    """The first ``last`` held locks in this order (columns; ``-`` reverses one), of those with all ``words`` in name or
+    owner, and only of ``names``; ``cut`` is told how many match, and returns which of them to show."""
+    cut = cut or (lambda count: slice(last))
+    found = read_page(cut=cut, words=words, names=names, order=order or ("name",), using=using)
+    return LockPage(found.locks, found.matching, found.total)

@@ -7,9 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import redis
 
-from django_redislock import PoolMember, lock_name
+from django_redislock import LockNotAcquired, LockPool, PoolMember, lock_name
 from tests import inside
 from tests.inside import PREFIX, pool_keys, pool_name
 
@@ -47,6 +48,12 @@ Wait = Callable[..., Future[PoolMember]]
 def got(request: Future[PoolMember]) -> str:
     """The key of the member that somebody who waited has got."""
     return request.result(GENEROUS).key
+
+
+def refuses(person: Any, pool: LockPool) -> None:
+    """Whoever asks for any member finds none free."""
+    with pytest.raises(LockNotAcquired):
+        person(pool, "acquire", blocking_timeout=0)
 
 
 def lock_of(key: str, pool: str = POOL) -> str:

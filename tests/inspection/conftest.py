@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 from django_redislock import Lock
-from django_redislock.base.steps import run
-from django_redislock.store import calls
-from tests import inside
 from tests.helpers.actors import Ghost
 from tests.helpers.listed import endless as endless
 from tests.helpers.listed import trips as trips
 from tests.helpers.listed import two_aliases as two_aliases
+from tests.inside import limit
 
 Queue = Callable[..., list[str]]
-NEVER = float("inf")
 
 
 def hold(name: str, **options: Any) -> str:
@@ -36,7 +33,13 @@ def queue_up(ghost: Callable[..., Ghost]) -> Queue:
         owners = [f"waiter-{number}" for number in range(count)]
         for number, owner in enumerate(owners):
             request = there.request(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
-            run(calls.acquire(request, inside.QUEUED, None, until=NEVER, by=None))
+            there.acquire(request)
         return owners
 
     return queue_up
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
+    limit(monkeypatch, look_every=1000.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,16 @@ import pytest
 import redis
 
 import django_redislock
-from django_redislock import Lock, LockLost, LockPool, LockStatus, force_release, get_lock
-from django_redislock.store import calls
+from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
+from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import INDEX
-from tests.inside import lease_of, listener, reader_of
+from tests.helpers.proxy import proxy
+from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import FORCE, PREFIX
 from tests.inspection.conftest import Queue, hold
 
-PREFIX = "redislock{0}:"
+pytestmark = pytest.mark.usefixtures("no_look_by_the_clock")
+
 Heard = list[tuple[str, dict[str, Any]]]
 
 
@@ -48,16 +49,11 @@ def test_it_returns_what_was_released_and_tells_by_whom(
 
 def test_the_signal_comes_from_lock() -> None:
     senders: list[type] = []
-
-    def receiver(sender: type, **facts: Any) -> None:
-        senders.append(sender)
-
+    receiver = lambda sender, **facts: senders.append(sender)  # noqa: E731
     hold("a")
     django_redislock.lock_force_released.connect(receiver)
-    try:
-        force_release("a")
-    finally:
-        django_redislock.lock_force_released.disconnect(receiver)
+    force_release("a")
+    django_redislock.lock_force_released.disconnect(receiver)
     assert senders == [Lock]
 
 
@@ -67,18 +63,15 @@ def test_the_next_waiter_gets_the_lock_at_once(crowd: Crowd, eventually: Callabl
     waiting = me.start(Lock("a"), "acquire")
     eventually(lambda: (info := get_lock("a")) and info.waiters)
     assert you(django_redislock, "force_release", "a")
-    assert waiting.result(4)  # before any look by the clock
+    assert waiting.result(GENEROUS)
 
 
-def test_the_old_holder_is_told(crowd: Crowd, eventually: Callable[..., Any]) -> None:
+def test_the_old_holder_is_told(crowd: Crowd, eventually: Callable[..., Any], listens: Callable[[Lock], None]) -> None:
     me, you = crowd(), crowd()
     losses: list[LockLost] = []
     lock = Lock("a", ttl=600, on_lost=losses.append)
     me(lock, "acquire")
-    lease = me.read(lambda: lease_of(lock))
-    ears = listener()
-    # until it listens, and has heard from Redis that the lock is there: else it may find out by that answer
-    eventually(lambda: reader_of(ears) and not lease.urgent and time.monotonic() < lease.due < lease.ends)
+    me.read(lambda: listens(lock))  # else it may find out by asking
     you(django_redislock, "force_release", "a")
     (loss,) = eventually(lambda: losses)
     assert loss.reason == "it was force-released"
@@ -96,7 +89,7 @@ def test_a_member_of_a_pool_goes_to_whoever_wants_any(crowd: Crowd, eventually: 
     eventually(lambda: pool.info().waiters == 1)
     released = me(django_redislock, "force_release", held.name)
     assert (released.name, released.fence) == ("pool:accounts:alice", me.read(lambda: held.fence))
-    assert waiting.result(4).key == "alice"
+    assert waiting.result(GENEROUS).key == "alice"
 
 
 def test_it_works_in_the_memory_mode_too() -> None:
@@ -136,28 +129,19 @@ def test_what_is_no_fence_is_refused_before_anything_is_sent(fence: Any) -> None
     assert get_lock("a")
 
 
-def test_a_fence_hits_the_acquisition_that_has_it(crowd: Crowd, eventually: Callable[..., Any]) -> None:
-    hold("a", ttl=600)
-    waiting = crowd().start(Lock("a"), "acquire")
-    info = eventually(lambda: (found := get_lock("a")) and found.waiters and found)
-    assert force_release("a", fence=info.fence)
-    assert waiting.result(4)
-
-
 def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: RedisServer, own_pools: None, crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
-    force, before = calls.force, hold("a")
-    after = Lock("a", purpose="the later one")
-
-    def late(*arguments: Any) -> Any:
-        Lock("a", token=before).release()
+    me, before, after = crowd(), Lock("a", token=hold("a")), Lock("a", purpose="the later one", using="straight")
+    force_release("another")  # the script is known
+    with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
+        late = network.hold_request(FORCE)
+        forced = me.start(django_redislock, "force_release", "a")
+        assert late.caught.wait(GENEROUS)
+        Lock("a", token=before.token, using="straight").release()
         assert after.acquire()
-        return force(*arguments)
-
-    monkeypatch.setattr(calls, "force", late)
-    released = force_release("a")
-    assert released is not None
+        late.let_go()
+        released = forced.result(GENEROUS)
     assert released.owner.endswith(" the later one")
     assert "the later one" in caplog.text
 
@@ -178,24 +162,3 @@ def test_it_gets_past_any_number_of_dead_waiters(
     assert force_release("a")
     assert waiting.result(GENEROUS)
     assert client.zcard(f"{PREFIX}queue:a") == 0
-
-
-@pytest.mark.usefixtures("endless")
-@pytest.mark.parametrize(("name", "fence"), [("persisted", None), ("foreign", None), ("foreign", 0)])
-def test_locks_that_never_end_are_released_like_any(name: str, fence: int | None, client: redis.Redis) -> None:
-    released = force_release(name, fence=fence)
-    assert released is not None
-    assert released.status is LockStatus.ERROR
-    assert not client.exists(f"{PREFIX}lock:{name}")
-    assert client.zscore(INDEX, name) is None
-    with Lock(name, blocking=False):
-        pass
-
-
-def test_a_pools_member_that_never_ends_is_released_like_any(client: redis.Redis) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
-    force_release("pool:accounts:alice")
-    with pool.acquire(blocking_timeout=0) as alice:
-        assert alice.key == "alice"

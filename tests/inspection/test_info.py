@@ -1,7 +1,8 @@
-"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, and foreign values in its keys."""
+"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, foreign values in its keys, suspensions."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -9,15 +10,14 @@ from typing import Any
 
 import pytest
 import redis
-from django.test import override_settings
 
 import django_redislock
 from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
+from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Ghost, server_time
+from tests.helpers.ways import DJANGO_REDIS, alias, caches
+from tests.inside import PREFIX, page
 from tests.inspection.conftest import Queue, hold
-
-PREFIX = "redislock{0}:"
-NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
 
 
 def known(name: str) -> LockInfo:
@@ -54,12 +54,9 @@ def test_info_tells_who_since_when_and_until_when(crowd: Crowd) -> None:
     assert 0 < info.lease_left <= 60
     assert info.token_hint == f"{token[:4]}…"
     assert token not in repr(info)
+    with Lock("b", token="known" * 5):
+        assert known("b").token_hint == "know…"
     assert you(django_redislock, "get_lock", "a").since == info.since
-
-
-def test_a_token_that_was_given_is_hinted_at_and_not_the_id() -> None:
-    with Lock("a", token="known" * 5):
-        assert known("a").token_hint == "know…"
 
 
 def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(queue_up: Queue, crowd: Crowd) -> None:
@@ -102,12 +99,9 @@ def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], 
         client.hset(f"{PREFIX}waiters:a", id, f"- 30000 {polls_until} - ghost")
     assert [waiter.gone for waiter in known("a").queue] == [True, False, True, False]
     assert known("a").waiters == 4
-
-
-def test_of_a_pool_too(ghost: Callable[..., Ghost]) -> None:
     LockPool("accounts").extend(["alice"])
     LockPool("accounts").acquire(ttl=600)
-    ghost(alive=False).queue("1" * 22, name="pool:accounts:")
+    killed.queue("1" * 22, name="pool:accounts:")
     assert [waiter.gone for waiter in LockPool("accounts").info().queue] == [True]
     assert [waiter.gone for waiter in known("pool:accounts:alice").pool_queue] == [True]
 
@@ -145,11 +139,14 @@ def test_what_cannot_be_a_name_is_refused(ask: str, name: str, crowd: Crowd) -> 
     assert not isinstance(caught.value, LockUnavailable)
 
 
-@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release"])
+@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release", "list_pools"])
 def test_redis_out_of_reach_is_lock_unavailable(ask: str, crowd: Crowd) -> None:
-    me = crowd()
-    with override_settings(CACHES=NOWHERE), pytest.raises(LockUnavailable, match="alias 'default'"):
-        me(django_redislock, ask, "a")
+    nowhere = alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")
+    with caches(nowhere):
+        with pytest.raises(LockUnavailable, match=r"cannot be reached.*alias 'default'"):
+            crowd()(django_redislock, ask, "a")
+        with pytest.raises(LockUnavailable, match="alias 'default'"):
+            page()
 
 
 # -- what somebody else may have written ----------------------------------------------------------------------------
@@ -167,26 +164,23 @@ FOREIGN = [
     b"id channel c 1 " + b"9" * 400 + b" - owner",
     b"id channel c " + b"9" * 5000 + b" 1 - owner",
 ]
-each_foreign = pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
 
 
-@each_foreign
-def test_a_foreign_value_keeps_the_lock_from_everybody_and_says_so(value: bytes, client: redis.Redis) -> None:
-    client.set(f"{PREFIX}lock:foreign", value, px=60_000)
-    info = known("foreign")
-    assert (info.status, info.owner, info.fence, info.note, info.token_hint) == (LockStatus.ERROR, "?", 0, "", "")
-    assert info.held_for == 0
-    assert 50 < info.lease_left <= 60
-    assert Lock("foreign").status() is LockStatus.ERROR
-
-
-@each_foreign
-def test_a_foreign_value_can_be_forced_away(value: bytes, client: redis.Redis) -> None:
-    client.set(f"{PREFIX}lock:foreign", value)
-    force_release("foreign")
-    assert not client.exists(f"{PREFIX}lock:foreign")
-    with Lock("foreign", blocking=False):
-        pass
+@pytest.mark.parametrize("value", FOREIGN, ids=lambda value: repr(value[:40]))
+def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
+    value: bytes, client: redis.Redis
+) -> None:
+    for left in (60, math.inf):
+        client.set(f"{PREFIX}lock:foreign", value, px=60_000 if left == 60 else None)
+        info = known("foreign")
+        assert (info.status, info.owner, info.fence, info.note, info.token_hint) == (LockStatus.ERROR, "?", 0, "", "")
+        assert info.held_for == 0
+        assert left - 10 < info.lease_left <= left or info.lease_left == left
+        assert Lock("foreign").status() is LockStatus.ERROR
+        assert not Lock("foreign").acquire(blocking=False)
+        force_release("foreign")
+        with Lock("foreign", blocking=False):
+            pass
 
 
 @pytest.mark.parametrize("entry", [None, b"", b"channel", b"channel x y z w", b"c 1 0 -", b"\xff \xff \xff \xff \xff"])
@@ -219,13 +213,10 @@ def test_a_lock_of_ours_that_never_ends_says_so() -> None:
     info = known("persisted")
     assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
     assert info.owner == "web-1"
-
-
-@pytest.mark.usefixtures("endless")
-def test_a_foreign_value_that_never_ends_says_so() -> None:
-    info = known("foreign")
-    assert (info.status, info.lease_left, info.owner) == (LockStatus.ERROR, math.inf, "?")
-    assert Lock("foreign").status() is LockStatus.ERROR
+    assert force_release("persisted")
+    assert known("sound").status is LockStatus.UNAVAILABLE
+    with Lock("persisted", blocking=False):
+        pass
 
 
 def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(client: redis.Redis) -> None:
@@ -239,8 +230,89 @@ def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(cli
         assert alice.status() is LockStatus.LOCKED
 
 
-def test_a_pools_member_that_somebody_else_holds_without_end_says_so(client: redis.Redis) -> None:
+def test_a_pools_member_that_somebody_else_holds_without_end_says_so_until_it_is_forced_away(
+    client: redis.Redis,
+) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
     client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
     info = known("pool:accounts:alice")
     assert (info.status, info.lease_left) == (LockStatus.ERROR, math.inf)
     assert Lock("pool:accounts:alice").status() is LockStatus.ERROR
+    force_release("pool:accounts:alice")
+    with pool.acquire(blocking_timeout=0) as alice:
+        assert alice.key == "alice"
+
+
+# -- suspensions; for their effects, see tests/protocol/test_r20_suspensions.py ---------------------------------------
+
+HOUR = 3600
+
+
+@pytest.fixture
+def me() -> str:
+    """How lists name this thread."""
+    with Lock("another") as lock:
+        info = lock.info()
+        assert info is not None
+        return info.owner
+
+
+def test_it_says_who_suspended_the_lock_until_when_and_why(me: str) -> None:
+    Lock("a").suspend(timedelta(hours=1), note="rate\nlimited")
+    (listed,), shown = list_locks(), get_lock("a")
+    for info in (listed, shown):
+        assert info is not None
+        assert (info.held, info.owner, info.note) == (False, f"nobody (suspended by {me})", "rate\nlimited")
+        assert info.suspension is not None
+        assert (info.suspension.owner, info.suspension.note) == (me, "rate\nlimited")
+        assert HOUR - 100 < info.suspension.left == info.lease_left <= HOUR
+
+
+def test_of_a_held_lock_it_tells_the_holder_and_the_suspension_to_come(me: str) -> None:
+    hold("a", note="of the holder")
+    Lock("a").suspend(HOUR, note="rate limited")
+    info = get_lock("a")
+    assert info is not None
+    assert info.suspension is not None
+    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
+    assert info.suspension.note == "rate limited"
+    assert info.lease_left < HOUR - 100 < info.suspension.left
+
+
+def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "django_redislock")
+    lock = Lock("a")
+    lock.suspend(60, note="rate limited")
+    lock.resume()
+    lock.resume()
+    assert caplog.messages == [
+        f'event=suspended name=a seconds=60.000000 by={me} note="rate limited"',
+        f"event=resumed name=a by={me}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ((0,), ValueError, "seconds must be at least 0.001 seconds and finite, not 0"),
+        ((float("inf"),), ValueError, "seconds must be at least"),
+        (("60",), TypeError, "seconds must be seconds"),
+        ((60, 7), TypeError, "note must be a str, not 7"),
+        ((60, "x" * 1001), ValueError, "note must have at most 1000 bytes, not 1001"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(
+    arguments: tuple[Any, ...], error: type[Exception], says: str, own: RedisServer
+) -> None:
+    own.stop()
+    with pytest.raises(error, match=says):
+        Lock("a").suspend(*arguments)
+
+
+def test_where_redis_cannot_be_reached_it_says_so(own: RedisServer, retry_for: Any) -> None:
+    retry_for(0.0)
+    own.stop()
+    for call in (lambda: Lock("a").suspend(60), Lock("a").resume):
+        with pytest.raises(LockUnavailable):
+            call()

@@ -9,7 +9,6 @@ import redis
 
 import django_redislock
 from django_redislock import LockPool, LockUnavailable, PoolSummary, list_pools
-from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.inside import PREFIX
 
@@ -45,13 +44,9 @@ def test_members_that_are_held_suspended_or_waited_for_are_counted(crowd: Crowd,
     me(member, "release")
     waiting.result(30)
     assert list_pools() == [summary("accounts", 3, held=3)]
-
-
-def test_a_member_whose_lease_has_ended_is_not_held(crowd: Crowd, eventually: Any) -> None:
-    me, pool = crowd(), LockPool("accounts")
-    me(pool, "extend", ["alice"])
-    me(pool, "acquire", ttl=0.5, auto_renew=False)
-    eventually(lambda: list_pools() == [summary("accounts", 1)])
+    me(LockPool("others"), "extend", ["alice"])
+    me(LockPool("others"), "acquire", ttl=0.5, auto_renew=False)
+    eventually(lambda: list_pools("others") == [summary("others", 1)])
 
 
 def test_a_pool_whose_members_redis_has_evicted_is_left_out(client: redis.Redis) -> None:
@@ -67,10 +62,4 @@ def test_what_somebody_else_wrote_there_is_no_pool(client: redis.Redis) -> None:
     assert list_pools() == [summary("accounts", 1)]
     client.set(f"{PREFIX}pools", "a text")
     with pytest.raises(LockUnavailable, match="pools"):
-        list_pools()
-
-
-def test_a_redis_that_is_away_is_told(own: RedisServer) -> None:
-    own.stop()
-    with pytest.raises(LockUnavailable, match="cannot be reached"):
         list_pools()

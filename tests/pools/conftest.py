@@ -12,7 +12,7 @@ import redis
 from django_redislock import LockPool, PoolMember
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.pools import POOL, TTL, Held, Wait, in_line
-from tests.inside import limit, listener
+from tests.inside import Ears, limit
 
 Eventually = Callable[..., Any]
 
@@ -56,7 +56,7 @@ def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def listening(settings: Any, eventually: Eventually) -> None:
     """Subscribe first, so that waiters queue at once; and start without leftovers of other tests."""
     settings.CACHES = {**settings.CACHES}
-    ears = listener()
+    ears = Ears()
     ears.start()
     eventually(lambda: ears.ready)
 

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
-from django_redislock.base.steps import run
-from django_redislock.options import AcquireOptions, LockOptions
-from django_redislock.pool import NONE_HELD
+from django_redislock import LockError, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.pools import BUSY, POOL, audit, leftovers, lock_of
-from tests.helpers.processes import Worker
-from tests.inside import listener, listens
+from tests.helpers.pools import BUSY, HELD, POOL, audit, lock_of
+from tests.helpers.proxy import proxy
+from tests.helpers.state import count
+from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import hears
 
 Eventually = Callable[..., Any]
-Start = Callable[..., Worker]
-
-
-def calls(client: redis.Redis) -> dict[str, int]:
-    """How many times each command was sent since the last reset, by anybody."""
-    stats: dict[str, Any] = client.info("commandstats")
-    return {key.removeprefix("cmdstat_"): value["calls"] for key, value in stats.items()}
 
 
 # -- what it is ------------------------------------------------------------------------------------------------------
@@ -51,46 +43,26 @@ def test_a_free_member_is_taken_with_its_lock(me: Any, pool: LockPool) -> None:
         me(member, "release")
 
 
-def test_with_gives_a_member_back(me: Any, pool: LockPool) -> None:
+def test_a_with_statement_gives_a_member_back_also_when_its_block_raises(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice"])
+    for error in (None, ZeroDivisionError()):
+        member = me(pool, "acquire")
+        assert me(member, "enter") is member
+        assert me(pool, "health_check") == (1, 0)
+        me(member, "exit", error and type(error), error, None)
+        assert me(pool, "health_check") == (0, 1)
+
+
+def test_a_second_block_is_refused_and_leaves_the_member_to_the_first(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
     member = me(pool, "acquire")
-    assert me(member, "enter") is member
-    assert me(pool, "health_check") == (1, 0)
-    me(member, "exit", None, None, None)
-    assert me(pool, "health_check") == (0, 1)
-
-
-def test_a_with_statement_gives_a_member_back_also_when_its_block_raises(accounts: LockPool) -> None:
-    with accounts.acquire() as account:
-        assert account.key == "alice"
-    with pytest.raises(ZeroDivisionError), accounts.acquire():
-        raise ZeroDivisionError
-    assert accounts.health_check() == (0, 2)
-
-
-async def test_async_with_gives_a_member_back(pool: LockPool) -> None:
-    await pool.aextend(["alice"])
-    async with await pool.aacquire() as account:
-        assert account.key == "alice"
-        assert await pool.ahealth_check() == (1, 0)
-    assert await pool.ahealth_check() == (0, 1)
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["checked out", "acquired again"])
-def test_a_second_block_is_refused_and_leaves_the_member_to_the_first(me: Any, pool: LockPool, again: bool) -> None:
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire")
-    if again:
-        me(member, "release")
-    me(member, "enter")
-    with pytest.raises(LockError, match="'pool:accounts:alice': this thread or task is in one already"):
+    for _ in range(2):
         me(member, "enter")
-    assert me(member, "owned")
-    me(member, "exit", None, None, None)
-    assert me(pool, "health_check") == (0, 1)
-    me(member, "enter")
-    me(member, "exit", None, None, None)
-    assert me(pool, "health_check") == (0, 1)
+        with pytest.raises(LockError, match="'pool:accounts:alice': this thread or task is in one already"):
+            me(member, "enter")
+        assert me(member, "owned")
+        me(member, "exit", None, None, None)
+        assert me(pool, "health_check") == (0, 2)  # and it can be entered anew
 
 
 def test_a_block_with_a_member_that_is_lost_is_not_entered(me: Any, pool: LockPool) -> None:
@@ -103,42 +75,6 @@ def test_a_block_with_a_member_that_is_lost_is_not_entered(me: Any, pool: LockPo
         me(member, "enter")
 
 
-def test_a_second_with_statement_releases_nothing_of_the_first(accounts: LockPool) -> None:
-    with accounts.acquire() as account:
-        with pytest.raises(LockError), account:
-            pytest.fail("entered")
-        assert account.owned()
-    assert accounts.health_check() == (0, 2)
-
-
-async def test_a_second_async_with_releases_nothing_of_the_first(accounts: LockPool) -> None:
-    async with await accounts.aacquire() as account:
-        with pytest.raises(LockError):
-            async with account:
-                pytest.fail("entered")
-        assert await account.aowned()
-    assert await accounts.ahealth_check() == (0, 2)
-
-
-def test_a_member_that_was_given_back_can_be_taken_again_by_itself(accounts: LockPool) -> None:
-    member = accounts.acquire()
-    member.release()
-    with member, accounts.acquire() as other:
-        assert (member.key, other.key) == ("alice", "bob")
-    assert accounts.health_check() == (0, 2)
-
-
-def test_several_members_can_be_held_and_released_in_any_order(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob", "carol"])
-    held = [me(pool, "acquire") for _ in range(3)]
-    assert [member.key for member in held] == ["alice", "bob", "carol"]
-    fences = me.read(lambda: [member.fence for member in held])
-    assert fences == sorted(set(fences))
-    for member in (held[1], held[2], held[0]):
-        me(member, "release")
-    assert me(pool, "health_check") == (0, 3)
-
-
 def test_a_held_member_is_renewed(accounts: LockPool, client: redis.Redis, eventually: Eventually) -> None:
     with accounts.acquire(ttl=3) as member:
         first = client.zscore(BUSY, member.key) or 0.0
@@ -147,57 +83,10 @@ def test_a_held_member_is_renewed(accounts: LockPool, client: redis.Redis, event
         assert audit(client).held == {member.key}
 
 
-def test_the_holder_of_a_lost_member_is_told(
-    accounts: LockPool, client: redis.Redis, eventually: Eventually, listens: Callable[[Lock], None]
-) -> None:
-    lost: list[LockLost] = []
-    member = accounts.acquire(ttl=600, on_lost=lost.append)
-    listens(member)
-    force_release(member.name)
-    eventually(lambda: lost)
-    assert lost[0].name == lock_of("alice")
-    with pytest.raises(LockLost):
-        member.release()
-    assert accounts.health_check() == (0, 2)
-
-
-def test_a_member_is_detached_and_adopted_like_any_lock(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob"])
-    member = me(pool, "acquire")
-    token = me(member, "detach")
-    lock = Lock(lock_of("alice"), token=token, using=pool.using)
-    assert me(lock, "acquire")
-    assert me(lock, "extend", 10)
-    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
-    me(lock, "release")
-    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
-
-
-def test_another_process_adopts_a_member_and_gives_it_back(
-    accounts: LockPool, client: redis.Redis, start: Start
-) -> None:
-    accounts.shrink(["bob"])
-    member = accounts.acquire()
-    code = """
-lock = Lock(name, token=token)
-say("adopted" if lock.acquire() else "refused")
-hear()
-lock.release()
-say("released")
-"""
-    worker = start(code, name=member.name, token=member.detach())
-    worker.expect("adopted")
-    assert accounts.health_check() == (1, 0)
-    worker.tell()
-    worker.expect("released")
-    assert audit(client).free == {"alice"}
-    assert leftovers(client) == []
-
-
 # -- which one it is -------------------------------------------------------------------------------------------------
 
 
-def test_the_least_recently_used_member_comes_first(me: Any, pool: LockPool) -> None:
+def test_the_least_recently_used_member_comes_first_and_new_ones_before_all(me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob", "carol"])
     order = []
     for _ in range(6):
@@ -208,32 +97,18 @@ def test_the_least_recently_used_member_comes_first(me: Any, pool: LockPool) -> 
     first, second = me(pool, "acquire"), me(pool, "acquire")
     me(second, "release")
     me(first, "release")
-    assert [me(pool, "acquire").key for _ in range(3)] == ["carol", "bob", "alice"]
-
-
-def test_new_members_come_before_used_ones(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    me(me(pool, "acquire"), "release")
     me(pool, "extend", ["zoe"])
-    assert me(pool, "acquire").key == "zoe"
+    assert [me(pool, "acquire").key for _ in range(4)] == ["zoe", "carol", "bob", "alice"]
 
 
-def test_members_that_are_assigned_again_keep_their_turn(me: Any, pool: LockPool) -> None:
-    keys = ["alice", "bob", "carol"]
-    me(pool, "extend", keys)
-    for _ in range(2):
-        me(me(pool, "acquire"), "release")
-    me(pool, "assign", keys)
-    assert [me(pool, "acquire").key for _ in range(3)] == ["carol", "alice", "bob"]
-
-
-def test_a_member_that_was_held_while_it_was_assigned_again_keeps_its_turn(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["xavier", "zoe"])
-    xavier, zoe = me(pool, "acquire"), me(pool, "acquire")
+def test_members_that_are_assigned_again_keep_their_turn_also_while_they_are_held(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["bob", "xavier", "yves", "zoe"])
+    bob, xavier, yves = (me(pool, "acquire") for _ in range(3))
+    me(yves, "release")
     me(xavier, "release")
-    me(pool, "assign", ["alice", "xavier", "zoe"])
-    me(zoe, "release")
-    assert [me(pool, "acquire").key for _ in range(3)] == ["alice", "xavier", "zoe"]
+    me(pool, "assign", ["alice", "bob", "xavier", "yves", "zoe"])
+    me(bob, "release")
+    assert [me(pool, "acquire").key for _ in range(5)] == ["alice", "zoe", "yves", "xavier", "bob"]
 
 
 # -- when none is free -----------------------------------------------------------------------------------------------
@@ -260,37 +135,37 @@ def test_the_error_says_that_a_pool_has_no_members(timeout: float, me: Any, pool
     assert (caught.value.name, caught.value.outcome) == (POOL, "timeout" if timeout else "busy")
 
 
-def test_that_no_lease_will_end_is_no_proof_that_there_are_no_members(me: Any, pool: LockPool) -> None:
-    refusal = LockNotAcquired("within 1 s: none is free.", POOL, busy_for=NONE_HELD)
-    assert str(run(pool._explained(refusal))) == "within 1 s: it has no members."
+def test_the_error_does_not_say_that_there_are_no_members_where_there_are(client: redis.Redis) -> None:
+    """Not even where no lease that Redis knows will ever end."""
+    pool = LockPool(POOL)
     pool.extend(["alice"])
-    assert run(pool._explained(refusal)) is refusal
+    client.hset(HELD, "alice", "somebody's")
+    with pytest.raises(LockNotAcquired, match=r"at once: none is free\.$"):
+        pool.acquire(blocking_timeout=0)
 
 
-def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(own: RedisServer) -> None:
-    refusal = LockNotAcquired("within 1 s: none is free.", POOL, busy_for=NONE_HELD)
-    own.stop()
-    assert run(LockPool(POOL)._explained(refusal)) is refusal
-
-
-def test_a_waiter_that_gave_up_is_in_no_queue(me: Any, accounts: LockPool, client: redis.Redis) -> None:
-    with accounts.acquire(), accounts.acquire():
-        for options in ({"blocking_timeout": 0}, {"blocking_timeout": 0.05}, {"blocking_timeout": 0.05, "poll": True}):
-            with pytest.raises(LockNotAcquired):
-                me(accounts, "acquire", **options)
-    assert leftovers(client) == []
+def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
+    server: RedisServer, own_pools: None
+) -> None:
+    pool = LockPool(POOL)
+    with proxy(server.port) as network, caches(alias(DJANGO, network.url, socket_timeout=0.3)):
+        assert pool.keys() == []
+        asked = network.hold_answer("ZCARD", times=1000)
+        with pytest.raises(LockNotAcquired, match=r"at once: none is free\.$"):
+            pool.acquire(blocking_timeout=0)
+        assert asked.caught.is_set()
 
 
 def test_a_checkout_is_one_round_trip_and_so_is_a_release(accounts: LockPool, client: redis.Redis) -> None:
+    def asked() -> tuple[int, int]:
+        return int(client.info("stats")["total_reads_processed"]), count(client, "evalsha")
+
     accounts.acquire().release()
-    client.config_resetstat()
+    reads, scripts = asked()
     for _ in range(20):
         accounts.acquire().release()
-    assert calls(client)["evalsha"] == 40
-    before = client.info("stats")["total_reads_processed"]
-    for _ in range(20):
-        accounts.acquire().release()
-    assert client.info("stats")["total_reads_processed"] - before - 1 == 40
+    after = asked()
+    assert (after[0] - reads - 2, after[1] - scripts) == (40, 40)  # two were those of INFO
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
@@ -317,73 +192,19 @@ async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) 
         await hold()
 
 
-def test_an_option_of_a_lock_is_one_of_a_pool_or_makes_no_sense_there() -> None:
-    lock, pool = get_type_hints(LockOptions), get_type_hints(AcquireOptions)
-    further = {"adopt", "blocking", "fence_timeout", "fenced", "max_waiters", "reentrant", "using"}
-    assert lock.keys() - pool.keys() == further
-    assert {option: lock[option] for option in pool} == pool
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"ttl": 0}, ValueError),
-        ({"blocking_timeout": -1}, ValueError),
-        ({"on_lost": 7}, TypeError),
-        ({"note": 7}, TypeError),
-        ({"note": "x" * 1001}, ValueError),
-        ({"purpose": 7}, TypeError),
-        ({"poll": "yes"}, TypeError),
-        ({"poll": True, "backoff": 0.1}, TypeError),
-        ({"poll": True, "attempts": 0}, ValueError),
-        ({"poll": True, "attempts": True}, TypeError),
-        ({"attempts": 3}, ValueError),
-        ({"poll": False, "backoff": ConstantBackoff(1)}, ValueError),
-    ],
-    ids=lambda value: "+".join(value) if isinstance(value, dict) else value.__name__,
-)
-def test_bad_options_are_refused_as_a_lock_refuses_them(
-    me: Any, accounts: LockPool, options: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error) as of_lock:
-        Lock("a", **options)
-    with pytest.raises(error) as of_pool:
-        me(accounts, "acquire", **options)
-    assert str(of_pool.value) == str(of_lock.value)
-    assert accounts.health_check() == (0, 2)
-
-
-@pytest.mark.parametrize("option", ["token", "reentrant", "blocking", "using", "fair", "notes"])
-def test_options_that_a_pool_does_not_know_are_refused_with_those_that_there_are(
-    me: Any, accounts: LockPool, option: str
-) -> None:
-    text = rf"LockPool\.acquire\(\) takes no option '{option}'\..* The options are: .*blocking_timeout.*note.*\.$"
-    with pytest.raises(TypeError, match=text):
-        me(accounts, "acquire", **{option: None})
-    assert accounts.health_check() == (0, 2)
-
-
-def test_a_note_and_a_purpose_are_kept_with_the_member(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire", note="invoice 42\nof Monday", purpose="nightly run")
-    info = me(member, "info")
-    assert info.note == "invoice 42\nof Monday"
-    assert "nightly run" in info.owner
-    me(member, "release")
-    assert me(me(pool, "acquire"), "info").note == ""
-
-
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_a_note_is_kept_with_the_place_in_the_queue_and_then_with_the_member(
+def test_a_note_and_a_purpose_are_kept_in_the_queue_and_then_with_the_member(
     me: Any, crowd: Crowd, pool: LockPool, poll: bool, eventually: Eventually
 ) -> None:
     me(pool, "extend", ["alice"])
     held, you = me(pool, "acquire"), crowd()
-    wanted = you.start(pool, "acquire", poll=poll, note="of a waiter")
-    eventually(lambda: me(pool, "info").waiters == 1)
-    assert [waiter.note for waiter in me(pool, "info").queue] == ["of a waiter"]
+    assert me(held, "info").note == ""
+    wanted = you.start(pool, "acquire", poll=poll, note="invoice 42\nof Monday", purpose="nightly run")
+    (waiter,) = eventually(lambda: me(pool, "info").queue)
     me(held, "release")
-    assert you(wanted.result(GENEROUS), "info").note == "of a waiter"
+    for known in (waiter, you(wanted.result(GENEROUS), "info")):
+        assert known.note == "invoice 42\nof Monday"
+        assert "nightly run" in known.owner
 
 
 # -- polling ---------------------------------------------------------------------------------------------------------
@@ -410,5 +231,5 @@ def test_a_polling_waiter_gets_a_member_without_subscribing(
     member = wanted.result(GENEROUS)
     assert member.key == "alice"
     you(member, "release")
-    assert not listens(listener(pool.using))
+    assert not hears(pool.using)
     assert me(pool, "health_check") == (0, 1)

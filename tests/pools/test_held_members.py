@@ -1,4 +1,5 @@
-"""Held members that are taken out, put in again, or whose leases end: no holder loses one, and no member gets lost."""
+"""Held members that are taken out, put in again, suspended, or whose leases end: no holder loses one, and no member
+gets lost."""
 
 from __future__ import annotations
 
@@ -11,14 +12,13 @@ import redis
 from django_redislock import (
     Lock,
     LockLost,
-    LockNotAcquired,
     LockNotOwned,
     LockPool,
+    LockStatus,
     force_release,
     get_lock,
     list_locks,
 )
-from django_redislock.inspection import LockStatus
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.pools import (
     ANY,
@@ -33,23 +33,18 @@ from tests.helpers.pools import (
     Wait,
     audit,
     got,
+    holder,
     leases_end,
     leave,
-    leftovers,
     lock_of,
     raw,
+    refuses,
 )
-from tests.inside import PREFIX, waiting
+from tests.inside import PREFIX
 
 Eventually = Callable[..., Any]
 
 INDEX = f"{PREFIX}index"
-
-
-def refuses(me: Any, pool: LockPool) -> None:
-    """Whether no member is free."""
-    with pytest.raises(LockNotAcquired):
-        me(pool, "acquire", blocking_timeout=0)
 
 
 # -- taken out, and put in again -------------------------------------------------------------------------------------
@@ -71,25 +66,34 @@ def test_a_held_member_that_is_taken_out_stays_with_its_holder_and_is_gone_after
     refuses(me, pool)
 
 
-def test_a_held_member_that_is_taken_out_and_put_in_again_stays_with_its_holder(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire")
-    assert me(pool, "shrink", ["alice"]) == 1
-    assert me(pool, "extend", ["alice"]) == 1
-    assert me(pool, "health_check") == (1, 0)
+@pytest.mark.parametrize("end", ["lapse", "force"])
+def test_a_member_that_was_taken_out_is_gone_however_its_lease_ends(
+    end: str, me: Any, pool: LockPool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    member = me(pool, "acquire", ttl=0.1 if end == "lapse" else TTL, auto_renew=False)
+    me(pool, "shrink", ["alice"])
+    if end == "force":
+        assert force_release(member.name, using=pool.using)
+    eventually(lambda: not list_locks(using=pool.using))
+    with pytest.raises(LockLost):
+        me(member, "release")
+    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
     refuses(me, pool)
-    assert me(member, "owned")
-    me(member, "release")
-    assert me(pool, "health_check") == (0, 1)
-    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
 
 
-def test_a_held_member_stays_with_its_holder_through_any_assign(me: Any, crowd: Crowd, pool: LockPool) -> None:
+def test_a_held_member_stays_with_its_holder_however_often_it_is_taken_out_and_put_in_again(
+    me: Any, crowd: Crowd, pool: LockPool
+) -> None:
     me(pool, "extend", ["alice", "bob"])
     member, you = me(pool, "acquire"), crowd()
+    assert me(pool, "shrink", ["alice"]) == 1
+    assert me(pool, "extend", ["alice"]) == 1
     assert me(pool, "assign", ["alice", "carol"]) == 1
     me(pool, "clear")
     assert me(pool, "assign", ["alice", "carol"]) == 2
+    assert me(pool, "health_check") == (1, 1)
+    assert me(member, "owned")
     assert you(pool, "acquire", blocking_timeout=0).key == "carol"
     refuses(you, pool)
     me(member, "release")
@@ -109,31 +113,10 @@ def test_the_holder_of_a_member_that_is_put_in_again_is_renewed_and_told_of_loss
     eventually(lambda: (now := get_lock(member.name)) and now.expires > before.expires)
     assert force_release(member.name)
     eventually(lambda: lost)
+    assert lost[0].name == lock_of("alice")
     with pytest.raises(LockLost):
         me(member, "release")
     assert accounts.acquire(blocking_timeout=0).key == "alice"
-
-
-def test_a_member_that_was_taken_out_is_not_free_when_its_lease_ends(
-    me: Any, pool: LockPool, eventually: Eventually
-) -> None:
-    me(pool, "extend", ["alice", "bob"])
-    me(pool, "acquire", ttl=0.1, auto_renew=False)
-    me(pool, "shrink", ["alice"])
-    eventually(lambda: not list_locks(using=pool.using))
-    assert me(pool, "acquire", blocking_timeout=0).key == "bob"
-    refuses(me, pool)
-
-
-def test_a_member_that_was_taken_out_is_gone_when_it_is_force_released(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire")
-    me(pool, "clear")
-    assert force_release(member.name, using=pool.using)
-    with pytest.raises(LockLost):
-        me(member, "release")
-    assert me(pool, "keys") == []
-    refuses(me, pool)
 
 
 def test_an_empty_pool_leaves_nothing(accounts: LockPool, client: redis.Redis) -> None:
@@ -142,14 +125,6 @@ def test_an_empty_pool_leaves_nothing(accounts: LockPool, client: redis.Redis) -
         accounts.clear()
     left = {*client.keys(f"{PREFIX}*")} - {*client.keys(f"{PREFIX}slot:*")}  # which expire
     assert left == {f"{PREFIX}fence".encode()}
-
-
-def test_a_pool_survives_its_members_being_held_and_given_back(client: redis.Redis, accounts: LockPool) -> None:
-    with accounts.acquire() as first, accounts.acquire() as second:
-        assert {first.key, second.key} == audit(client).members == audit(client).held == {"alice", "bob"}
-        assert audit(client).free == set()
-    assert audit(client).free == {"alice", "bob"}
-    assert leftovers(client) == []
 
 
 def test_a_pool_whose_members_come_and_go_does_not_grow(client: redis.Redis) -> None:
@@ -166,40 +141,19 @@ def test_a_pool_whose_members_come_and_go_does_not_grow(client: redis.Redis) -> 
 # -- whose leases end ------------------------------------------------------------------------------------------------
 
 
-def test_a_member_whose_lease_has_ended_is_free_again(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    me(pool, "acquire", ttl=0.1, auto_renew=False)
-    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
-
-
-def test_a_lease_that_is_cut_short_ends_then(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    member = me(pool, "acquire", ttl=TTL, auto_renew=False)
-    me(member, "extend", 0.1, replace_ttl=True)
-    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
-
-
-def test_a_member_whose_lease_has_ended_has_no_holder_before_anybody_looks(
-    me: Any, pool: LockPool, eventually: Eventually
+@pytest.mark.parametrize("how", ["short", "cut short"])
+def test_a_member_whose_lease_has_ended_is_free_before_anybody_looks(
+    how: str, me: Any, pool: LockPool, eventually: Eventually
 ) -> None:
     me(pool, "extend", ["alice"])
-    member = me(pool, "acquire", ttl=0.1, auto_renew=False)
+    member = me(pool, "acquire", ttl=0.1 if how == "short" else TTL, auto_renew=False)
+    if how == "cut short":
+        me(member, "extend", 0.1, replace_ttl=True)
     eventually(lambda: me(pool, "health_check") == (0, 1))
     assert list_locks(using=pool.using) == []
     with pytest.raises(LockLost):
         me(member, "release")
     assert me(pool, "acquire", blocking_timeout=0).key == "alice"
-
-
-def test_leases_of_many_members_may_end_at_once(client: redis.Redis) -> None:
-    pool = LockPool(POOL)
-    keys = [f"key-{number}" for number in range(250)]
-    pool.extend(keys)
-    for _ in keys:
-        pool.acquire(ttl=TTL, auto_renew=False)
-    leases_end(client, *keys)
-    assert pool.health_check() == (0, 250)
-    assert {pool.acquire(blocking_timeout=GENEROUS).key for _ in keys} == set(keys)
 
 
 def _fails(release: Callable[[], object]) -> None:
@@ -212,7 +166,7 @@ def _locks(lock: Lock) -> None:
     lock.release()
 
 
-# Whoever finds that a lease has ended returns the member to the pool. Here, that is the first one to look each time.
+# Whoever finds that a lease has ended, the member is free: here, each is the first one to look.
 LOOKS: dict[str, Callable[[Any, Any], object]] = {
     "pool.health_check": lambda pool, member: pool.health_check(),
     "pool.info": lambda pool, member: pool.info(),
@@ -220,8 +174,6 @@ LOOKS: dict[str, Callable[[Any, Any], object]] = {
     "a release": lambda pool, member: _fails(member.release),
     "force_release": lambda pool, member: force_release(member.name, using=pool.using),
     "a lock on it": lambda pool, member: _locks(Lock(member.name, using=pool.using)),
-}
-LOOKS_THAT_LOSE: dict[str, Callable[[Any, Any], object]] = {
     "locked": lambda pool, member: Lock(member.name, using=pool.using).locked(),
     "owned": lambda pool, member: member.owned(),
     "status": lambda pool, member: member.status(),
@@ -230,19 +182,13 @@ LOOKS_THAT_LOSE: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "look",
-    [*LOOKS.values(), *(look for look in LOOKS_THAT_LOSE.values())],
-    ids=[*LOOKS, *LOOKS_THAT_LOSE],
-)
-def test_a_member_is_free_again_whoever_finds_first_that_its_lease_has_ended(
-    pool: LockPool, look: Callable[[Any, Any], object]
-) -> None:
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_member_is_free_again_whoever_finds_first_that_its_lease_has_ended(look: str, pool: LockPool) -> None:
     pool.extend(["alice"])
     member = pool.acquire(ttl=TTL, poll=True)  # so that nothing looks by itself
     raw(pool.using or "", "ZADD", BUSY, "XX", "1", "alice")
     assert pool.health_check() == (0, 1)
-    look(pool, member)
+    LOOKS[look](pool, member)
     assert pool.acquire(blocking_timeout=0).key == "alice"
 
 
@@ -268,22 +214,18 @@ def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_e
 # -- what somebody else has written ----------------------------------------------------------------------------------
 
 
-def test_a_member_that_never_ends_is_passed_over_until_it_is_force_released(me: Any, pool: LockPool) -> None:
+@pytest.mark.parametrize("end", ["forced", "deleted"])
+def test_a_member_that_never_ends_is_passed_over_until_that_is_gone(end: str, me: Any, pool: LockPool) -> None:
     me(pool, "extend", ["alice", "bob"])
     raw(pool.using or "", "HSET", HELD, "alice", "somebody's")
     assert me(pool, "items_locked_status") == [("alice", LockStatus.ERROR), ("bob", LockStatus.FREE)]
     assert me(pool, "acquire", blocking_timeout=0).key == "bob"
     refuses(me, pool)
-    force_release(lock_of("alice"), using=pool.using)
-    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
-
-
-def test_a_member_that_never_ended_comes_back_when_that_is_deleted(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    raw(pool.using or "", "HSET", HELD, "alice", "somebody's")
-    refuses(me, pool)
-    raw(pool.using or "", "HDEL", HELD, "alice")
-    assert me(pool, "acquire", blocking_timeout=6).key == "alice"
+    if end == "forced":
+        force_release(lock_of("alice"), using=pool.using)
+    else:
+        raw(pool.using or "", "HDEL", HELD, "alice")
+    assert me(pool, "acquire", blocking_timeout=GENEROUS).key == "alice"
 
 
 def test_waiters_look_no_more_often_because_of_a_member_without_expiry(
@@ -296,7 +238,6 @@ def test_waiters_look_no_more_often_because_of_a_member_without_expiry(
         taken = there.queue("1" * 22, name=ANY, ttl=TTL)
         assert taken.member == ""
         assert taken.left > 4
-    assert waiting() == 0
 
 
 # -- what an eviction has taken --------------------------------------------------------------------------------------
@@ -320,13 +261,6 @@ def test_members_that_an_eviction_took_come_back_when_they_are_given_again(
         me(members[1], "release")
     assert sorted(me(pool, "acquire", blocking_timeout=0).key for _ in keys) == keys
     refuses(me, pool)
-
-
-def test_extend_gives_no_turn_to_a_member_that_is_held(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob"])
-    me(pool, "acquire")
-    assert me(pool, "extend", ["alice", "bob"]) == 0
-    assert raw(pool.using or "", "ZRANGE", FRESH, "0", "-1") == [b"bob"]
 
 
 def test_a_waiter_gets_a_member_that_extend_has_brought_back(
@@ -366,3 +300,66 @@ def test_a_lease_whose_end_was_evicted_is_still_what_it_was(me: Any, pool: LockP
     for member in members:
         me(member, "release")
     assert me(pool, "health_check") == (0, 2)
+
+
+# -- suspended: see tests/protocol/test_r20_suspensions.py for what holds for other locks as well ---------------------
+
+
+def test_nobody_gets_a_suspended_member(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob"])
+    me(pool, "suspend", "alice", 3600, note="rate limited")
+    assert me(pool, "items_locked_status") == [("alice", LockStatus.UNAVAILABLE), ("bob", LockStatus.FREE)]
+    assert me(pool, "health_check") == (1, 1)
+    (info,) = me(pool, "info").locks
+    assert (info.name, info.held, info.note) == (lock_of("alice"), False, "rate limited")
+    assert me(pool, "acquire").key == "bob"
+    refuses(me, pool)
+    assert me(pool, "resume", "alice") is True
+    assert me(pool, "resume", "alice") is False
+    assert me(pool, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_only_members_are_suspended(me: Any, pool: LockPool) -> None:
+    me(pool, "extend", ["alice"])
+    with pytest.raises(ValueError, match="Could not suspend 'alcie': it is not a member of the pool 'accounts'"):
+        me(pool, "suspend", "alcie", 60)
+    for call in (("suspend", "", 60), ("resume", 7)):
+        with pytest.raises(TypeError, match="A member of a pool must be a non-empty str"):
+            me(pool, *call)
+
+
+@pytest.mark.parametrize("ends", ["release", "lapse", "gives up"])
+def test_who_holds_a_suspended_member_keeps_it_and_then_nobody_gets_it(
+    ends: str, me: Any, accounts: LockPool, client: redis.Redis, ghost: Callable[..., Ghost]
+) -> None:
+    there, id = ghost(), "a".ljust(22, "x")
+    if ends == "gives up":
+        there.queue(id, name=ANY)  # was granted it, and has left
+        held = None
+    else:
+        held = me(accounts, "acquire", ttl=TTL)
+    mine = holder(client, "alice")
+    accounts.suspend("alice", 2 * TTL)
+    assert holder(client, "alice") == mine
+    if held is None:
+        leave(there, id)
+    elif ends == "release":
+        me(held, "release")
+    else:
+        leases_end(client, "alice")
+    assert me(accounts, "acquire", blocking_timeout=0).key == "bob"
+    refuses(me, accounts)
+    assert audit(client).held == {"alice", "bob"}
+    assert me(accounts, "resume", "alice")
+    assert me(accounts, "acquire", blocking_timeout=0).key == "alice"
+
+
+def test_a_suspended_member_that_is_taken_out_does_not_come_back(
+    me: Any, accounts: LockPool, client: redis.Redis
+) -> None:
+    me(accounts, "suspend", "alice", TTL)
+    me(accounts, "shrink", ["alice"])
+    me(accounts, "resume", "alice")
+    assert audit(client).free == {"bob"}
+    with Lock(lock_of("alice"), blocking_timeout=GENEROUS):
+        pass

@@ -1,8 +1,9 @@
-"""The members of a pool: putting in, taking out, replacing; valid members. See test_held_members.py for those in
+"""The members of a pool: putting in, taking out, replacing; their statuses. See test_held_members.py for those in
 use."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,11 @@ import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, LockPool, force_release, get_lock
-from django_redislock.inspection import LockStatus
-from django_redislock.store.keys import make_keys, pools_key
-from django_redislock.store.scripts import Script
-from tests.helpers.pools import ANY, POOL, lock_of
+from django_redislock import Lock, LockPool, LockStatus, force_release, get_lock
+from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.pools import ANY, HELD, POOL, lock_of, raw
 from tests.helpers.processes import Worker
+from tests.helpers.state import count
 from tests.inside import PREFIX
 
 Eventually = Callable[..., Any]
@@ -26,69 +26,39 @@ Start = Callable[..., Worker]
 ODD = ["a:b", "a%3Ab", "x y", "größe", "日本", "{0}", "100%", "line\nbreak", "*", "\u3000", "-", "%"]
 
 
-def test_members_are_put_in_and_taken_out(me: Any, pool: LockPool) -> None:
-    assert me(pool, "keys") == []
-    assert me(pool, "extend", ["bob", "alice"]) == 2
-    assert me(pool, "extend", iter(["alice", "carol", "carol"])) == 1
-    assert me(pool, "keys") == ["alice", "bob", "carol"]
-    assert me(pool, "shrink", ["bob", "dave"]) == 1
-    assert me(pool, "keys") == ["alice", "carol"]
-    assert me(pool, "shrink", ("alice", "carol")) == 2
-    assert me(pool, "keys") == []
-
-
-def test_assign_has_these_members_and_no_others(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob"])
-    assert me(pool, "assign", ["bob", "carol", "dave"]) == 2
-    assert me(pool, "keys") == ["bob", "carol", "dave"]
-    assert me(pool, "assign", ["bob"]) == 0
-    assert me(pool, "keys") == ["bob"]
-
-
-def test_clear_takes_all_out(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob"])
+def test_members_are_put_in_taken_out_and_replaced(me: Any, pool: LockPool) -> None:
+    for how, keys, changed, members in (
+        ("extend", ["bob", "alice"], 2, ["alice", "bob"]),
+        ("extend", iter(["alice", "carol", "carol"]), 1, ["alice", "bob", "carol"]),
+        ("extend", [], 0, ["alice", "bob", "carol"]),
+        ("shrink", ["bob", "dave"], 1, ["alice", "carol"]),
+        ("shrink", [], 0, ["alice", "carol"]),
+        ("assign", ("carol", "dave", "erin"), 2, ["carol", "dave", "erin"]),
+        ("assign", ["carol"], 0, ["carol"]),
+        ("shrink", ("alice", "carol"), 1, []),
+    ):
+        assert me(pool, how, keys) == changed
+        assert me(pool, "keys") == members
+        assert me(pool, "len") == len(members)
+    me(pool, "extend", ["alice"])
     assert me(pool, "clear") is None
     assert me(pool, "keys") == []
 
 
-@pytest.mark.parametrize("how", ["extend", "shrink"])
-def test_no_members_are_no_change(me: Any, pool: LockPool, how: str) -> None:
-    me(pool, "extend", ["alice"])
-    assert me(pool, how, []) == 0
-    assert me(pool, "keys") == ["alice"]
-
-
-def test_a_pool_knows_how_many_members_it_has_and_which(me: Any, pool: LockPool) -> None:
-    assert me(pool, "len") == 0
-    me(pool, "extend", ["alice", "bob"])
-    assert me(pool, "len") == 2
-    assert me(pool, "contains", "alice") is True
-    assert me(pool, "contains", "carol") is False
-    assert me(pool, "contains", 7) is False
-
-
-def test_in_and_iteration_ask_redis(pool: LockPool) -> None:
-    pool.extend(["alice", "bob"])
-    assert "alice" in pool
-    assert "carol" not in pool
-    assert list(pool) == ["alice", "bob"]
-
-
-async def test_coroutines_iterate(pool: LockPool) -> None:
-    await pool.aextend(["alice", "bob"])
-    assert [key async for key in pool] == ["alice", "bob"]
-
-
-def test_a_pool_is_true_without_a_look(client: redis.Redis) -> None:
-    client.config_resetstat()
-    assert LockPool(POOL)
-    assert not {"cmdstat_evalsha", "cmdstat_zcard", "cmdstat_zrange"} & client.info("commandstats").keys()
+async def test_a_pool_is_iterated_over_and_true_without_a_look(pool: LockPool, client: redis.Redis) -> None:
+    before = count(client, "zcard"), count(client, "zrange")
+    assert pool
+    assert repr(pool) == "<LockPool 'accounts'>"
+    assert (count(client, "zcard"), count(client, "zrange")) == before
+    await pool.aextend(["bob", "alice"])
+    assert [key async for key in pool] == await asyncio.to_thread(list, pool) == ["alice", "bob"]
 
 
 def test_keys_may_be_any_text(me: Any, pool: LockPool) -> None:
     assert me(pool, "extend", ODD) == len(ODD)
     assert sorted(me(pool, "keys")) == sorted(ODD)
     assert all(me(pool, "contains", key) for key in ODD)
+    assert not any(me(pool, "contains", key) for key in ("alice", 7))
     taken = [me(pool, "acquire", blocking_timeout=0) for _ in ODD]
     assert sorted(member.key for member in taken) == sorted(ODD)
     assert {member.name for member in taken} == {lock_of(key) for key in ODD}
@@ -129,18 +99,6 @@ def test_an_assign_of_any_size_takes_effect_at_one_moment(pool: LockPool, using:
     assert pool.acquire(blocking_timeout=0).key in new
 
 
-def test_members_that_do_not_all_arrive_change_nothing(accounts: LockPool, client: redis.Redis) -> None:
-    sent = f"{PREFIX}next_members:x", f"{PREFIX}next_fresh:x"
-    for key in sent:
-        client.zadd(key, {"carol": 0})
-    members = Script("members", "member")
-    keys = (f"{PREFIX}slot:x", *make_keys(PREFIX, ANY).all, *sent, pools_key(PREFIX))
-    with pytest.raises(redis.ResponseError, match="not all members have arrived"):
-        client.eval(members.source, len(keys), *keys, 1, ANY, "switch", "channel", 0, 2)
-    assert accounts.keys() == ["alice", "bob"]
-    assert accounts.acquire(blocking_timeout=0).key == "alice"
-
-
 @pytest.mark.complete
 def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expires(
     accounts: LockPool, client: redis.Redis, start: Start, eventually: Eventually
@@ -165,37 +123,26 @@ def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expir
     ],
 )
 def test_bad_members_are_refused_before_anything_is_sent(
-    me: Any, method: str, keys: Any, error: type[Exception], message: str
+    me: Any, accounts: LockPool, method: str, keys: Any, error: type[Exception], message: str
 ) -> None:
-    pool = LockPool(POOL)
-    me(pool, "extend", ["bob"])
     with pytest.raises(error, match=message):
-        me(pool, method, keys)
-    assert me(pool, "keys") == ["bob"]
+        me(accounts, method, keys)
+    assert me(accounts, "keys") == ["alice", "bob"]
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("make", "name", "error", "message"),
     [
-        ("", ValueError, "A pool's name must not be empty"),
-        ("a\nb", ValueError, "The pool name .* control characters"),
-        (7, TypeError, "A pool's name must be a str, not 7"),
-        (" " * 200, ValueError, "The pool name .* has 607 bytes; at most 512"),
+        (LockPool, "", ValueError, "A pool's name must not be empty"),
+        (LockPool, "a\nb", ValueError, "The pool name .* control characters"),
+        (LockPool, 7, TypeError, "A pool's name must be a str, not 7"),
+        (LockPool, " " * 200, ValueError, "The pool name .* has 607 bytes; at most 512"),
+        *((make, ANY, ValueError, "is a pool, not a lock") for make in (Lock, force_release, get_lock)),
     ],
 )
-def test_bad_names_are_refused(name: Any, error: type[Exception], message: str) -> None:
+def test_bad_names_are_refused(make: Callable[[Any], object], name: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        LockPool(name)
-
-
-def test_a_pool_says_which_one_it_is() -> None:
-    assert repr(LockPool("proxies")) == "<LockPool 'proxies'>"
-
-
-@pytest.mark.parametrize("refuses", [Lock, force_release, get_lock])
-def test_a_pool_is_not_a_lock(refuses: Callable[[str], object]) -> None:
-    with pytest.raises(ValueError, match=r"'pool:accounts:' is a pool, not a lock: LockPool\.acquire\(\) takes any"):
-        refuses(ANY)
+        make(name)
 
 
 async def test_blocking_calls_in_an_event_loop_name_the_async_version() -> None:
@@ -218,3 +165,75 @@ async def test_blocking_calls_in_an_event_loop_name_the_async_version() -> None:
             call()
     with pytest.raises(SynchronousOnlyOperation, match="Use async for instead"):
         list(pool)
+
+
+# -- their statuses --------------------------------------------------------------------------------------------------
+
+
+def test_each_member_has_a_status(me: Any, crowd: Crowd, pool: LockPool) -> None:
+    me(pool, "extend", ["alice", "bob", "carol", "dave"])
+    assert me(pool, "acquire").key == "alice"
+    assert crowd()(pool, "acquire").key == "bob"
+    raw(pool.using or "", "HSET", HELD, "carol", "somebody's")
+    statuses = {
+        "alice": LockStatus.LOCKED,
+        "bob": LockStatus.UNAVAILABLE,
+        "carol": LockStatus.ERROR,
+        "dave": LockStatus.FREE,
+    }
+    assert me(pool, "items_locked_status") == list(statuses.items())
+    assert me(pool, "values_lock_status") == list(statuses.values())
+    assert me(pool, "health_check") == (3, 1)
+
+
+def test_an_empty_pool_is_healthy(me: Any, pool: LockPool) -> None:
+    assert me(pool, "items_locked_status") == me(pool, "values_lock_status") == []
+    assert me(pool, "health_check") == (0, 0)
+    info = me(pool, "info")
+    assert (info.name, info.members, info.free, info.locks, info.waiters, info.queue) == (POOL, 0, 0, (), 0, ())
+
+
+def test_statuses_take_two_round_trips_however_many_members_there_are(client: redis.Redis) -> None:
+    pool = LockPool(POOL)
+    trips = []
+    for many in (10, 3000):
+        pool.assign(f"key-{number}" for number in range(many))
+        before = client.info("stats")["total_reads_processed"]
+        assert pool.health_check() == (0, many)
+        trips.append(client.info("stats")["total_reads_processed"] - before - 1)
+    assert trips[0] == 2
+    # a long write arrives in several pieces, each of 16 kB
+    assert trips[1] < 60
+
+
+def test_info_tells_who_holds_members_and_who_waits(
+    me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
+) -> None:
+    me(pool, "extend", ["alice", "bob", "carol"])
+    another = LockPool(f"{POOL}-too", using=pool.using)
+    another.extend(["dave"])
+    another.acquire()
+    held = [me(pool, "acquire").name for _ in range(2)]
+    info = me(pool, "info")
+    assert (info.name, info.members, info.free, info.waiters, info.queue) == (POOL, 3, 1, 0, ())
+    assert [lock.name for lock in info.locks] == held == [lock_of("alice"), lock_of("bob")]
+    me(pool, "shrink", ["carol"])
+    wanted = crowd().start(pool, "acquire", blocking_timeout=GENEROUS)
+    eventually(lambda: me(pool, "info").waiters == 1)
+    (waiter,) = me(pool, "info").queue
+    assert waiter.owner
+    assert waiter.waited >= 0
+    of_member = get_lock(held[0], using=pool.using)
+    assert of_member is not None
+    assert (of_member.waiters, of_member.pool_waiters, len(of_member.pool_queue)) == (0, 1, 1)
+    me(pool, "extend", ["zoe"])
+    assert wanted.result(GENEROUS).key == "zoe"
+
+
+def test_info_counts_all_who_wait_and_lists_the_first_hundred(accounts: LockPool, ghost: Callable[..., Ghost]) -> None:
+    there = ghost()
+    with accounts.acquire(), accounts.acquire():
+        for number in range(120):
+            there.queue(f"{number:03}".ljust(22, "x"), name=ANY)
+        info = accounts.info()
+    assert (info.waiters, len(info.queue)) == (120, 100)

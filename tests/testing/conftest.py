@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 
 from redisserver import RedisServer
-from tests.checks import BACKEND
+from tests.inside import limit
 
-LOCMEM = "django.core.cache.backends.locmem.LocMemCache"
+BACKENDS = {"redis": "django_redislock.cache.RedisCache", "memory": "django_redislock.cache.LocMemCache"}
 
 
-@pytest.fixture(autouse=True, params=["redis", "memory"])
-def _where(request: pytest.FixtureRequest, settings: Any, server: RedisServer) -> None:
-    cache = {"BACKEND": BACKEND, "LOCATION": server.url} if request.param == "redis" else {"BACKEND": LOCMEM}
-    settings.CACHES = {"default": cache}
+@pytest.fixture(autouse=True, params=BACKENDS)
+def where(request: pytest.FixtureRequest, settings: Any, server: RedisServer) -> str:
+    cache = {"BACKEND": BACKENDS[request.param]}
+    settings.CACHES = {"default": {**cache, "LOCATION": server.url} if request.param == "redis" else cache}
+    return str(request.param)
+
+
+@pytest.fixture
+def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiters look at the end of a lease, and otherwise only when they are told."""
+    limit(monkeypatch, look_every=1000.0)

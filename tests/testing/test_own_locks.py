@@ -23,17 +23,19 @@ from django_redislock import (
     list_locks,
     lock_lost,
 )
-from django_redislock.conf import conf
-from django_redislock.store.stores import get_partition, made_stores
 from django_redislock.testing import OwnLocksMixin, hold, own_locks, reset
 from redisserver import RedisServer
-from tests.checks import BACKEND
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.state import NAME, count
-from tests.inside import leases, waiting
+from tests.helpers.ways import DJANGO
+from tests.inside import command, leases, settings, waiting
 
 Eventually = Callable[..., Any]
 MakeOther = Callable[[], Other]
+
+
+def prefix() -> str:
+    return str(settings()["KEY_PREFIX"])
 
 
 def leave_all_kinds() -> None:
@@ -53,28 +55,20 @@ def assert_nothing_is_there() -> None:
         pass
 
 
-def test_inside_are_other_locks_than_outside() -> None:
+def test_inside_are_other_locks_than_outside_and_in_each_block_others(
+    client: redis.Redis, eventually: Eventually
+) -> None:
     Lock(NAME).acquire()
-    with own_locks():
-        assert_nothing_is_there()
-    assert [lock.name for lock in list_locks()] == [NAME]
-
-
-def test_two_blocks_have_nothing_in_common() -> None:
-    for _ in range(2):
+    keys = sorted(command("KEYS", "*"))
+    connections = len(client.client_list())
+    for _ in range(3):
         with own_locks():
             assert_nothing_is_there()
             leave_all_kinds()
-
-
-def test_in_the_end_nothing_is_left_in_redis_nor_renewed_here(client: redis.Redis) -> None:
-    get_partition()
-    with own_locks():
-        leave_all_kinds()
-        partition = get_partition()
-        assert partition.execute(("KEYS", "*"))
-    assert partition.execute(("KEYS", "*")) == []
-    assert leases() == []
+        assert [lock.name for lock in list_locks()] == [NAME]
+        assert sorted(command("KEYS", "*")) == keys
+    assert len(leases()) == 1
+    eventually(lambda: len(client.client_list()) <= connections + 2)
 
 
 def test_nothing_is_asked_where_nothing_was_locked(client: redis.Redis) -> None:
@@ -88,27 +82,26 @@ def test_nothing_is_asked_where_nothing_was_locked(client: redis.Redis) -> None:
 def test_only_keys_of_the_block_are_deleted(settings: Any) -> None:
     """The pattern of SCAN takes the prefix literally, and however many keys there are."""
     settings.CACHES = {"default": {**settings.CACHES["default"], "KEY_PREFIX": r"a*[b]?\c"}}
-    partition = get_partition()
-    partition.execute(("SET", r"aXb?\c:other", "1"))
+    command("SET", r"aXb?\c:other", "1")
     Counter("outside").incr()
     with own_locks():
         LockPool("many").extend(map(str, range(10)))
         for number in range(1200):
             Counter(str(number)).incr()
-    assert set(partition.execute(("KEYS", "*"))) >= {rb"aXb?\c:other"}
-    assert len([key for key in partition.execute(("KEYS", "*")) if b"-test-" in key]) == 0
+    assert rb"aXb?\c:other" in command("KEYS", "*")
+    assert not [key for key in command("KEYS", "*") if b"-test-" in key]
     assert Counter("outside").get() == 1
 
 
 def test_a_change_of_the_settings_leads_nobody_out(settings: Any) -> None:
-    outside = conf().KEY_PREFIX
+    outside = prefix()
     with own_locks():
-        inside = conf().KEY_PREFIX
+        inside = prefix()
         with override_settings(REDISLOCK={"TTL": 7, "KEY_PREFIX": "site"}):
-            assert (inside, 7) == (conf().KEY_PREFIX, conf().TTL)
+            assert (inside, 7) == (prefix(), Lock(NAME).ttl)
         settings.REDISLOCK = {"TTL": 8}
-        assert (inside, 8) == (conf().KEY_PREFIX, conf().TTL)
-    assert conf().KEY_PREFIX == outside != inside
+        assert (inside, 8) == (prefix(), Lock(NAME).ttl)
+    assert prefix() == outside != inside
 
 
 def test_what_is_held_on_an_alias_that_a_test_has_replaced_ends_as_well(settings: Any) -> None:
@@ -124,7 +117,7 @@ def test_the_prefix_names_the_worker_of_xdist(worker: str | None, monkeypatch: p
     if worker:
         monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
     with own_locks():
-        assert conf().KEY_PREFIX.startswith(f"redislock-test-{worker or 'main'}-")
+        assert prefix().startswith(f"redislock-test-{worker or 'main'}-")
 
 
 def test_locks_that_are_left_are_told_of_no_loss(eventually: Eventually) -> None:
@@ -169,15 +162,14 @@ def test_a_thread_that_still_waits_takes_nothing_of_the_next_test(other: MakeOth
         assert list_locks() == []
 
 
-def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest.FixtureRequest) -> None:
+def test_a_redis_that_has_gone_meanwhile_is_no_error_of_the_test(request: pytest.FixtureRequest, where: str) -> None:
     """In memory mode, which has no server that could go, nothing is left either."""
-    own = None if "memory" in request.node.name else request.getfixturevalue("own")
+    own = request.getfixturevalue("own") if where == "redis" else None
     with own_locks():
         Lock(NAME).acquire()
         if own is not None:
             own.stop()
     assert leases() == []
-    assert made_stores() == []
 
 
 # -- reset -------------------------------------------------------------------------------------------------------------
@@ -191,13 +183,14 @@ def test_reset_ends_all_in_the_midst_of_a_test() -> None:
             assert_nothing_is_there()
 
 
+@pytest.mark.usefixtures("no_look_by_the_clock")
 def test_reset_wakes_those_who_wait(other: MakeOther, eventually: Eventually) -> None:
     with own_locks():
-        Lock(NAME).acquire()
-        got = other().start(lambda: Lock(NAME, blocking_timeout=GENEROUS).acquire())
+        Lock(NAME, ttl=600).acquire()
+        got = other().start(lambda: Lock(NAME).acquire())
         eventually(lambda: (info := get_lock(NAME)) and info.waiters and waiting())
         reset()
-        assert got.result(4), "before it looks by the clock"
+        assert got.result(GENEROUS)
 
 
 def test_reset_leaves_the_locks_of_a_site_alone() -> None:
@@ -217,8 +210,8 @@ def test_the_mixin_covers_set_up_and_clean_up() -> None:
         def setUp(self) -> None:  # and calls no super()
             assert_nothing_is_there()
             leave_all_kinds()
-            seen.append(conf().KEY_PREFIX)
-            self.addCleanup(lambda: seen.append(conf().KEY_PREFIX))
+            seen.append(prefix())
+            self.addCleanup(lambda: seen.append(prefix()))
 
         def test_one(self) -> None:
             assert Lock(NAME).locked()
@@ -236,14 +229,14 @@ def test_threads_of_a_test_have_its_locks() -> None:
     """Those of a live server, say."""
     prefixes: list[str] = []
     with own_locks():
-        thread = threading.Thread(target=lambda: prefixes.append(conf().KEY_PREFIX))
+        thread = threading.Thread(target=lambda: prefixes.append(prefix()))
         thread.start()
         thread.join(GENEROUS)
-        assert prefixes == [conf().KEY_PREFIX]
+        assert prefixes == [prefix()]
 
 
 def test_a_redis_user_who_may_not_find_what_is_left_is_told_so(own: RedisServer, settings: Any) -> None:
-    settings.CACHES = {"default": {"BACKEND": BACKEND, "LOCATION": own.url}}  # in memory mode, there are no users
+    settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": own.url}}  # in memory mode, there are no users
     with own.client() as client:
         client.acl_setuser("default", enabled=True, commands=["-scan"])
     with pytest.raises(LockUnavailable, match="scan"), own_locks():

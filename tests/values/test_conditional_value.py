@@ -11,16 +11,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-import redis
-from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import ConditionalValue, Counter, Lock, LockError, LockUnavailable
-from redisserver import RedisServer
+from django_redislock import ConditionalValue, LockError, LockUnavailable
 from tests.helpers.pools import raw
-from tests.helpers.ways import DJANGO, PASSWORD, alias, caches
 from tests.inside import PREFIX
 
 Call = Callable[[], object]
@@ -37,10 +32,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
 }
 ORDERED = [">", "<", ">=", "<="]
-SHORT = {"gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==", "ne": "!="}
-SOME = [4, 5, 6, 4.5, 5.0, -5]  # to compare with 5
-
-each_operator = pytest.mark.parametrize("op", COMPARE)
+SHORT = {">": "gt", "<": "lt", ">=": "ge", "<=": "le", "==": "eq", "!=": "ne"}
 
 
 @pytest.fixture
@@ -56,45 +48,25 @@ def pttl(value: ConditionalValue) -> int:
 # -- when a value is replaced or deleted ----------------------------------------------------------------------------
 
 
-@each_operator
-def test_a_value_is_set_when_it_compares_so_with_the_one_stored(me: Any, high: ConditionalValue, op: str) -> None:
-    for value in SOME:
-        me(high, "delne", "whatever is stored")
-        assert me(high, "set_if", "==", 5) is True
+@pytest.mark.parametrize("short", [False, True], ids=["operator", "short name"])
+@pytest.mark.parametrize("op", COMPARE)
+def test_a_value_is_replaced_or_deleted_if_another_compares_so_with_it(
+    me: Any, high: ConditionalValue, op: str, short: bool
+) -> None:
+    sets, deletes = ([f"set{SHORT[op]}"], [f"del{SHORT[op]}"]) if short else (["set_if", op], ["delete_if", op])
+    for value in (4, 5, 6, 4.5, 5.0, -5):
         expected = COMPARE[op](value, 5)
-        assert me(high, "set_if", op, value) is expected
+        raw(high.using or "", "DEL", KEY)
+        assert me(high, *deletes, 5) is False
+        assert me(high, *sets, 5) is True  # where nothing is stored
+        assert me(high, *sets, value) is expected
         assert me(high, "get") == (value if expected else 5)
-
-
-@each_operator
-def test_a_value_is_deleted_when_another_compares_so_with_it(me: Any, high: ConditionalValue, op: str) -> None:
-    for value in SOME:
-        me(high, "delne", "whatever is stored")
-        me(high, "set_if", "==", 5)
-        expected = COMPARE[op](value, 5)
-        assert me(high, "delete_if", op, value) is expected
-        assert me(high, "get") == (None if expected else 5)
-
-
-@each_operator
-def test_where_nothing_is_stored_a_value_is_set_and_none_is_deleted(me: Any, high: ConditionalValue, op: str) -> None:
-    assert me(high, "get") is None
-    assert me(high, "delete_if", op, 5) is False
-    assert me(high, "set_if", op, 5) is True
-    assert me(high, "get") == 5
-
-
-@pytest.mark.parametrize("short", SHORT)
-def test_the_short_names_are_the_operators(me: Any, high: ConditionalValue, short: str) -> None:
-    for value in (4, 5, 6):
-        me(high, "delne", "whatever is stored")
-        me(high, "set_if", "==", 5)
-        expected = COMPARE[SHORT[short]](value, 5)
-        assert me(high, f"set{short}", value, new="new", ttl=60) is expected
+        raw(high.using or "", "SET", KEY, "5")
+        assert me(high, *sets, value, new="new", ttl=60) is expected
         assert me(high, "get") == ("new" if expected else 5)
         assert (pttl(high) > 0) is expected
         raw(high.using or "", "SET", KEY, "5")
-        assert me(high, f"del{short}", value) is expected
+        assert me(high, *deletes, value) is expected
         assert me(high, "get") == (None if expected else 5)
 
 
@@ -105,18 +77,21 @@ def test_what_is_stored_may_be_another_value_of_any_kind(me: Any, high: Conditio
     assert (stored, type(stored)) == (new, type(new))
 
 
-def test_values_locks_and_counters_of_one_name_have_nothing_to_do_with_each_other(me: Any, using: str) -> None:
-    lock, value, counter = (
-        Lock("same", using=using),
-        ConditionalValue("same", using=using),
-        Counter("same", using=using),
-    )
-    assert me(lock, "acquire")
-    me(value, "setgt", 5)
-    me(counter, "incr")
-    assert me(value, "get") == 5
-    assert me(counter, "get") == 1
-    assert me(lock, "owned")
+def test_a_value_has_the_ttl_that_was_given_when_it_was_stored(
+    me: Any, high: ConditionalValue, eventually: Eventually
+) -> None:
+    for ttl in (60, 60.0, timedelta(minutes=1)):
+        assert me(high, "setne", 0, 5, ttl=ttl)
+        assert 30_000 < pttl(high) <= 60_000
+        assert not me(high, "setgt", 4, ttl=600)  # not replaced
+        assert not me(high, "setgt", 4)
+        assert 0 < pttl(high) <= 60_000
+    assert me(high, "setgt", 6)
+    assert pttl(high) == -1
+    me(high, "setgt", 7, ttl=0.05)
+    eventually(lambda: me(high, "get") is None)
+    assert me(high, "delgt", 8) is False
+    assert me(high, "setgt", 1) is True
 
 
 # -- eps ------------------------------------------------------------------------------------------------------------
@@ -176,15 +151,16 @@ def test_floats_are_stored_to_their_last_bit_and_compared_as_python_does(using: 
             assert exactly.delete_if(op, value) is compare(value, stored)
 
 
-@pytest.mark.parametrize("eps", [-1, math.nan, math.inf, pytest.param(10**400, id="10**400")])
-def test_an_eps_that_is_no_distance_is_refused(eps: float) -> None:
-    with pytest.raises(ValueError, match=rf"eps must be 0 or more and finite, not {str(eps)[:50]}"):
-        ConditionalValue("high", eps=eps)
-
-
-@pytest.mark.parametrize("eps", [True, "1", None])
-def test_an_eps_that_is_no_number_is_refused(eps: Any) -> None:
-    with pytest.raises(TypeError, match=rf"eps must be an int or a float, not {eps!r}"):
+@pytest.mark.parametrize(
+    ("eps", "error", "text"),
+    [
+        *((eps, ValueError, "0 or more and finite") for eps in (-1, math.nan, math.inf, 10**400)),
+        *((eps, TypeError, "an int or a float") for eps in (True, "1", None)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_an_eps_that_is_no_distance_is_refused(eps: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=rf"eps must be {text}, not {re.escape(repr(eps)[:50])}"):
         ConditionalValue("high", eps=eps)
 
 
@@ -206,26 +182,19 @@ def test_text_is_equal_as_a_whole_and_never_equals_a_number(
 
 
 @pytest.mark.parametrize("op", ORDERED)
-def test_text_has_no_order(me: Any, high: ConditionalValue, op: str) -> None:
-    for method in ("set_if", "delete_if"):
-        with pytest.raises(
-            TypeError, match=rf"Cannot compare 'a' by '{op}': text has no order here, only '==' and '!='"
-        ):
-            me(high, method, op, "a")
+@pytest.mark.parametrize("method", ["set_if", "delete_if"])
+def test_text_has_no_order_neither_given_nor_stored(me: Any, high: ConditionalValue, op: str, method: str) -> None:
+    with pytest.raises(TypeError, match=rf"Cannot compare 'a' by '{op}': text has no order here, only '==' and '!='"):
+        me(high, method, op, "a")
     assert me(high, "get") is None
-
-
-@pytest.mark.parametrize("op", ORDERED)
-def test_a_number_is_not_ordered_beside_stored_text(me: Any, high: ConditionalValue, op: str) -> None:
     me(high, "seteq", "paid", ttl=60)
-    for method in ("set_if", "delete_if"):
-        with pytest.raises(TypeError, match=rf"Cannot compare 5 by '{op}' with 'paid', which the value 'high' holds"):
-            me(high, method, op, 5)
+    with pytest.raises(TypeError, match=rf"Cannot compare 5 by '{op}' with 'paid', which the value 'high' holds"):
+        me(high, method, op, 5)
     assert me(high, "get") == "paid"
     assert pttl(high) > 0
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- what is refused before anything is sent ------------------------------------------------------------------------
 
 
 def uses(value: Any) -> list[Call]:
@@ -234,27 +203,21 @@ def uses(value: Any) -> list[Call]:
     return [lambda: state.setne(value), lambda: state.delne(value), lambda: state.setne(5, value)]
 
 
+NO_VALUES: list[tuple[Any, type[Exception], str]] = [
+    *((value, TypeError, "an int, a float or a str, not ") for value in (True, None, b"5", Decimal(5), [5], 5j)),
+    *((value, ValueError, f"a finite number, not {value}") for value in (math.nan, math.inf, -math.inf)),
+    *(
+        (value, ValueError, rf"between -2\*\*53 and 2\*\*53 to be compared exactly, not {value}")
+        for value in (2**53 + 1, -(2**53) - 1, 10**400)
+    ),
+]
+
+
 @pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("value", [True, None, b"5", Decimal(5), [5], 5j])
-def test_what_is_no_value_is_refused_before_anything_is_sent(value: Any) -> None:
+@pytest.mark.parametrize(("value", "error", "text"), NO_VALUES, ids=lambda value: str(value)[:20])
+def test_what_is_no_value_is_refused(value: Any, error: type[Exception], text: str) -> None:
     for call in uses(value) if value is not None else uses(value)[:2]:  # new=None is the value itself
-        with pytest.raises(TypeError, match=r"(value|new) must be an int, a float or a str, not "):
-            call()
-
-
-@pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_finite_number_is_refused_before_anything_is_sent(value: float) -> None:
-    for call in uses(value):
-        with pytest.raises(ValueError, match=rf"(value|new) must be a finite number, not {value!r}"):
-            call()
-
-
-@pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 10**400])
-def test_an_integer_that_a_double_may_miss_is_refused_before_anything_is_sent(value: int) -> None:
-    for call in uses(value):
-        with pytest.raises(ValueError, match=rf"between -2\*\*53 and 2\*\*53 to be compared exactly, not {value}"):
+        with pytest.raises(error, match=f"(value|new) must be {text}"):
             call()
 
 
@@ -266,51 +229,6 @@ def test_an_unknown_operator_is_refused_and_the_choices_are_named(op: Any) -> No
     for call in calls:
         with pytest.raises(ValueError, match=r"op must be one of '>', '<', '>=', '<=', '==', '!=', not "):
             call()
-
-
-@pytest.mark.usefixtures("nowhere")
-@pytest.mark.parametrize("ttl", [0, -1, math.nan, math.inf])
-def test_a_ttl_that_is_no_time_is_refused_before_anything_is_sent(ttl: float) -> None:
-    calls: list[Call] = [lambda: ConditionalValue("a").setgt(5, ttl=ttl), lambda: Counter("a").incr(ttl=ttl)]
-    for call in calls:
-        with pytest.raises(ValueError, match=r"ttl must be at least 0\.001 seconds and finite"):
-            call()
-
-
-@pytest.mark.parametrize(("kind", "noun"), [(ConditionalValue, "value"), (Counter, "counter")])
-def test_names_are_checked_as_those_of_locks(kind: Any, noun: str) -> None:
-    for name, text in {7: f"A {noun}'s name must", "": f"A {noun}'s name must", "x" * 513: f"The {noun} name"}.items():
-        with pytest.raises((TypeError, ValueError), match=text):
-            kind(name)
-    with pytest.raises(ValueError, match="control characters"):
-        kind("a\n")
-    assert repr(kind("a")) == f"<{kind.__name__} 'a'>"
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_a_server_out_of_reach_is_lock_unavailable(me: Any) -> None:
-    for thing, method, *args in (
-        (Counter("hits"), "incr"),
-        (Counter("hits"), "get"),
-        (ConditionalValue("hits"), "setgt", 5),
-        (ConditionalValue("hits"), "get"),
-    ):
-        with pytest.raises(LockUnavailable, match=r"Redis cannot be reached for the (counter|value) 'hits' ") as caught:
-            me(thing, method, *args)
-        assert caught.value.name == "hits"
-
-
-@pytest.mark.parametrize(
-    ("call", "twin"),
-    [
-        (lambda: ConditionalValue("a").get(), "aget"),
-        (lambda: ConditionalValue("a").setgt(1), "aset_if"),
-        (lambda: ConditionalValue("a").delgt(1), "adelete_if"),
-    ],
-)
-async def test_a_blocking_call_in_an_event_loop_names_its_twin(call: Call, twin: str) -> None:
-    with pytest.raises(SynchronousOnlyOperation, match=rf"Await {twin}\(\) instead"):
-        call()
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -365,9 +283,10 @@ FOREIGN += [
     "-",
 ]
 FOREIGN += ['"a"b"', '"\x01"', '"\\"', r'"\x"', r'"\u12"']
+FOREIGN += ["[" * 100_000, '{"a":' * 100_000]  # nested deeply
 
 
-@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize("text", FOREIGN, ids=lambda text: repr(text[:20]))
 def test_text_that_somebody_else_has_written_is_a_clear_error_and_stays(
     high: ConditionalValue, using: str, text: str | bytes
 ) -> None:
@@ -379,60 +298,12 @@ def test_text_that_somebody_else_has_written_is_a_clear_error_and_stays(
     assert raw(using, "GET", KEY) == (text if isinstance(text, bytes) else text.encode())
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a":'], ids=["arrays", "objects"])
-def test_json_that_is_nested_deeply_is_a_foreign_value_like_any_other(opening: str, high: ConditionalValue) -> None:
-    raw(high.using or "", "SET", KEY, opening * 100_000)
-    for method, *args in METHODS:
-        with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key"):
-            getattr(high, method)(*args)
-
-
 def test_what_is_longer_than_any_value_is_not_compared_and_stays(me: Any, high: ConditionalValue) -> None:
     raw(high.using or "", "SET", KEY, f'"{"a" * 1_000_000}"')
     for call in [call for call in METHODS if call != ("get",)]:
         with pytest.raises(LockError, match=r"which holds 1,000,002 bytes, more than REDISLOCK\['MAX_VALUE_BYTES'\]"):
             me(high, *call)
     assert me(high, "get") == "a" * 1_000_000
-
-
-def test_another_redis_type_under_the_key_of_a_value_is_a_clear_error(me: Any, high: ConditionalValue) -> None:
-    raw(high.using or "", "RPUSH", KEY, "5")
-    for call in METHODS:
-        with pytest.raises(LockError, match=re.escape(f"its key {KEY!r}, which holds another Redis type")) as caught:
-            me(high, *call)
-        assert (caught.value.name, caught.value.__cause__) == ("high", None)
-    assert raw(high.using or "", "LRANGE", KEY, 0, -1) == [b"5"]
-
-
-# -- TTL ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ttl", [60, 60.0, timedelta(minutes=1)])
-def test_a_value_with_a_ttl_ends(me: Any, high: ConditionalValue, ttl: Any) -> None:
-    me(high, "setgt", 5, ttl=ttl)
-    assert 30_000 < pttl(high) <= 60_000
-
-
-def test_a_value_without_a_ttl_stays_even_where_it_replaces_one_that_would_end(me: Any, high: ConditionalValue) -> None:
-    me(high, "setgt", 5, ttl=60)
-    assert me(high, "setgt", 6)
-    assert pttl(high) == -1
-
-
-def test_a_value_that_is_not_replaced_keeps_its_ttl(me: Any, high: ConditionalValue) -> None:
-    me(high, "setgt", 5, ttl=60)
-    assert not me(high, "setgt", 4, ttl=600)
-    assert not me(high, "setgt", 4)
-    assert 0 < pttl(high) <= 60_000
-
-
-def test_a_value_whose_ttl_is_over_counts_as_not_stored(
-    me: Any, high: ConditionalValue, eventually: Eventually
-) -> None:
-    me(high, "setgt", 5, ttl=0.05)
-    eventually(lambda: me(high, "get") is None)
-    assert me(high, "delgt", 6) is False
-    assert me(high, "setgt", 1) is True
 
 
 # -- many processes -------------------------------------------------------------------------------------------------
@@ -467,22 +338,3 @@ say("done", *(f"j{n}" for n in range(50) if ConditionalValue(f"job:{n}").deleq("
 """
     said = in_processes(4, code)
     assert sorted(itertools.chain(*said)) == sorted(f"{kind}{n}" for kind in "jo" for n in range(50))
-
-
-# -- rights ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_user_who_may_touch_the_locks_alone_has_values_and_counters(guarded: RedisServer, own_pools: None) -> None:
-    url = f"redis://site:{quote(PASSWORD, safe='')}@127.0.0.1:{guarded.port}/0"
-    with caches({**alias(DJANGO, url), "KEY_PREFIX": "site"}):
-        assert Counter("hits").incr(ttl=60) == 1
-        assert ConditionalValue("high").setgt(5, ttl=60)
-        assert ConditionalValue("high").get() == 5
-        with guarded.client() as plain:
-            assert all(key.startswith(b"site:redislock{0}:") for key in plain.keys("*"))
-
-
-def test_keys_stand_beside_those_of_the_locks(client: redis.Redis) -> None:
-    Counter("hits").incr()
-    ConditionalValue("high").setgt(5)
-    assert {f"{PREFIX}counter:hits".encode(), KEY.encode()} == {key for key in client.keys("*") if b":slot:" not in key}

@@ -45,22 +45,22 @@ def high(network: Proxy) -> ConditionalValue:
     return ConditionalValue("high")
 
 
-# -- counters -------------------------------------------------------------------------------------------------------
+# -- what was lost, and what comes late -----------------------------------------------------------------------------
 
 
-def test_an_incr_whose_answer_was_lost_counts_once(me: Any, hits: Counter, network: Proxy, client: redis.Redis) -> None:
-    me(hits, "incr", 10, ttl=60)
-    lost = network.lose_answer("counter:hits")
-    assert me(hits, "incr", ttl=60) == 11
-    assert lost.over.is_set()
-    assert client.get(COUNTER) == b"11"
-
-
-def test_an_incr_whose_answers_were_all_lost_but_the_last_counts_once(me: Any, hits: Counter, network: Proxy) -> None:
-    lost = network.lose_answer("counter:hits", times=4)
-    assert me(hits, "incr") == 1
-    assert lost.over.is_set()
-    assert me(hits, "incr") == 2
+@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "flushed"])
+def test_a_call_whose_answers_were_lost_but_the_last_counts_once(
+    me: Any, hits: Counter, network: Proxy, client: redis.Redis, times: int, known: bool
+) -> None:
+    """Also where the server did not know the script: then one answer is that of EVALSHA, one that of EVAL."""
+    me(hits, "incr", 7)
+    for method, *args, result in (("incr", 3, 10), ("decr", 9), ("reset", 9), ("get", 0)):
+        if not known:
+            client.script_flush()
+        lost = network.lose_answer("counter:hits", times=times)
+        assert me(hits, method, *args) == result
+        assert lost.over.is_set()
 
 
 def test_an_incr_whose_answer_comes_too_late_counts_once(
@@ -73,48 +73,16 @@ def test_an_incr_whose_answer_comes_too_late_counts_once(
     assert client.get(COUNTER) == b"1"
 
 
+@pytest.mark.parametrize("later", [0, 4])
 def test_an_incr_that_arrives_after_its_repetition_and_later_calls_does_not_count(
-    me: Any, hits: Counter, high: ConditionalValue, network: Proxy, client: redis.Redis
+    me: Any, hits: Counter, high: ConditionalValue, network: Proxy, client: redis.Redis, later: int
 ) -> None:
     late = network.hold_request("counter:hits")
-    assert [me(hits, "incr") for _ in range(5)] == [1, 2, 3, 4, 5]
-    assert me(high, "setgt", 5)
+    assert [me(hits, "incr") for _ in range(1 + later)] == list(range(1, 2 + later))
+    assert not later or me(high, "setgt", 5)
     late.let_go()
     assert late.over.wait(GENEROUS)
-    assert client.get(COUNTER) == b"5"
-
-
-def test_an_incr_that_arrives_right_after_its_repetition_does_not_count(
-    me: Any, hits: Counter, network: Proxy, client: redis.Redis
-) -> None:
-    late = network.hold_request("counter:hits")
-    assert me(hits, "incr") == 1
-    late.let_go()
-    assert late.over.wait(GENEROUS)
-    assert client.get(COUNTER) == b"1"
-
-
-def test_an_incr_whose_answer_was_lost_on_a_server_that_did_not_know_the_script_counts_once(
-    me: Any, hits: Counter, network: Proxy, client: redis.Redis
-) -> None:
-    client.script_flush()
-    lost = network.lose_answer("counter:hits", times=2)  # that of EVALSHA, and that of EVAL
-    assert me(hits, "incr") == 1
-    assert lost.over.is_set()
-
-
-def test_a_decr_and_a_reset_whose_answers_were_lost_return_what_they_did(
-    me: Any, hits: Counter, network: Proxy
-) -> None:
-    me(hits, "incr", 7)
-    network.lose_answer("counter:hits", times=2)
-    assert me(hits, "decr") == 6
-    network.lose_answer("counter:hits", times=2)
-    assert me(hits, "reset") == 6
-    assert me(hits, "get") == 0
-
-
-# -- values ---------------------------------------------------------------------------------------------------------
+    assert client.get(COUNTER) == str(1 + later).encode()
 
 
 @pytest.mark.parametrize("call", [("setgt", 5), ("setgt", 5, 1), ("setne", 5), ("delne", 5), ("deleq", 1)])
@@ -128,29 +96,18 @@ def test_a_set_or_delete_whose_answer_was_lost_says_that_it_was_done(
     assert lost.over.is_set()
 
 
-def test_a_set_whose_answer_was_lost_does_not_undo_what_came_after_it(
-    me: Any, high: ConditionalValue, network: Proxy, client: redis.Redis
+@pytest.mark.parametrize(("call", "done"), [(("seteq", 5, 2), True), (("setgt", 3), False)], ids=["set", "refused"])
+def test_what_was_done_or_refused_stays_so_though_its_answer_was_lost_and_others_went_on(
+    me: Any, high: ConditionalValue, network: Proxy, client: redis.Redis, call: Any, done: bool
 ) -> None:
-    # done first, then another process went on: a second run would find its condition true again
-    me(high, "seteq", 1)
+    me(high, "seteq", 5)
     held = network.hold_answer("value:high")
-    doing = me.start(high, "seteq", 1, 2)
+    doing = me.start(high, *call)
     assert held.caught.wait(GENEROUS)
-    client.set(VALUE, "1")
-    assert doing.result(GENEROUS) is True
-    assert client.get(VALUE) == b"1"
-
-
-def test_a_refusal_whose_answer_was_lost_stays_one(
-    me: Any, high: ConditionalValue, network: Proxy, client: redis.Redis
-) -> None:
-    me(high, "setgt", 5)
-    held = network.hold_answer("value:high")
-    doing = me.start(high, "setgt", 3)
-    assert held.caught.wait(GENEROUS)
-    client.set(VALUE, "1")
-    assert doing.result(GENEROUS) is False
-    assert client.get(VALUE) == b"1"
+    others = "5" if done else "1"  # a second run would find its condition true
+    client.set(VALUE, others)
+    assert doing.result(GENEROUS) is done
+    assert client.get(VALUE) == others.encode()
 
 
 def test_an_error_whose_answer_was_lost_stays_one(me: Any, high: ConditionalValue, network: Proxy) -> None:

@@ -1,0 +1,466 @@
+"""``list_locks()``, and pages of held locks: searched, sorted and cut, without reading more than needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+import redis
+
+import django_redislock
+from django_redislock import (
+    Lock,
+    LockInfo,
+    LockNotAcquired,
+    LockPool,
+    LockStatus,
+    LockUnavailable,
+    get_lock,
+    list_locks,
+    list_pools,
+    lock_name,
+)
+from redisserver import RedisServer
+from tests.helpers.actors import Crowd, Ghost, server_time
+from tests.helpers.state import INDEX, put
+from tests.helpers.ways import DJANGO_REDIS, alias, caches
+from tests.inside import PREFIX, limit, page
+from tests.inspection.conftest import Queue, hold
+
+Eventually = Callable[..., Any]
+
+COLUMNS = ["name", "owner", "held_for", "lease_left", "fence", "waiters"]
+HELD = f"{PREFIX}held:pool:accounts:"
+FAR = 4e15  # microseconds
+
+each_way = pytest.mark.parametrize("way", ["list_locks", *COLUMNS])
+both_ways = pytest.mark.parametrize("way", ["list_locks", "name"])
+
+
+def listed(way: str) -> list[LockInfo]:
+    """The held locks by ``list_locks()``, or those of a page with this order."""
+    return list_locks() if way == "list_locks" else page(way).locks
+
+
+def names(locks: list[LockInfo]) -> list[str]:
+    return [lock.name for lock in locks]
+
+
+def statuses(way: str) -> dict[str, LockStatus]:
+    return {lock.name: lock.status for lock in listed(way)}
+
+
+# -- what is listed -------------------------------------------------------------------------------------------------
+
+
+def test_every_held_lock_is_listed_by_name_until_it_is_released(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    assert you(django_redislock, "list_locks") == page("owner").locks == []
+    locks = [Lock(name) for name in ("seat:2", "order:42", "seat:1")]
+    for lock in locks:
+        me(lock, "acquire")
+    assert names(you(django_redislock, "list_locks")) == ["order:42", "seat:1", "seat:2"]
+    for lock in locks:
+        me(lock, "release")
+    assert you(django_redislock, "list_locks") == []
+
+
+@both_ways
+def test_a_listed_lock_tells_what_get_lock_tells_short_of_the_queue(way: str, queue_up: Queue) -> None:
+    hold("a", ttl=600, note="for people")
+    queue_up("a", 3)
+    (found,), alone = listed(way), get_lock("a")
+    assert alone is not None
+    facts = ("name", "owner", "fence", "since", "waiters", "token_hint", "note", "status")
+    assert [getattr(found, fact) for fact in facts] == [getattr(alone, fact) for fact in facts]
+    assert (found.waiters, found.queue) == (3, ())
+    assert found.lease_left == pytest.approx(alone.lease_left, abs=30)
+
+
+@both_ways
+def test_members_of_pools_are_listed_among_the_others_with_those_who_want_any(way: str, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice", "bob"])
+    with pool.acquire(ttl=600) as alice, pool.acquire(ttl=300), Lock("a"):
+        client.zadd(f"{PREFIX}queue:pool:accounts:", {"any": 1})
+        client.zadd(f"{PREFIX}queue:pool:accounts:bob", {"first": 1, "second": 2})
+        found = {lock.name: (lock.waiters, lock.pool_waiters) for lock in listed(way)}
+        assert found == {"a": (0, 0), "pool:accounts:alice": (0, 1), "pool:accounts:bob": (2, 1)}
+        _, first, second = listed(way)
+        assert first.fence == alice.fence
+        assert 270 < second.lease_left <= 300 < 570 < first.lease_left <= 600
+        assert names(page("-waiters", "name").locks) == ["pool:accounts:bob", "pool:accounts:alice", "a"]
+        assert names(page("lease_left").locks)[1:] == ["pool:accounts:bob", "pool:accounts:alice"]
+    assert listed(way) == []
+
+
+def test_other_prefixes_and_aliases_have_locks_of_their_own(server: RedisServer, settings: Any) -> None:
+    entry = alias(DJANGO_REDIS, server.url)
+    settings.CACHES = {**settings.CACHES, "default": entry, "other": {**entry, "KEY_PREFIX": "other"}}
+    for using in ("default", "other", "memory"):
+        hold(using, using=using)
+    for using in ("default", "other", "memory"):
+        assert names(list_locks(using=using)) == names(page(using=using).locks) == [using]
+    settings.REDISLOCK = {"KEY_PREFIX": "elsewhere"}
+    assert list_locks() == []
+
+
+def test_more_locks_than_one_batch_are_all_listed_without_a_scan(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, list_batch=7)
+    held = [f"a:{number:02}" for number in range(30)]
+    for name in held:
+        hold(name)
+    pool = LockPool("accounts")
+    pool.extend([f"{number:02}" for number in range(20)])
+    for _ in range(20):
+        pool.acquire()
+    client.config_resetstat()
+    assert names(list_locks()) == [*held, *(f"pool:accounts:{number:02}" for number in range(20))]
+    assert not [command for command in client.info("commandstats") if "scan" in command or "keys" in command]
+
+
+# -- patterns -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", ["Order:1", "a[1]*", "order:1", "order:12", "order:2", "seat:1"]),
+        ("order:*", ["order:1", "order:12", "order:2"]),
+        ("order:?", ["order:1", "order:2"]),
+        ("order:[13]", ["order:1"]),
+        ("order:[!1]", ["order:2"]),
+        ("*:1", ["Order:1", "order:1", "seat:1"]),
+        ("order:1", ["order:1"]),
+        ("a[[]1][*]", ["a[1]*"]),
+        *((text, []) for text in ("order", "", "[", "[!", "[]", "[z-a]", "[a-", "\\", "(", "^order:1$", ".*")),
+        *((text, []) for text in ("order:1\n", "order:\x001", "*" * 60 + "b", "?" * 600)),
+    ],
+)
+def test_patterns_are_shell_style_and_match_the_whole_name_case_sensitively(pattern: str, found: list[str]) -> None:
+    for name in ("order:1", "order:12", "order:2", "Order:1", "seat:1", "a[1]*"):
+        hold(name)
+    assert names(list_locks(pattern)) == found
+
+
+SLOW = ["a*" * 250 + "b", "*a" * 250 + "b", "?*" * 250 + "b", "*" * 500 + "b", "[a" * 250, "*" + "[a-z]*" * 80 + "!"]
+
+
+@pytest.mark.parametrize("pattern", SLOW, ids=lambda pattern: pattern[:12])
+def test_a_pattern_that_would_try_every_way_is_matched_at_once(
+    pattern: str, settings: Any, client: redis.Redis
+) -> None:
+    """Python's fnmatch does not backtrack over earlier stars. Redis's own patterns are not used."""
+    held = [lock_name("a" * 500, number) for number in range(50)]
+    client.zadd(INDEX, dict.fromkeys(held, 9e15))
+    start = time.process_time()
+    assert list_locks(pattern) == []
+    settings.REDISLOCK = {"TTLS": {pattern: 5}}
+    assert {Lock(name).ttl for name in held} == {30}
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("ask", [list_locks, list_pools])
+def test_a_pattern_that_is_no_text_is_refused(ask: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"^A pattern of names must be a str, not None\.$"):
+        ask(None)
+
+
+# -- the index ------------------------------------------------------------------------------------------------------
+
+
+@both_ways
+def test_expired_locks_are_not_listed_though_the_index_still_has_them(
+    way: str, client: redis.Redis, eventually: Eventually
+) -> None:
+    hold("a", ttl=0.1)
+    eventually(lambda: not client.exists(f"{PREFIX}lock:a"))
+    assert client.zcard(INDEX) == 1
+    assert listed(way) == []
+    assert page().total == 0
+
+
+def test_entries_of_expired_locks_vanish_as_others_are_taken_and_those_of_held_ones_stay(
+    client: redis.Redis, eventually: Eventually
+) -> None:
+    for number in range(40):
+        hold(f"expired:{number}", ttl=0.05)
+    hold("held", ttl=600)
+    assert client.zcard(INDEX) > 1
+
+    def vanished() -> bool:
+        with Lock("other"):
+            pass
+        return bool(client.zcard(INDEX) == 1)
+
+    eventually(vanished)
+    assert names(list_locks()) == ["held"]
+
+
+def test_a_lock_whose_waiters_are_all_dead_leaves_no_entry_when_it_is_released(
+    ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    with Lock("a"):
+        ghost(alive=False).queue("x" * 22, name="a")
+    assert client.zcard(INDEX) == 0
+
+
+@both_ways
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
+def test_a_lease_in_the_index_that_cannot_be_is_still_a_time(way: str, score: str, client: redis.Redis) -> None:
+    put(client, "a", ttl=60)
+    client.zadd(INDEX, {"a": score})
+    (lock,) = listed(way)
+    assert lock.status is LockStatus.UNAVAILABLE
+    assert 0 < lock.lease_left <= 60
+    assert datetime(2020, 1, 1, tzinfo=timezone.utc) < lock.expires < datetime(9999, 1, 1, tzinfo=timezone.utc)
+
+
+# -- what others wrote ----------------------------------------------------------------------------------------------
+
+
+@each_way
+def test_what_others_wrote_under_our_keys_hides_no_lock(way: str, client: redis.Redis) -> None:
+    put(client, "ours", waiters=1)
+    client.zadd(INDEX, {b"\x1b[2J": FAR, b"\xff\xfe": FAR, b"no such lock": FAR, b"": FAR, b"pool:a:": FAR})
+    client.set(f"{PREFIX}lock:\x1b[2J", f"{'t' * 22} channel c 5 1700000000000000 - owner")
+    foreign = {f"foreign:{value!r}": value for value in (b"", b"x", b"\xff\xfe\x00", b"id channel c 1 1 -")}
+    for name, value in foreign.items():
+        put(client, name)
+        client.set(f"{PREFIX}lock:{name}", value, px=60_000)
+    for name in ("list", "queue"):
+        put(client, name)
+    client.delete(f"{PREFIX}lock:list")
+    client.lpush(f"{PREFIX}lock:list", "x")
+    client.set(f"{PREFIX}queue:queue", "no queue")
+    assert statuses(way) == {
+        "ours": LockStatus.UNAVAILABLE,
+        "queue": LockStatus.UNAVAILABLE,
+        **dict.fromkeys(foreign, LockStatus.ERROR),
+    }
+    assert [lock.waiters for lock in listed(way) if lock.name in ("ours", "queue")] in ([1, 0], [0, 1])
+
+
+@pytest.mark.parametrize("taken", [INDEX, HELD])
+def test_a_key_of_many_locks_of_the_wrong_type_is_a_clear_error(taken: str, client: redis.Redis) -> None:
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    pool.acquire()
+    client.set(taken, "something")
+    with pytest.raises(LockUnavailable, match=r"alias 'default'.*(WRONGTYPE|wrong kind)"):
+        list_locks()
+
+
+@both_ways
+@pytest.mark.parametrize("denied", ["mget", "zrange"])
+def test_a_user_that_may_not_read_locks_is_lock_unavailable(
+    way: str, denied: str, client: redis.Redis, server: RedisServer
+) -> None:
+    hold("a")
+    client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{denied}"])
+    blind = alias(DJANGO_REDIS, server.url.replace("//", "//blind:any@"))
+    with caches(blind), pytest.raises(LockUnavailable, match=r"refuses .*'default'"):
+        listed(way)
+    client.acl_deluser("blind")
+
+
+# -- locks that never end -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("endless")
+@each_way
+def test_locks_that_never_end_are_listed_and_found(way: str, trips: list[int]) -> None:
+    everyone = {"persisted": LockStatus.ERROR, "foreign": LockStatus.ERROR, "sound": LockStatus.UNAVAILABLE}
+    assert statuses(way) == everyone
+    assert len(trips) <= 3
+    if way != "list_locks":
+        assert (page(way).matching, page(way).total) == (3, 3)
+        searched = page(way, words=["WEB"])
+        assert (names(searched.locks), searched.matching, searched.total) == (["persisted"], 1, 3)
+        found = page(way, names={"persisted", "foreign"}).locks
+        assert {lock.name: lock.owner for lock in found} == {"foreign": "?", "persisted": "web-1"}
+
+
+@pytest.mark.usefixtures("endless")
+def test_they_come_last_by_what_is_left() -> None:
+    assert names(page("lease_left").locks)[0] == "sound"
+    assert names(page("-lease_left").locks)[-1] == "sound"
+
+
+def persisted(client: redis.Redis) -> None:
+    """One of ours, whose end somebody took away."""
+    Lock("a", ttl=0.2, auto_renew=False).acquire()
+    client.persist(f"{PREFIX}lock:a")
+
+
+def waited_for(client: redis.Redis) -> None:
+    """The same, long ago; now somebody waits for it."""
+    put(client, "a", ttl=1, now=server_time(client) - 5_000_000)
+    client.persist(f"{PREFIX}lock:a")
+    for number in range(16):
+        with Lock(f"other:{number}"):
+            pass
+    assert not Lock("a").acquire(blocking=False)
+
+
+def member_wanted(client: redis.Redis) -> None:
+    """A member that somebody else holds, and that somebody of us has asked for."""
+    LockPool("accounts").extend(["alice"])
+    client.hset(HELD, "alice", "somebody's")
+    assert not Lock("pool:accounts:alice").acquire(blocking=False)
+
+
+def any_member_wanted(client: redis.Redis, *, used: bool = False) -> None:
+    """The same where somebody has asked for any member."""
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    if used:
+        pool.acquire().release()
+    client.hset(HELD, "alice", "somebody's")
+    with pytest.raises(LockNotAcquired):
+        pool.acquire(blocking_timeout=0.1)
+
+
+def used_member_wanted(client: redis.Redis) -> None:
+    any_member_wanted(client, used=True)
+
+
+def member_without_end(client: redis.Redis) -> None:
+    """One whose end somebody took away."""
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    pool.acquire(ttl=0.2, auto_renew=False)
+    client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "happens", [persisted, waited_for, member_wanted, any_member_wanted, used_member_wanted, member_without_end]
+)
+def test_what_never_ends_is_listed_from_the_moment_that_its_lease_would_have_ended(
+    way: str, happens: Callable[[redis.Redis], None], client: redis.Redis, eventually: Eventually
+) -> None:
+    happens(client)
+    eventually(lambda: [lock.status for lock in listed(way)] == [LockStatus.ERROR])
+    assert names(listed(way)) in (["a"], ["pool:accounts:alice"])
+
+
+# -- pages: sorting, searching, cutting -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(client: redis.Redis) -> None:
+    put(client, "a", owner="web-2", since=10, ttl=300, waiters=2)
+    put(client, "b", owner="web-1", since=30, ttl=100)
+    put(client, "c", owner="web-3", since=20, ttl=200, waiters=5)
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    ("column", "ascending"), list(zip(COLUMNS, ["abc", "bac", "acb", "bca", "bca", "bac"], strict=True))
+)
+def test_every_column_sorts_both_ways(column: str, ascending: str) -> None:
+    assert "".join(names(page(column).locks)) == ascending
+    assert "".join(names(page(f"-{column}").locks)) == ascending[::-1]
+
+
+def test_the_first_column_counts_most_and_ties_go_to_the_next(client: redis.Redis) -> None:
+    for name, owner in {"a": "x", "b": "y", "c": "x", "d": "y"}.items():
+        put(client, name, owner=owner)
+    assert names(page("-owner", "name").locks) == ["b", "d", "a", "c"]
+    assert names(page("owner", "-name").locks) == ["c", "a", "d", "b"]
+
+
+@pytest.mark.usefixtures("three")
+def test_the_cut_is_told_how_many_match_and_decides_what_is_shown() -> None:
+    told: list[int] = []
+
+    def cut(count: int) -> slice:
+        told.append(count)
+        return slice(1, 2)
+
+    found = page(cut=cut, words=["web"])
+    assert told == [3]
+    assert (names(found.locks), found.matching, found.total) == (["b"], 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], ["Order:1", "order:2", "seat:1"]),
+        (["ORDER"], ["Order:1", "order:2"]),
+        (["WEB-1"], ["Order:1", "seat:1"]),
+        (["order", "web-1"], ["Order:1"]),
+        ([":1", ":2"], []),
+        (["*"], []),
+        (["["], []),
+    ],
+)
+def test_all_words_must_stand_in_name_or_owner_whatever_their_case(
+    words: list[str], found: list[str], client: redis.Redis
+) -> None:
+    for name, owner in {"Order:1": "web-1", "order:2": "Web-2", "seat:1": "Web-1"}.items():
+        put(client, name, owner=owner)
+    result = page(words=words)
+    assert (names(result.locks), result.matching, result.total) == (found, len(found), 3)
+
+
+@pytest.mark.usefixtures("three")
+def test_of_given_names_only_those_that_are_held_are_found() -> None:
+    found = page(names={"a", "c", "free"})
+    assert (names(found.locks), found.matching, found.total) == (["a", "c"], 2, 3)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("words", [[], ["a"]])
+def test_the_number_of_round_trips_does_not_grow_with_the_locks(
+    column: str, words: list[str], client: redis.Redis, trips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "a:0")
+    page(column, words=words)
+    few = len(trips)
+    for number in range(1, 25):
+        put(client, f"a:{number}", waiters=number % 3)
+    trips.clear()
+    limit(monkeypatch, list_batch=7)
+    assert len(page(column, words=words, last=10).locks) == 10
+    assert len(trips) == few <= 3
+
+
+def test_sorted_as_the_index_is_only_the_locks_of_the_page_are_read(client: redis.Redis, trips: list[int]) -> None:
+    for number in range(50):
+        put(client, f"a:{number}")
+    page(last=10)
+    assert trips == [2, 2 + 10 + 10]  # the clock and the index; the clock, ten values at once, ten ends, ten queues
+
+
+def test_a_lock_that_is_released_while_the_page_is_read_is_left_out(client: redis.Redis) -> None:
+    put(client, "a")
+    put(client, "b")
+
+    def cut(count: int) -> slice:
+        client.delete(f"{PREFIX}lock:a")
+        return slice(0, 100)
+
+    assert names(page(cut=cut).locks) == ["b"]
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_a_page_has_the_locks_of_every_alias_sorted_and_cut_together(trips: list[int]) -> None:
+    for number, using in enumerate(["locks", "default", "again", "locks"]):
+        assert Lock(f"order:{number}", using=using).acquire()
+    found = page("-fence", cut=lambda count: slice(1, count))
+    assert [(lock.name, lock.alias) for lock in found.locks] == [
+        ("order:2", "default"),
+        ("order:1", "default"),
+        ("order:0", "locks"),
+    ]
+    assert (found.matching, found.total) == (4, 4)
+    trips.clear()
+    assert names(page(using="default").locks) == ["order:1", "order:2"]
+    assert len(trips) == 2
