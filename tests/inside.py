@@ -13,11 +13,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connections as databases
 
 from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
@@ -32,6 +34,7 @@ from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RES
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.runtime import runtime
+from django_redislock.fencing.table import bounded
 from django_redislock.store import calls, probe, scripts
 from django_redislock.store import keys as _keys
 from django_redislock.store.cluster import tag_of
@@ -87,13 +90,15 @@ _LIMITS = {
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
     "check_patience": "checks.server.PATIENCE",
+    "prune_within": "fencing.prune.WITHIN",
 }
 
 
 def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
     """Set limits of the package, such as ``look_every=0.2``; without ``patch``, in a test's own process, for good."""
     for name, value in limits.items():
-        (patch or pytest.MonkeyPatch()).setattr(f"django_redislock.{_LIMITS[name]}", value)
+        module, _, constant = _LIMITS[name].rpartition(".")
+        (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
 
 
 # -- the scripts, called as another process would ----------------------------------------------------------------------
@@ -111,6 +116,7 @@ ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
 FORCE = calls._FORCE["key"].sha
+INFO = calls._INFO["key"].sha
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
@@ -472,3 +478,56 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- fences in databases -----------------------------------------------------------------------------------------------
+
+_begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
+_claim: Any = import_module("django_redislock.fencing.claim")
+
+
+def statements_wait(seconds: float, database: str = "default") -> Any:
+    """In this block, statements wait so long for others to unlock their rows."""
+    return bounded(databases[database], seconds)
+
+
+def on_claim(
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[int], object] = lambda fence: None,
+    patch: pytest.MonkeyPatch | None = None,
+) -> None:
+    """From now on, ``before()`` precedes whatever decorators and blocks claim, and ``after(fence)`` follows."""
+    claim = _begin.claim
+
+    def noted(lease: Lease, alias: str, **options: Any) -> None:
+        before()
+        claim(lease, alias, **options)
+        after(lease.fence)
+
+    (patch or pytest.MonkeyPatch()).setattr(_begin, "claim", noted)
+
+
+def claim_nothing() -> None:
+    """From now on, databases hear of no fence."""
+    setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
+
+
+def put_claims_off() -> Callable[[], None]:
+    """From now on, nothing is claimed before the function that this returns is called."""
+    claim, owed = _begin.claim, []
+    setattr(_begin, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
+
+    def pay() -> None:
+        claim(*owed.pop())
+
+    return pay
+
+
+def compare_fences_the_wrong_way_round() -> None:
+    """From now on, databases take what is higher for lower, and let pass whoever is not."""
+    write = _claim.write_fence
+
+    def reversed_(connection: Any, name: str, fence: int, *more: Any) -> None:
+        write(connection, name, 2**53 - fence, *more)
+
+    setattr(_claim, "write_fence", reversed_)  # noqa: B010
