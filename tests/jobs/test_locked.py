@@ -29,7 +29,6 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd
-from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, queued, value
 from tests.helpers.twins import Twins, abandon, lock_names
 
@@ -235,41 +234,18 @@ def test_a_function_whose_release_fails_tells_so_and_the_lock_is_free_once_redis
 
 # -- at_least -------------------------------------------------------------------------------------------------------
 
-JOB = """
-from asgiref.sync import async_to_sync
-
-def job():
-    say("ran")
-
-async def ajob():
-    say("ran")
-
-decorate = locked("report", at_least=600, blocking_timeout=0)
-run = async_to_sync(decorate(ajob)) if awaits else decorate(job)
-try:
-    run()
-except LockNotAcquired as busy:
-    say("busy", busy.busy_for)
-say("end")
-hear()
-"""
-
-
-@pytest.mark.parametrize("awaits", [False, True])
-def test_of_three_processes_with_other_clocks_one_runs_a_short_job(awaits: bool, start: Callable[..., Worker]) -> None:
-    for first in (True, False, False):
-        worker = start(JOB, awaits=awaits)  # comes when the one before has done its job
-        left = worker.expect("ran" if first else "busy")
-        assert first or 500 < float(left[0]) <= 600
-        worker.expect("end")
-
 
 def test_the_lock_stays_for_what_is_left_whatever_its_ttl(crowd: Crowd) -> None:
-    twins = Twins(locked(NAME, at_least=500, ttl=5), lambda: "done")
-    assert crowd()(twins, "call") == "done"
+    twins = Twins(locked(NAME, at_least=500, ttl=5, blocking_timeout=0), lambda: "done")
+    me, you = crowd(), crowd()
+    assert me(twins, "call") == "done"
     info = get_lock(NAME)
     assert info is not None
     assert 400 < info.lease_left <= 500
+    for person in (me, you):
+        with pytest.raises(LockNotAcquired) as caught:
+            person(twins, "call")
+        assert 400 < (caught.value.busy_for or 0) <= 500
 
 
 def test_the_next_caller_gets_it_when_that_is_over(crowd: Crowd) -> None:
