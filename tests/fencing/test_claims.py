@@ -150,7 +150,7 @@ def test_nobody_waits_longer_for_it_than_fence_timeout(account: Account, late: t
         text = ": another transaction that writes is still open, or has written since this one began to read"
     usual = patience(set_to_seven=True)
     with pytest.raises(LockUnavailable, match=f"could not be claimed on the database 'default'{text}"):
-        locked_atomic(NAME, fenced=True, fence_timeout=0.1)(account.book)()
+        locked_atomic(NAME, fenced=True, fence_timeout=0.1, **UNAWARE)(account.book)()
     assert patience() == usual
     assert get_lock(NAME) is None
     late[0].go_on.set()
