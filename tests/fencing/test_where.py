@@ -257,6 +257,8 @@ def test_without_fence_timeout_the_database_decides(
 ) -> None:
     settings.REDISLOCK = {"FENCE_TIMEOUT": None}
     late = other()
+    with locked_atomic("another", fenced=True):
+        assert claimed() == ["another"]
     with connections["default"].cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 50")
 
