@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
+from importlib import import_module
 from importlib.resources import files
 from linecache import getline
 from pathlib import Path
@@ -28,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
+from django.db import connections as databases
 from redis.exceptions import InvalidResponse, MovedError
 
 from django_redislock import Lock, LockInfo, counter, values
@@ -55,6 +57,7 @@ from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.owners.with_block import _leave
 from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
+from django_redislock.fencing.table import bounded
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe, scripts
 from django_redislock.store import keys as _keys
@@ -125,13 +128,15 @@ _LIMITS = {
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "asking_takes": "store.cluster.ASKING_TAKES",
+    "prune_within": "fencing.prune.WITHIN",
 }
 
 
 def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
     """Set limits of the package, such as ``look_every=0.2``; without ``patch``, in a test's own process, for good."""
     for name, value in limits.items():
-        (patch or pytest.MonkeyPatch()).setattr(f"django_redislock.{_LIMITS[name]}", value)
+        module, _, constant = _LIMITS[name].rpartition(".")
+        (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
 
 
 def wait_for_replicas(patch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -159,6 +164,7 @@ INFO = calls._INFO["key"].sha
 
 
 CHECKOUT, RELEASE_MEMBER = calls._CHECKOUT.sha, calls._RELEASE["member"].sha
+
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
@@ -1236,3 +1242,56 @@ def page(
     cut = cut or (lambda count: slice(last))
     found = read_page(cut=cut, words=words, names=names, order=order or ("name",), using=using)
     return LockPage(found.locks, found.matching, found.total)
+
+
+# -- fences in databases -----------------------------------------------------------------------------------------------
+
+_begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
+_claim: Any = import_module("django_redislock.fencing.claim")
+
+
+def statements_wait(seconds: float, database: str = "default") -> Any:
+    """In this block, statements wait so long for others to unlock their rows."""
+    return bounded(databases[database], seconds)
+
+
+def on_claim(
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[int], object] = lambda fence: None,
+    patch: pytest.MonkeyPatch | None = None,
+) -> None:
+    """From now on, ``before()`` precedes whatever decorators and blocks claim, and ``after(fence)`` follows."""
+    claim = _begin.claim
+
+    def noted(lease: Lease, alias: str, **options: Any) -> None:
+        before()
+        claim(lease, alias, **options)
+        after(lease.fence)
+
+    (patch or pytest.MonkeyPatch()).setattr(_begin, "claim", noted)
+
+
+def claim_nothing() -> None:
+    """From now on, databases hear of no fence."""
+    setattr(_begin, "claim", lambda *_, **__: None)  # noqa: B010
+
+
+def put_claims_off() -> Callable[[], None]:
+    """From now on, nothing is claimed before the function that this returns is called."""
+    claim, owed = _begin.claim, []
+    setattr(_begin, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
+
+    def pay() -> None:
+        claim(*owed.pop())
+
+    return pay
+
+
+def compare_fences_the_wrong_way_round() -> None:
+    """From now on, databases take what is higher for lower, and let pass whoever is not."""
+    write = _claim.write_fence
+
+    def reversed_(connection: Any, name: str, fence: int, *more: Any) -> None:
+        write(connection, name, 2**53 - fence, *more)
+
+    setattr(_claim, "write_fence", reversed_)  # noqa: B010

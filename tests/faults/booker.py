@@ -7,7 +7,6 @@ that it has a desk in memory that it shares with the trial. It is forked and sto
 from __future__ import annotations
 
 import ctypes
-import inspect
 import json
 import mmap
 import os
@@ -17,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
-from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -31,8 +29,7 @@ from redis import RedisError
 
 import tests.helpers.mariadb  # noqa: F401 (the driver)
 from django_redislock import locked_atomic
-from django_redislock.engine import Lease
-from django_redislock.fencing import table
+from tests import inside
 from tests.helpers.databases import Account, configure
 
 from .worker import be_worker, is_stopping
@@ -40,8 +37,6 @@ from .worker import be_worker, is_stopping
 TTL = 1  # seconds: python-redis-lock takes whole ones
 ACCOUNTS = 3  # at most
 TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the other errors of locks are RedisErrors
-beginning: Any = import_module("django_redislock.fencing.begin")  # the package has a function of that name
-claiming: Any = import_module("django_redislock.fencing.claim")
 
 
 class Place(IntEnum):
@@ -132,7 +127,7 @@ class Booker:
         self.asked = 0.0
         self.within = False  # it believes that it has the lock
         self.wrote = 0
-        setattr(beginning, "claim", self.claim)  # noqa: B010
+        inside.on_claim(self.enter, lambda fence: self.log.note("claimed", self.number, fence))
         connection = connections[DEFAULT_DB_ALIAS]
         self._commit = connection.commit
         setattr(connection, "commit", self.commit)  # noqa: B010
@@ -165,12 +160,6 @@ class Booker:
             self.desk.entered[self.desk.account] += 1
             self.stand(Place.CLAIM)
 
-    def claim(self, lease: Lease, alias: str, **options: Any) -> None:
-        """Replaces the package's function, and calls it."""
-        self.enter()
-        claiming.claim(lease, alias, **options)
-        self.log.note("claimed", self.number, lease.fence)
-
     def read(self, row: Account) -> int:
         return row.balance
 
@@ -199,36 +188,22 @@ class Booker:
 
 
 def claim_nothing(booker: Booker) -> None:
-    setattr(beginning, "claim", lambda *_, **__: None)  # noqa: B010
+    inside.claim_nothing()
 
 
 def claim_after_the_first_read(booker: Booker) -> None:
-    owed: list[tuple[Lease, str]] = []
-    setattr(beginning, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
+    claim = inside.put_claims_off()
 
     def read(row: Account) -> int:
         balance = row.balance
-        booker.claim(*owed.pop())
+        claim()
         return balance
 
     setattr(booker, "read", read)  # noqa: B010
 
 
 def compare_the_wrong_way_round(booker: Booker) -> None:
-    for statement in ("RAISE", "RAISE_WITHIN"):
-        setattr(table, statement, getattr(table, statement).replace("{fence} < %s", "{fence} > %s"))
-    refusal = "if known {} fence{}:\n                    return {}"
-    right = refusal.format(">", " or (known == fence and by != holder)", "known")
-    _change(table.write_fence, right, refusal.format("<", "", "None"))
-
-
-def _change(function: Any, snippet: str, instead: str) -> None:
-    """Replace a part of a function's source, wherever it has been imported."""
-    source = inspect.getsource(function)
-    assert snippet in source
-    made: dict[str, Any] = {}
-    exec(f"from __future__ import annotations\n{source.replace(snippet, instead)}", made)
-    function.__code__ = made[function.__name__].__code__
+    inside.compare_fences_the_wrong_way_round()
 
 
 MUTANTS = {

@@ -6,9 +6,10 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, models, transaction
@@ -80,13 +81,6 @@ COMBINED: dict[str, Callable[[], Any]] = {
 }
 
 
-class Late(NamedTuple):
-    """A thread, and the lock that it has lost without noticing."""
-
-    thread: Other
-    lock: Lock
-
-
 @pytest.fixture(autouse=True)
 def _tables(account: Account) -> Iterator[None]:
     with connections["default"].schema_editor() as editor:
@@ -101,14 +95,17 @@ def _tables(account: Account) -> Iterator[None]:
 
 
 @pytest.fixture
-def late(forget: Callable[[], None], other: Callable[[], Other]) -> Iterator[Late]:
-    """A holder that does not know that Redis has forgotten its lock."""
-    thread = other()
-    lock = Lock(NAME, **UNAWARE)
+def late(forget: Callable[[], None], other: Callable[[], Other]) -> Iterator[Callable[..., Future[Any]]]:
+    """Somebody who writes under a lock of his own that Redis has forgotten, which he does not know."""
+    thread, lock = other(), Lock(NAME, **UNAWARE)
     assert thread(lock.acquire)
     forget()
-    yield Late(thread, lock)
+    yield lambda write: thread.start(lambda: write(lock))
     thread(connections.close_all)
+
+
+def change(lock: Lock, count: int = 1) -> None:
+    assert Parcel.objects.filter(pk__in=pks(count)).fenced(lock).update(state="sent") == count
 
 
 class Replicated:
@@ -127,18 +124,17 @@ def pks(count: int) -> list[int]:
     return list(Parcel.objects.order_by("pk").values_list("pk", flat=True)[:count])
 
 
-def test_rows_are_written_with_the_fence_of_the_lock() -> None:
+def test_rows_are_changed_with_the_fence_of_the_lock(settings: Any) -> None:
+    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]  # not needed here
     with Lock(NAME) as lock:
         assert Parcel.objects.filter(state="new").fenced(lock).update(state="sent") == 4
         assert {*Parcel.objects.values_list("fence", flat=True)} == {lock.fence}
         assert Parcel.objects.fenced(lock).filter(pk__in=pks(1)).update(state="back") == 1
-    assert states() == ["back", "sent", "sent", "sent"]
-
-
-def test_rows_of_ones_own_need_no_app_in_the_settings(settings: Any) -> None:
-    settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]
+        assert states() == ["back", "sent", "sent", "sent"]
+        assert Parcel.objects.filter(pk__in=pks(1)).fenced(lock).delete()[0] == 1
     with Lock(NAME) as lock:
-        assert Parcel.objects.fenced(lock).update(state="sent") == 4
+        assert Parcel.objects.fenced(lock).bulk_update(Parcel.objects.all(), ["state"]) == 3
+        assert {*Parcel.objects.values_list("fence", flat=True)} == {lock.fence}
 
 
 @pytest.mark.parametrize("method", ["update", "delete"])
@@ -150,32 +146,44 @@ def test_a_queryset_that_was_read_before_is_read_again_after_it_has_written(meth
         assert list(rows) == []
 
 
-def test_a_holder_who_was_overtaken_changes_nothing(forget: Callable[[], None]) -> None:
+# -- who is late ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["update", "delete"])
+@pytest.mark.parametrize("replicated", [False, True], ids=["", "rows are read from a replica"])
+def test_a_holder_who_was_overtaken_changes_nothing(
+    replicated: bool, method: str, forget: Callable[[], None], settings: Any, sqlite: dict[str, Any]
+) -> None:
     late = Lock(NAME, **UNAWARE)
     assert late.acquire()
+    fence = late.fence
     forget()
     with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
-        assert Parcel.objects.fenced(lock).filter(pk__in=pks(1)).update(state="sent") == 1
-    with pytest.raises(LockLost, match=r"a younger holder has changed 1 of the rows. None was changed") as caught:
-        Parcel.objects.fenced(late).update(state="lost")
-    assert caught.value.fence == late.fence
+        change(lock)
+    replica = one_database("replica", {**sqlite, "NAME": f"{sqlite['NAME']}.replica"}) if replicated else nullcontext()
+    with replica:
+        settings.DATABASE_ROUTERS = [Replicated()] if replicated else []
+        with pytest.raises(LockLost, match=r"a younger holder has changed 1 of the rows. None was changed") as caught:
+            getattr(Parcel.objects.fenced(late), method)(**{"state": "lost"} if method == "update" else {})
+        settings.DATABASE_ROUTERS = []
+    assert caught.value.fence == fence
     assert states() == ["sent", "new", "new", "new"]
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("deletes", [False, True])
 def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
-    rows: str, deletes: bool, late: Late, eventually: Callable[..., Any]
+    rows: str, deletes: bool, late: Callable[..., Future[Any]], eventually: Callable[..., Any]
 ) -> None:
     Crate.objects.create()
 
-    def write() -> object:
-        mine = ROWS[rows]().fenced(late.lock)
+    def write(lock: Lock) -> object:
+        mine = ROWS[rows]().fenced(lock)
         return mine.delete() if deletes else mine.update(state="lost")
 
     with Lock(NAME, **UNAWARE) as lock, transaction.atomic():
         assert (changed := ROWS[rows]().fenced(lock).update(state="sent"))
-        writing = late.thread.start(write)
+        writing = late(write)
         with connections["default"].cursor() as cursor:
             eventually(lambda: cursor.execute(WAITING[connections["default"].vendor]) and cursor.fetchone()[0])
     with pytest.raises((LockLost, OperationalError)):  # at REPEATABLE READ and above, the database refuses by itself
@@ -183,45 +191,76 @@ def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
     assert states().count("sent") == changed
 
 
-def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late: Late) -> None:
-    def write() -> None:
-        with transaction.atomic():
-            list(Parcel.objects.all())
-            go_on.wait(GENEROUS)
-            Parcel.objects.fenced(late.lock).update(state="lost")
+def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late: Callable[..., Future[Any]]) -> None:
+    has_read, go_on = threading.Event(), threading.Event()
 
-    go_on = threading.Event()
-    writing = late.thread.start(write)
+    @transaction.atomic
+    def write(lock: Lock) -> None:
+        list(Parcel.objects.all())
+        has_read.set()
+        assert go_on.wait(GENEROUS)
+        Parcel.objects.fenced(lock).update(state="lost")
+
+    writing = late(write)
+    assert has_read.wait(GENEROUS)
     with Lock(NAME, **UNAWARE) as lock:
-        Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
+        change(lock)
     go_on.set()
     with pytest.raises((LockLost, OperationalError)):
         writing.result(GENEROUS)
     assert states() == ["sent", "new", "new", "new"]
 
 
-def test_rows_are_deleted_under_the_lock(forget: Callable[[], None]) -> None:
-    late = Lock(NAME, **UNAWARE)
-    assert late.acquire()
-    assert Parcel.objects.filter(pk__in=pks(1)).fenced(late).delete()[0] == 1
-    forget()
-    with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
-        Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
-    with pytest.raises(LockLost, match=r"has changed 1 of the rows"):
-        Parcel.objects.fenced(late).delete()
-    assert states() == ["sent", "new", "new"]
+# -- querysets that are combined ------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_list_are_updated_under_the_lock() -> None:
-    with Lock(NAME) as lock:
-        assert Parcel.objects.fenced(lock).bulk_update(Parcel.objects.all(), ["state"]) == 4
-        assert {*Parcel.objects.values_list("fence", flat=True)} == {lock.fence}
+@pytest.mark.parametrize(
+    ("rows", "sign"), sorted({*product(COMBINED, SIGNS)} - {("slice", "&")})
+)  # which Django refuses
+def test_querysets_that_are_combined_are_under_the_lock_of_either(
+    rows: str, sign: str, late: Callable[..., Future[Any]]
+) -> None:
+    with Lock(NAME, **UNAWARE) as lock:
+        change(lock, 4)
+    plain, every = COMBINED[rows](), Parcel.objects.all()
+
+    def write(lock: Lock) -> None:
+        mine = every.fenced(lock)
+        pairs = [(plain, mine), (mine, plain)]
+        if isinstance(plain, FencedQuerySet):
+            fenced = plain.fenced(lock)
+            pairs += [(fenced, every), (every, fenced), (fenced, mine)]
+        for left, right in pairs:
+            both = SIGNS[sign](left, right)
+            with pytest.raises(LockLost) if both.exists() else nullcontext():
+                both.update(state="lost")
+        assert every.update(state="plain") == 4  # which is under no lock
+
+    late(write).result(GENEROUS)
+    assert states() == ["plain"] * 4
 
 
-def test_save_leaves_the_fence_as_it_is() -> None:
+def test_querysets_without_a_lock_are_combined_as_ever() -> None:
+    first: Any = Parcel.objects.filter(pk__in=pks(1))
+    plain: Any = QuerySet(Parcel)
+    assert (first | plain).update(state="sent") == (plain | first).update(state="back") == 4
+    assert type(plain | first) is QuerySet
+    with pytest.raises(TypeError, match="unsupported operand"):
+        5 | first
+    one, other = (Parcel.objects.fenced(Lock(name)) for name in ("a", "b"))
+    with pytest.raises(TypeError, match="under one lock, not under two: 'a' and 'b'"):
+        one | other
+
+
+# -- what it is not for ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_lock_it_is_a_queryset_like_any_other_and_save_leaves_the_fence_as_it_is() -> None:
+    assert Parcel.objects.update(state="sent") == 4
+    assert {*Parcel.objects.values_list("fence", flat=True)} == {0}
     parcel = Parcel.objects.get(pk=pks(1)[0])
     with Lock(NAME) as lock:
-        Parcel.objects.fenced(lock).update(state="sent")
+        change(lock)
         parcel.state = "saved"
         parcel.save()
         parcel.refresh_from_db()
@@ -237,95 +276,27 @@ def test_what_creates_rows_is_not_for_locks(name: str) -> None:
         getattr(Parcel.objects, name)(*given)
 
 
-@pytest.mark.parametrize(
-    ("rows", "sign"), sorted({*product(COMBINED, SIGNS)} - {("slice", "&")})
-)  # which Django refuses
-def test_querysets_that_are_combined_are_under_the_lock_of_either(rows: str, sign: str, late: Late) -> None:
-    with Lock(NAME, **UNAWARE) as lock:
-        Parcel.objects.fenced(lock).update(state="sent")
-    plain, every = COMBINED[rows](), Parcel.objects.all()
-
-    def write() -> None:
-        mine = every.fenced(late.lock)
-        pairs = [(plain, mine), (mine, plain)]
-        if isinstance(plain, FencedQuerySet):
-            fenced = plain.fenced(late.lock)
-            pairs += [(fenced, every), (every, fenced), (fenced, mine)]
-        for left, right in pairs:
-            both = SIGNS[sign](left, right)
-            with pytest.raises(LockLost) if both.exists() else nullcontext():
-                both.update(state="lost")
-        assert every.update(state="plain") == 4  # which is under no lock
-
-    late.thread(write)
-    assert states() == ["plain"] * 4
-
-
-def test_querysets_without_a_lock_are_combined_as_ever() -> None:
-    first: Any = Parcel.objects.filter(pk__in=pks(1))
-    plain: Any = QuerySet(Parcel)
-    assert (first | plain).update(state="sent") == (plain | first).update(state="back") == 4
-    assert type(plain | first) is QuerySet
-    with pytest.raises(TypeError, match="unsupported operand"):
-        5 | first
-
-
-def test_querysets_under_different_locks_are_not_combined() -> None:
-    first, second = (Parcel.objects.fenced(Lock(name)) for name in ("a", "b"))
-    with pytest.raises(TypeError, match="under one lock, not under two: 'a' and 'b'"):
-        first | second
-
-
 @pytest.mark.parametrize("wrong", [None, "parcels", 7, Lock, LockPool("parcels"), Parcel._meta.pk], ids=repr)
 def test_what_is_no_lock_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^fenced\(\) takes a lock, not "):
         Parcel.objects.fenced(wrong)
 
 
-def test_what_django_refuses_it_refuses_by_itself() -> None:
+def test_wrong_uses_are_errors_that_change_nothing() -> None:
+    with pytest.raises(LockNotOwned):
+        Parcel.objects.fenced(Lock(NAME)).update(state="sent")
     with Lock(NAME) as lock:
-        for method in ("update", "delete"):
+        for method in ("update", "delete"):  # Django's own refusals
             with pytest.raises(TypeError, match=r"slice|limit"):
                 getattr(Parcel.objects.fenced(lock)[:2], method)()
+        with pytest.raises(TypeError, match=r"fenced_tests.Unfenced must have one FenceField .* has 0"):
+            Unfenced.objects.fenced(lock)
+        assert states() == ["new"] * 4
         assert Parcel.objects.distinct().fenced(lock).update(state="sent") == 4
 
 
-def test_the_database_for_writing_is_asked(late: Late, settings: Any, sqlite: dict[str, Any], account: Account) -> None:
-    with one_database("replica", {**sqlite, "NAME": f"{sqlite['NAME']}.replica"}):
-        with Lock(NAME, **UNAWARE) as lock:
-            Parcel.objects.filter(pk__in=pks(1)).fenced(lock).update(state="sent")
-        settings.DATABASE_ROUTERS = [Replicated()]
-
-        def write() -> None:
-            Parcel.objects.fenced(late.lock).update(state="lost")
-
-        with pytest.raises(LockLost):
-            late.thread(write)
-    settings.DATABASE_ROUTERS = []
-    assert states() == ["sent", "new", "new", "new"]
-
-
-def test_a_fence_may_have_a_name_of_its_own() -> None:
+def test_a_fence_may_have_a_name_of_its_own_and_is_never_null() -> None:
     assert FenceField("the last one").verbose_name == FenceField(verbose_name="the last one").verbose_name
     assert FenceField().verbose_name == "fence"
-
-
-def test_a_fence_is_never_null() -> None:
     with pytest.raises(ValueError, match="cannot be null"):
         FenceField(null=True)
-
-
-def test_the_lock_must_be_held_here() -> None:
-    with pytest.raises(LockNotOwned):
-        Parcel.objects.fenced(Lock(NAME)).update(state="sent")
-    assert states() == ["new"] * 4
-
-
-def test_without_a_lock_it_is_a_queryset_like_any_other() -> None:
-    assert Parcel.objects.update(state="sent") == 4
-    assert {*Parcel.objects.values_list("fence", flat=True)} == {0}
-
-
-def test_the_model_must_have_one_field_for_it() -> None:
-    with Lock(NAME) as lock, pytest.raises(TypeError, match=r"fenced_tests.Unfenced must have one FenceField .* has 0"):
-        Unfenced.objects.fenced(lock)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from django_redislock import (
     LockedCommand,
     LockLost,
     LockUnavailable,
-    force_release,
     locked,
     locked_atomic,
     locked_view,
@@ -34,10 +34,6 @@ from tests.helpers.state import NAME
 pytestmark = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
 
 
-def never(self: object, **options: object) -> None:
-    """The ``handle()`` of a command that claims nothing."""
-
-
 def claimed(alias: str = "default") -> list[str]:
     return sorted(Fence.objects.using(alias).exclude(key="").values_list("name", flat=True))
 
@@ -46,49 +42,60 @@ def get(view: Callable[..., HttpResponse]) -> HttpResponse:
     return view(RequestFactory().get("/"))
 
 
-# -- views ----------------------------------------------------------------------------------------------------------
+def set_atomic_requests(value: bool, *accounts: Account) -> None:
+    for account in accounts:
+        account.options["ATOMIC_REQUESTS"] = value
 
 
-def test_a_view_claims_in_all_of_its_transactions(account: Account, ledger: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = ledger.options["ATOMIC_REQUESTS"] = True
-
-    @locked_view(NAME, fenced=True)
-    def view(request: HttpRequest) -> HttpResponse:
-        assert (claimed(), claimed("ledger")) == ([NAME], [NAME])
-        return HttpResponse()
-
-    assert get(view).status_code == 200
+def answer(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
 
 
-def test_or_in_those_that_are_named(account: Account, ledger: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = ledger.options["ATOMIC_REQUESTS"] = True
-    view = locked_view(NAME, fenced=["ledger"])(lambda request: HttpResponse())
-    assert get(view).status_code == 200
-    assert (claimed(), claimed("ledger")) == ([], [NAME])
+NOT_OPEN = "must be claimed in a transaction, but none is open"
+
+# -- views and functions --------------------------------------------------------------------------------------------
 
 
-def test_a_view_without_a_transaction_cannot_claim(account: Account, ledger: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = False
-    with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
-        get(locked_view(NAME, fenced=True)(lambda request: HttpResponse()))
+@pytest.mark.parametrize("begun", [False, True], ids=["", "in a transaction that was begun before"])
+@pytest.mark.parametrize(("fenced", "expected"), [(True, [[NAME], [NAME]]), (["ledger"], [[], [NAME]])])
+def test_a_view_claims_in_all_of_its_transactions_or_in_those_that_are_named(
+    fenced: Any, expected: list[list[str]], begun: bool, account: Account, ledger: Account
+) -> None:
+    set_atomic_requests(True, account, ledger)
+    view = locked_view(NAME, fenced=fenced)(lambda request: [claimed(), claimed("ledger")])
+    request = RequestFactory().get("/")
+    with transaction.atomic() if begun else nullcontext(), transaction.atomic("ledger") if begun else nullcontext():
+        assert view(request) == expected
+
+
+def test_without_a_transaction_nothing_can_be_claimed(account: Account, ledger: Account) -> None:
+    set_atomic_requests(False, account)
+    with pytest.raises(RuntimeError, match=NOT_OPEN):
+        get(locked_view(NAME, fenced=True)(answer))
+    with pytest.raises(RuntimeError, match=NOT_OPEN):
+        locked(NAME, fenced=True)(account.book)()
     elsewhere = pytest.raises(RuntimeError, match="on the database 'ledger', where no transaction is open")
     with elsewhere, transaction.atomic():
-        get(locked_view(NAME, fenced="ledger")(lambda request: HttpResponse()))
+        get(locked_view(NAME, fenced="ledger")(answer))
+    assert account.balance == 0
 
 
-def test_a_view_claims_in_a_transaction_that_was_begun_before_it(account: Account) -> None:
-    with transaction.atomic():
-        assert get(locked_view(NAME, fenced=True)(lambda request: HttpResponse())).status_code == 200
-        assert claimed() == [NAME]
+def test_a_function_claims_in_the_transaction_in_which_it_is_called(account: Account) -> None:
+    book = locked(NAME, fenced=True)(account.book)
+    assert transaction.atomic()(book)() == 1  # which does not warn: whoever comes next has to wait for COMMIT
+    assert claimed() == [NAME]
 
 
-def test_an_async_view_cannot_claim(account: Account) -> None:
-    async def view(request: HttpRequest) -> HttpResponse:
+@pytest.mark.parametrize("decorator", [locked(NAME, fenced=True), locked_view(NAME, fenced=True)])
+def test_a_coroutine_function_cannot_claim(decorator: Any, account: Account) -> None:
+    async def function(request: HttpRequest) -> HttpResponse:
         raise AssertionError("not reached")
 
     with pytest.raises(TypeError, match="coroutines have no transactions"):
-        locked_view(NAME, fenced=True)(view)
+        decorator(function)
 
+
+def test_nor_can_a_class_of_async_views(account: Account) -> None:
     @method_decorator(locked_view(NAME, fenced=True), name="dispatch")
     class Page(View):
         async def get(self, request: HttpRequest) -> HttpResponse:
@@ -97,43 +104,6 @@ def test_an_async_view_cannot_claim(account: Account) -> None:
     as_view: Any = Page.as_view()
     with pytest.raises(TypeError, match="coroutines have no transactions"):
         async_to_sync(as_view)(RequestFactory().get("/"))
-
-
-def test_what_a_view_has_committed_is_valid_though_its_lock_is_lost(
-    account: Account, forget: Callable[[], None]
-) -> None:
-    account.options["ATOMIC_REQUESTS"] = True
-
-    def view(request: HttpRequest) -> HttpResponse:
-        account.book()
-        forget()
-        return HttpResponse()
-
-    assert get(locked_view(NAME, fenced=True)(view)).status_code == 200
-    assert account.balance == 1
-    with pytest.raises(LockLost):
-        get(locked_view(NAME)(view))
-
-
-# -- functions ------------------------------------------------------------------------------------------------------
-
-
-def test_a_function_claims_in_the_transaction_in_which_it_is_called(
-    account: Account, other: Callable[[], Other], forget: Callable[[], None]
-) -> None:
-    book = locked(NAME, fenced=True)(account.book)
-    assert transaction.atomic()(book)() == 1  # which does not warn: whoever comes next has to wait for COMMIT
-    assert claimed() == [NAME]
-    with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
-        book()
-    assert account.balance == 1
-
-
-def test_a_coroutine_function_cannot(account: Account) -> None:
-    async def book() -> None: ...
-
-    with pytest.raises(TypeError, match="coroutines have no transactions"):
-        locked(NAME, fenced=True)(book)
 
 
 def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(account: Account) -> None:
@@ -148,6 +118,22 @@ def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(accou
 
     async_to_sync(book)()
     assert claimed() == [NAME]
+
+
+def test_what_a_view_has_committed_is_valid_though_its_lock_is_lost(
+    account: Account, forget: Callable[[], None]
+) -> None:
+    set_atomic_requests(True, account)
+
+    def view(request: HttpRequest) -> HttpResponse:
+        account.book()
+        forget()
+        return HttpResponse()
+
+    assert get(locked_view(NAME, fenced=True)(view)).status_code == 200
+    assert account.balance == 1
+    with pytest.raises(LockLost):
+        get(locked_view(NAME)(view))
 
 
 @pytest.mark.parametrize("outer", [False, ["ledger"], True])
@@ -180,70 +166,74 @@ def by_setting(settings: Any) -> None:
 
 @pytest.mark.usefixtures("by_setting")
 def test_the_setting_names_locks_that_everybody_claims(account: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = True
-    with locked_atomic("other"):
-        pass
+    set_atomic_requests(True, account)
+    for unclaimed in (locked_atomic("other"), locked_atomic("order:0", fenced=False)):
+        with unclaimed:
+            pass
     assert claimed() == []
     with locked_atomic("order:1"):
         pass
-    get(locked_view("order:2")(lambda request: HttpResponse()))
+    get(locked_view("order:2")(answer))
     with transaction.atomic():
         locked("order:3")(account.book)()
-    assert claimed() == ["order:1", "order:2", "order:3"]
-    with locked_atomic("order:4", fenced=False):
-        pass
-    assert "order:4" not in claimed()
-
-
-@pytest.mark.usefixtures("by_setting")
-def test_one_that_never_claimed_warns_when_it_is_released(account: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = False
-    warns = pytest.warns(RuntimeWarning, match="is fenced, and was released without having been claimed")
-
-    def call_view() -> None:
-        get(locked_view("order:2")(lambda request: HttpResponse()))
-
-    async def coroutine() -> None:
-        async with Lock(NAME):
-            pass
-
-    def block() -> None:
-        with Lock(NAME):
-            pass
-
-    def by_hand() -> None:
-        lock = Lock(NAME)
-        lock.acquire()
-        lock.release()
-
-    def call_stream() -> None:
-        view = locked_view(NAME)(lambda request: StreamingHttpResponse([b"x"]))
-        assert b"".join(view(RequestFactory().get("/"))) == b"x"
-
-    class Command(LockedCommand):
-        lock_name = NAME
-        handle = never
-
-    class Long(Command):
-        lock_at_least = 5
-
-    uses: list[Callable[[], object]] = [block, by_hand, call_view, locked(NAME)(lambda: None), async_to_sync(coroutine)]
-    for use in [*uses, call_stream]:
-        with warns as caught:
-            use()
-        assert caught[0].filename == __file__, use
-    for command in (Command, Long):
-        with warns:
-            call_command(command())
-    force_release(NAME)
-
-
-@pytest.mark.usefixtures("by_setting")
-def test_one_that_has_claimed_does_not_warn(account: Account) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with Lock(NAME) as lock, transaction.atomic():
+        with Lock("order:4") as lock, transaction.atomic():
             lock.claim()
+    assert claimed() == ["order:1", "order:2", "order:3", "order:4"]
+
+
+class Command(LockedCommand):
+    lock_name = NAME
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Claims nothing."""
+
+
+class Long(Command):
+    lock_at_least = 5
+
+
+def block() -> None:
+    with Lock(NAME):
+        pass
+
+
+def by_hand() -> None:
+    lock = Lock(NAME)
+    lock.acquire()
+    lock.release()
+
+
+async def coroutine() -> None:
+    async with Lock(NAME):
+        pass
+
+
+def call_stream() -> None:
+    view = locked_view(NAME)(lambda request: StreamingHttpResponse([b"x"]))
+    assert b"".join(view(RequestFactory().get("/"))) == b"x"
+
+
+USES: dict[str, Callable[[], object]] = {
+    "block": block,
+    "by hand": by_hand,
+    "view": lambda: get(locked_view("order:2")(answer)),
+    "stream": call_stream,
+    "function": locked(NAME)(lambda: None),
+    "coroutine": async_to_sync(coroutine),
+    "command": lambda: call_command(Command()),
+    "command that keeps it": lambda: call_command(Long()),
+}
+
+
+@pytest.mark.usefixtures("by_setting")
+@pytest.mark.parametrize("use", USES)
+def test_one_that_never_claimed_warns_when_it_is_released(use: str, account: Account) -> None:
+    set_atomic_requests(False, account)
+    with pytest.warns(RuntimeWarning, match="is fenced, and was released without having been claimed") as caught:
+        USES[use]()
+    assert caught[0].filename == __file__ or "command" in use
 
 
 # -- options --------------------------------------------------------------------------------------------------------
@@ -262,20 +252,21 @@ def test_aliases_that_it_names_have_to_exist_and_to_be_begun(account: Account, l
         locked_atomic(NAME, fenced="ledger")
 
 
-def test_without_fence_timeout_the_database_decides(account: Account, settings: Any) -> None:
+def test_without_fence_timeout_the_database_decides(
+    account: Account, other: Callable[[], Other], settings: Any
+) -> None:
     settings.REDISLOCK = {"FENCE_TIMEOUT": None}
-    connection = connections["default"]
-    with connection.cursor() as cursor:
+    late = other()
+    with locked_atomic("another", fenced=True):
+        assert claimed() == ["another"]
+    with connections["default"].cursor() as cursor:
         cursor.execute("PRAGMA busy_timeout = 50")
-    late = Other()
 
     def stand() -> None:
         transaction.atomic().__enter__()
         account.book()
 
     late(stand)
-    book = locked_atomic(NAME, fenced=True)(account.book)
     with pytest.raises(LockUnavailable, match=r"on the database 'default': another transaction that writes"):
-        book()
+        locked_atomic(NAME, fenced=True)(account.book)()
     late(lambda: connections["default"].close())
-    late.end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -24,10 +23,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_redislock import alist_locks, force_release, list_locks, locked_view
+from django_redislock import alist_locks, force_release, list_locks, lock_lost, locked_view
 from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account
-from tests.inside import leases
 
 
 class Gate:
@@ -246,62 +244,61 @@ async def aparts(request: Any) -> AsyncIterator[str]:
 
 ends: list[str] = []  # which locks were held when a stream ended
 
-short = locked_view("account:{pk}", ttl=1)
 
-
-@short
-def stream(request: HttpRequest, pk: int) -> HttpResponseBase:
+def unlocked_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
     wait_at("gate-before", request)
     return StreamingHttpResponse(parts(request))
 
 
-@short
+plainly = locked_view("account:{pk}")
+stream = plainly(unlocked_stream)
+short_stream = locked_view("account:{pk}", ttl=2)(unlocked_stream)
+
+
+@plainly
 def stream_of_a_list(request: HttpRequest, pk: int) -> HttpResponseBase:
     return StreamingHttpResponse([b"a", b"b"])
 
 
-@short
+@plainly
 def file(request: HttpRequest, pk: int) -> HttpResponseBase:
     return FileResponse(open(__file__, "rb"))
 
 
-@short
+@plainly
 def stream_of_coroutine(request: HttpRequest, pk: int) -> HttpResponseBase:
     return StreamingHttpResponse(aparts(request))
 
 
-@short
+@plainly
 async def async_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
     await sync_to_async(wait_at)("gate-before", request)
     return StreamingHttpResponse(aparts(request))
 
 
 @api_view(["GET"])
-@short
+@plainly
 def stream_below_api_view(request: Any, pk: int) -> HttpResponseBase:
     Account("default").book()
     return StreamingHttpResponse(parts(request))
 
 
-def lose(request: HttpRequest) -> HttpResponseBase:
+def lose(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Force-release the lock while the view runs."""
     Account("default").book()
-    (lease,) = leases()
-    force_release(lease.name)
-    while not lease.lost:
-        time.sleep(0.001)
+    told = threading.Event()
+
+    def tell(**facts: Any) -> None:
+        told.set()
+
+    lock_lost.connect(tell)
+    force_release(f"account:{pk}")
+    assert told.wait(GENEROUS)
     return HttpResponse("not seen")
 
 
-@lock
-def lost(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return lose(request)
-
-
-@transaction.atomic
-@lock
-def lost_late(request: HttpRequest, pk: int) -> HttpResponseBase:
-    return lose(request)
+lost = lock(lose)
+lost_late = transaction.atomic(lost)
 
 
 # -- coroutines -----------------------------------------------------------------------------------------------------
@@ -435,6 +432,7 @@ SYNC_IN_ASYNC = {
     "sync-method-of-async": SyncMethodOfAsync.as_view(),
 }
 OTHERS = {
+    "short-stream": short_stream,
     "two-locks": two_locks,
     "cached": cache_page(60)(OneMethod.as_view()),
     "cached-rest": cache_page(60)(RestOneMethod.as_view()),

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from django_redislock import Lock, LockNotOwned
+from django_redislock import Lock, LockNotOwned, get_lock
 from tests.inside import PREFIX, keys_of, state_of_listening
 
 from .actors import server_time
@@ -84,3 +84,10 @@ def what_listens() -> str:
     """The state of the listeners of this process, and what all its threads are doing."""
     faulthandler.dump_traceback(2)
     return state_of_listening()
+
+
+def outlives(ttl: float, name: str) -> bool:
+    """Whether a lock is held for longer than its TTL by now, so that it must have been renewed."""
+    info = get_lock(name)
+    assert info is not None, f"{name} is free"
+    return info.held_for > 1.2 * ttl

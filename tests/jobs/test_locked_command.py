@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,21 +17,12 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand, OutputWrapper
 
-from django_redislock import (
-    Lock,
-    LockedCommand,
-    LockInfo,
-    LockLost,
-    LockUnavailable,
-    force_release,
-    get_lock,
-    lock_acquired,
-)
+from django_redislock import Lock, LockedCommand, LockInfo, LockLost, force_release, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
-from tests.helpers.processes import Worker
-from tests.helpers.proxy import proxy
+from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.streams import Full
+from tests.inside import INFO, RELEASE
 
 Settings = Any  # its type has another name in each pytest-django
 Eventually = Callable[..., Any]
@@ -61,23 +53,13 @@ def never(command: Any, **options: Any) -> None:
     raise AssertionError("not reached")
 
 
-def kept() -> bool:
-    """Whether the lock of an ended command is still held, for the 20 seconds of ``at_least``."""
-    info = get_lock("report")
-    return info is not None and 0 < info.lease_left <= 20
-
-
 @pytest.fixture
-def acquired() -> Iterator[list[str]]:
-    """The names of the locks that were acquired."""
-    seen: list[str] = []
-
-    def receiver(name: str, **facts: object) -> None:
-        seen.append(name)
-
-    lock_acquired.connect(receiver)
-    yield seen
-    lock_acquired.disconnect(receiver)
+def network(server: RedisServer, settings: Settings) -> Iterator[Proxy]:
+    """A proxy between the alias ``far`` and the server."""
+    with proxy(server.port) as running:
+        far = {**settings.CACHES["default"], "LOCATION": running.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
+        settings.CACHES = {**settings.CACHES, "far": far}
+        yield running
 
 
 # -- the lock -------------------------------------------------------------------------------------------------------
@@ -123,11 +105,9 @@ async def test_in_an_event_loop_it_is_refused() -> None:
         report(never)
 
 
-def test_what_the_command_prints_is_printed() -> None:
-    assert report() == "done\n"
-
-
-def test_its_name_is_by_default_that_of_app_and_command(acquired: list[str]) -> None:
+def test_its_name_is_that_of_app_and_command_or_a_template_over_its_options(
+    heard: list[tuple[str, dict[str, Any]]],
+) -> None:
     class Nightly(LockedCommand):
         __module__ = "django_redislock.management.commands.nightly"
 
@@ -139,12 +119,9 @@ def test_its_name_is_by_default_that_of_app_and_command(acquired: list[str]) -> 
 
     call_command(Nightly())
     call_command(Elsewhere())
-    assert acquired == ["django_redislock:nightly", "scripts:weekly"]
-
-
-def test_its_name_may_be_a_template_over_its_options(acquired: list[str]) -> None:
     report(lock_name="report:{year}", arguments={"year": 2027})
-    assert acquired == ["report:2027"]
+    acquired = [facts["name"] for which, facts in heard if which == "acquired"]
+    assert acquired == ["django_redislock:nightly", "scripts:weekly", "report:2027"]
 
 
 def test_the_options_of_the_lock_are_those_of_the_class(settings: Settings) -> None:
@@ -161,15 +138,17 @@ def test_the_options_of_the_lock_are_those_of_the_class(settings: Settings) -> N
     assert (seen[0].note, seen[0].owner.partition(" ")[2]) == ("the books", "nightly run")
 
 
-def test_an_option_that_no_lock_takes_is_an_error_that_names_the_choices() -> None:
-    with pytest.raises(TypeError, match=r"takes no option 'fair'\. The options are: adopt, attempts, "):
-        report(never, lock_options={"fair": True})
-
-
-@pytest.mark.parametrize("wrong", [{"lock_options": [1]}, {"lock_options": {"name": "x"}}, {"lock_busy_status": 999}])
-def test_attributes_are_checked_before_anything_is_locked(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises((TypeError, ValueError), match=rf"^Command\.{name} "):
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"lock_options": {"fair": True}}, r"takes no option 'fair'\. The options are: adopt, attempts, "),
+        ({"lock_options": [1]}, r"^Command\.lock_options "),
+        ({"lock_options": {"name": "x"}}, r"^Command\.lock_options "),
+        ({"lock_busy_status": 999}, r"^Command\.lock_busy_status "),
+    ],
+)
+def test_attributes_are_checked_before_anything_is_locked(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
         report(never, **wrong)
 
 
@@ -216,10 +195,19 @@ def test_a_busy_lock_is_a_command_error_with_a_status_of_its_own(
     assert caught.value.returncode == status
 
 
-@pytest.mark.parametrize(("arguments", "says"), [([], False), (["-v2"], True), (["--traceback"], False)])
-def test_cron_has_nothing_to_mail_about_a_busy_lock(
-    arguments: list[str], says: bool, busy: None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "terminal", "says"),
+    [([], False, False), (["-v2"], False, True), (["--traceback"], False, False), ([], True, True)],
+)
+def test_cron_has_nothing_to_mail_about_a_busy_lock_and_a_terminal_says_who_holds_it(
+    arguments: list[str],
+    terminal: bool,
+    says: bool,
+    busy: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: terminal)
     with pytest.raises(SystemExit) as caught:
         Report().run_from_argv(["manage.py", "report", *arguments])
     assert caught.value.code == 75
@@ -228,33 +216,19 @@ def test_cron_has_nothing_to_mail_about_a_busy_lock(
     assert says or (printed.out, printed.err) == ("", "")
 
 
-def test_at_a_terminal_a_busy_lock_says_who_holds_it(
-    busy: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
-    with pytest.raises(SystemExit) as caught:
-        Report().run_from_argv(["manage.py", "report"])
-    assert caught.value.code == 75
-    assert "Could not acquire the lock report: held by " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("stderr", [None, Full()], ids=["closed", "full"])
-def test_the_exit_status_stays_the_same_where_errors_cannot_be_written(
-    stderr: io.StringIO | None, busy: None, monkeypatch: pytest.MonkeyPatch
+def test_where_errors_cannot_be_written_the_exit_status_stays_the_same(
+    stderr: io.StringIO | None, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
+    if stderr is not None:  # what the command itself cannot write is an error
+        work: Any = staticmethod(lambda self, **options: self.stderr.write("It is late."))
+        with pytest.raises(OSError, match="No space left on device"):
+            type("Command", (Report,), {"work": work})().run_from_argv(["manage.py", "report"])
+    assert other()(Lock("report").acquire)
     with pytest.raises(SystemExit) as caught:
         Report().run_from_argv(["manage.py", "report", "-v2"])
     assert caught.value.code == 75
-
-
-def test_what_the_command_itself_cannot_write_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def complain(command: Any, **options: Any) -> None:
-        command.stderr.write("It is late.")
-
-    monkeypatch.setattr(sys, "stderr", Full())
-    with pytest.raises(OSError, match="No space left on device"):
-        type("Command", (Report,), {"work": staticmethod(complain)})().run_from_argv(["manage.py", "report"])
 
 
 def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,13 +242,13 @@ def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFi
     assert "Could not acquire the lock inner: held by " in capsys.readouterr().err
 
 
-def test_who_holds_a_busy_lock_may_remain_unknown(busy: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable(lock: Lock) -> None:
-        raise LockUnavailable("gone", lock.name)
-
-    monkeypatch.setattr(Lock, "info", unavailable)
+def test_who_holds_a_busy_lock_may_remain_unknown(
+    busy: None, network: Proxy, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    network.lose_answer(INFO, times=100)
     with pytest.raises(CommandError, match=r"^Could not acquire the lock report: held elsewhere\.$"):
-        report(never)
+        report(never, lock_using="far")
 
 
 @pytest.mark.parametrize(
@@ -300,17 +274,17 @@ def test_it_waits_when_told_to(attributes: dict[str, Any], eventually: Eventuall
 # -- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_it_keeps_the_lock_for_machines_whose_clocks_differ() -> None:
-    assert report(lock_at_least=20) == "done\n"
-    assert kept()
-
-
-@pytest.mark.parametrize("status", [0, 3, None, "a message"])
-def test_it_keeps_the_lock_when_the_command_exits_as_well(status: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        report(lambda command, **options: sys.exit(status), lock_at_least=20)
-    assert caught.value.code == status
-    assert kept()
+@pytest.mark.parametrize("status", ["returns", 0, 3, None, "a message"])
+def test_it_keeps_the_lock_for_machines_whose_clocks_differ_however_the_command_ends(status: Any) -> None:
+    if status == "returns":
+        assert report(lock_at_least=20) == "done\n"
+    else:
+        with pytest.raises(SystemExit) as caught:
+            report(lambda command, **options: sys.exit(status), lock_at_least=20)
+        assert caught.value.code == status
+    info = get_lock("report")
+    assert info is not None
+    assert 0 < info.lease_left <= 20
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -330,40 +304,28 @@ def test_a_command_may_release_its_lock_itself(at_least: int) -> None:
     assert get_lock("report") is None
 
 
-INTERRUPTED = """
-from django.core.management import call_command
-
-class Report(LockedCommand):
-    lock_name, lock_ttl, lock_at_least = "report", 1, 600
-
-    def handle(self, **options):
-        pass
-
-try:
-    call_command(Report())
-except KeyboardInterrupt:
-    say("interrupted")
-hear()
-"""
-
-
+@pytest.mark.parametrize(("at_least", "request_"), [(0, RELEASE), (600, "detach")])
 def test_a_command_interrupted_while_it_gives_its_lock_back_leaves_none(
-    server: RedisServer, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    at_least: float, request_: str, network: Proxy, other: Callable[[], Other], eventually: Eventually
 ) -> None:
-    with proxy(server.port) as network:
-        monkeypatch.setenv("REDISLOCK_TEST_URL", network.url)
-        detaching = network.hold_request("detach")
-        worker = start(INTERRUPTED)
-        assert detaching.caught.wait(GENEROUS)
-        worker.signal(signal.SIGINT)
-        worker.expect("interrupted")
-        eventually(lambda: not get_lock("report"))
+    held_up = network.hold_request(request_)
+
+    def interrupt() -> None:
+        assert held_up.caught.wait(GENEROUS)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other().start(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        report(lock_using="far", lock_ttl=1, lock_at_least=at_least)
+    held_up.let_go()
+    eventually(lambda: not get_lock("report"))
 
 
+@pytest.mark.parametrize("at_least", [0, 20])
 @pytest.mark.parametrize("then", ["returns", "looks", "exits"])
-def test_a_lock_that_was_lost_meanwhile_is_a_command_error(then: str) -> None:
+def test_a_lock_that_was_lost_meanwhile_is_a_command_error(then: str, at_least: float, client: redis.Redis) -> None:
     def lose(command: Any, **options: Any) -> None:
-        force_release("report")
+        client.flushall()
         if then == "looks":
             command.lock.extend(1)
         if then == "exits":
@@ -372,7 +334,7 @@ def test_a_lock_that_was_lost_meanwhile_is_a_command_error(then: str) -> None:
             sys.exit(0)
 
     with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
-        report(lose)
+        report(lose, lock_at_least=at_least)
     assert caught.value.returncode == 76
 
 
@@ -414,41 +376,12 @@ def test_redis_out_of_reach_at_the_end_is_logged_as_the_work_is_done(
     assert caplog.text.count("event=not-released name=report") == 1
 
 
-def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(
-    server: RedisServer, settings: Settings, eventually: Eventually
-) -> None:
-    with proxy(server.port) as network:
-        default = settings.CACHES["default"]
-        far = {**default, "LOCATION": network.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
-        settings.CACHES = {**settings.CACHES, "far": far}
+def test_the_lock_of_a_command_is_given_back_as_soon_as_redis_hears_it(network: Proxy, eventually: Eventually) -> None:
+    def cut(command: Any, **options: Any) -> str:
+        network.cut()
+        return "done"
 
-        def cut(command: Any, **options: Any) -> str:
-            network.cut()
-            return "done"
-
-        assert report(cut, lock_using="far", lock_ttl=600) == "done\n"
-        assert get_lock("report")
-        network.mend()
-        eventually(lambda: not get_lock("report"))
-
-
-def test_a_command_interrupted_while_it_gives_its_lock_back_releases_it_in_the_background(
-    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
-) -> None:
-    def interrupt(*args: Any, **options: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("django_redislock.jobs.locked_command.release_surely", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        report(lambda command, **options: None)
-    eventually(lambda: get_lock("report") is None)
-
-
-@pytest.mark.parametrize("at_least", [0, 20])
-def test_a_lock_that_is_found_to_be_gone_at_the_end_is_a_command_error(at_least: int, client: redis.Redis) -> None:
-    def vanish(command: Any, **options: Any) -> None:
-        client.flushall()
-
-    with pytest.raises(CommandError, match="The lock 'report' was lost") as caught:
-        report(vanish, lock_at_least=at_least)
-    assert caught.value.returncode == 76
+    assert report(cut, lock_using="far", lock_ttl=600) == "done\n"
+    assert get_lock("report")
+    network.mend()
+    eventually(lambda: not get_lock("report"))

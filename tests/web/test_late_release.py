@@ -16,14 +16,15 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, LockError, list_locks, locked_view
-from django_redislock.engine.runtime import runtime
 from redisserver import RedisServer
 from tests.helpers import site
-from tests.helpers.actors import GENEROUS
-from tests.helpers.databases import Account, Commits
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.databases import Account
 from tests.helpers.processes import Worker
 from tests.helpers.servers import LEFT_OPEN, Web
-from tests.inside import leases
+from tests.helpers.state import outlives
+from tests.helpers.twins import Pages
+from tests.inside import undo_interrupted
 
 Settings = Any  # its type has another name in each pytest-django
 Eventually = Callable[..., Any]
@@ -34,42 +35,31 @@ def held() -> list[str]:
     return [lock.name for lock in list_locks()]
 
 
-def test_the_lock_is_released_by_the_last_of_the_commits(account: Account, second: Account, commits: Commits) -> None:
+def get(view: Callable[..., Any]) -> Any:
+    return view(RequestFactory().get("/"))
+
+
+def fail(request: HttpRequest) -> HttpResponse:
+    raise ZeroDivisionError
+
+
+# -- until COMMIT ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rolled_back", [False, True], ids=["", "one is rolled back"])
+def test_the_lock_is_held_until_the_last_transaction_has_ended_however_long_that_takes(
+    rolled_back: bool, account: Account, second: Account, eventually: Eventually
+) -> None:
+    view = locked_view("account", ttl=2)(lambda request: HttpResponse())
     with transaction.atomic("second"):
-        with transaction.atomic("default"):
-            assert site.function(RequestFactory().get("/"), pk=1).status_code == 200
-        assert held() == ["account:1"]
+        with suppress(ZeroDivisionError), transaction.atomic("default"):
+            get(view)
+            if rolled_back:
+                raise ZeroDivisionError
+        eventually(lambda: outlives(2, "account"))
+    if rolled_back:
+        eventually(lambda: not list_locks())
     assert held() == []
-
-
-def test_a_middleware_that_replaces_the_response_does_not_keep_the_lock(
-    atomic: Account, eventually: Eventually, web: Web
-) -> None:
-    for trouble in ["replace", "break", "raise&replace"]:
-        for name in ["function", "stream", "one-method", "below-api-view"]:
-            assert web.get(f"/{name}/1/?{trouble}").status in (500, 503)
-            eventually(lambda: not list_locks())
-
-
-def test_under_the_transaction_of_a_testcase_the_end_of_the_request_releases(
-    in_testcase: None, atomic: Account, webs: dict[str, Web]
-) -> None:
-    for name in ["function", "one-method"]:
-        assert webs["client"].get(f"/{name}/1/").body == b"account:1"
-        assert held() == []
-    assert atomic.balance == 2
-
-
-def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:
-    request = RequestFactory().get("/")
-    transaction.set_autocommit(False)
-    site.function(request, pk=1)
-    assert held() == ["account:1"]
-    transaction.commit()
-    assert held() == ["account:1"]
-    request.close()
-    assert held() == []
-    transaction.set_autocommit(True)
 
 
 def test_callbacks_that_a_method_registers_for_its_commit_run_under_its_lock(account: Account) -> None:
@@ -88,7 +78,7 @@ def test_callbacks_that_a_method_registers_for_its_commit_run_under_its_lock(acc
 
     with transaction.atomic():
         for _ in range(2):  # as one request may call the view several times
-            view(RequestFactory().get("/"))
+            get(view)
         again()
         assert held() == ["account"]
     assert (told, held()) == ([True] * 3, [])
@@ -118,6 +108,63 @@ def test_after_a_view_that_raises_the_lock_is_held_until_its_transaction_has_end
     assert account.balance == commits
 
 
+def test_a_rollback_releases_though_nobody_closes_the_request(
+    atomic: Account, settings: Settings, webs: dict[str, Web], eventually: Eventually
+) -> None:
+    settings.DEBUG_PROPAGATE_EXCEPTIONS = True
+    with pytest.raises(ZeroDivisionError):
+        webs["client"].get("/one-method/1/?raise")
+    eventually(lambda: not list_locks())
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():  # a savepoint
+            site.function(RequestFactory().get("/?raise"), pk=1)
+        eventually(lambda: not list_locks())
+
+
+def test_a_stream_that_its_view_does_not_return_after_all_is_kept_until_commit(account: Account) -> None:
+    with transaction.atomic():
+        response: Any = site.stream(RequestFactory().get("/"), pk=1)
+        assert b"".join(response) == b"account:1;account:1;"
+        assert held() == ["account:1"]
+    assert held() == []
+
+
+# -- where no end is seen -------------------------------------------------------------------------------------------
+
+
+def test_under_the_transaction_of_a_testcase_the_end_of_the_request_releases(
+    in_testcase: None, atomic: Account, webs: dict[str, Web]
+) -> None:
+    for name in ["function", "one-method"]:
+        assert webs["client"].get(f"/{name}/1/").body == b"account:1"
+        assert held() == []
+    assert atomic.balance == 2
+
+
+def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:
+    request = RequestFactory().get("/")
+    transaction.set_autocommit(False)
+    site.function(request, pk=1)
+    assert held() == ["account:1"]
+    transaction.commit()
+    assert held() == ["account:1"]
+    request.close()
+    assert held() == []
+    transaction.set_autocommit(True)
+
+
+# -- responses that are replaced or kept ----------------------------------------------------------------------------
+
+
+def test_a_middleware_that_replaces_the_response_does_not_keep_the_lock(
+    atomic: Account, eventually: Eventually, web: Web
+) -> None:
+    for trouble in ["replace", "break", "raise&replace"]:
+        for name in ["function", "stream", "one-method", "below-api-view"]:
+            assert web.get(f"/{name}/1/?{trouble}").status in (500, 503)
+            eventually(lambda: not list_locks())
+
+
 def test_the_page_of_a_locked_method_is_cached(atomic: Account, web: Web) -> None:
     for name, balance in [("cached", 1), ("cached-rest", 2)]:
         first, second = web.get(f"/{name}/1/"), web.get(f"/{name}/1/")
@@ -134,114 +181,63 @@ def test_a_cached_page_can_be_loaded_without_this_package_and_releases_nothing(a
     assert held() == []
 
 
-def test_a_rollback_releases_though_nobody_closes_the_request(
-    atomic: Account, settings: Settings, webs: dict[str, Web], eventually: Eventually
+# -- views within views ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "respond",
+    [lambda request: StreamingHttpResponse([b"x"]), lambda request: HttpResponse(b"x"), fail],
+    ids=["streams", "responds", "raises"],
+)
+def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(
+    respond: Any, account: Account, eventually: Eventually
 ) -> None:
-    settings.DEBUG_PROPAGATE_EXCEPTIONS = True
-    with pytest.raises(ZeroDivisionError):
-        webs["client"].get("/one-method/1/?raise")
-    eventually(lambda: not list_locks())
-
-
-def test_the_rollback_of_a_savepoint_releases(account: Account, eventually: Eventually) -> None:
-    with transaction.atomic():
-        with pytest.raises(ZeroDivisionError), transaction.atomic():
-            site.function(RequestFactory().get("/?raise"), pk=1)
-        eventually(lambda: not list_locks())
-
-
-def test_the_lock_is_kept_until_the_last_transaction_has_ended(
-    account: Account, second: Account, eventually: Eventually
-) -> None:
-    view = locked_view("account", ttl=1)(lambda request: HttpResponse())
-    with transaction.atomic("second"):
-        with suppress(ZeroDivisionError), transaction.atomic("default"):
-            view(RequestFactory().get("/"))
-            raise ZeroDivisionError
-        (lease,) = leases()
-        first_end = lease.ends
-        eventually(lambda: lease.ends > first_end + lease.ttl)
-        assert held() == ["account"]
-    eventually(lambda: not list_locks())
-
-
-def test_a_stream_that_its_view_does_not_return_after_all_is_kept_until_commit(account: Account) -> None:
-    with transaction.atomic():
-        response: Any = site.stream(RequestFactory().get("/"), pk=1)
-        assert b"".join(response) == b"account:1;account:1;"
-        assert held() == ["account:1"]
-    assert held() == []
-
-
-def test_what_is_released_in_the_background_leaves_an_outer_view_its_lock(account: Account) -> None:
-    short = locked_view("account", reentrant=True)
+    short = locked_view("account", reentrant=True, ttl=2)
+    inner = short(respond)
 
     @short
-    def inner(request: HttpRequest) -> HttpResponse:
-        raise ZeroDivisionError
-
-    @short
-    def outer(request: HttpRequest) -> HttpResponse:
+    def outer(request: HttpRequest) -> str:
         with suppress(ZeroDivisionError), transaction.atomic():
-            inner(request)
-        runtime().watchdog.interruptions.undo_all()
+            assert b"".join(inner(request)) == b"x"
+        undo_interrupted()
         request.close()
-        return HttpResponse("|".join(held()))
+        eventually(lambda: outlives(2, "account"))
+        return "|".join(held())
 
-    assert outer(RequestFactory().get("/")).content == b"account"
+    assert get(outer) == "account"
     assert held() == []
 
 
-def test_a_late_release_that_does_not_reach_redis_is_sent_again(
-    account: Account, own: RedisServer, retry_for: Callable[[float], None], caplog: pytest.LogCaptureFixture
+# -- trouble --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_finished_view_responds_even_if_its_release_fails_and_that_is_sent_again(
+    late: bool,
+    crowd: Crowd,
+    pages: Pages,
+    account: Account,
+    own: RedisServer,
+    retry_for: Callable[[float], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    if late and crowd.awaits:
+        pytest.skip("coroutines have no transactions")
+    account.options["ATOMIC_REQUESTS"] = False
     retry_for(0.1)
 
-    @locked_view("account")
-    def view(request: HttpRequest) -> HttpResponse:
+    def pay(request: HttpRequest) -> str:
         own.stop()
-        return HttpResponse("paid")
+        return "paid"
 
-    with transaction.atomic():
-        assert view(RequestFactory().get("/pay/")).content == b"paid"
-    assert 'event=not-released name=account request="GET /pay/" error=' in caplog.text
+    pages.add("pay/", "order", pay)
+    if late:
+        pages.urlpatterns[0].callback = transaction.atomic(pages.urlpatterns[0].callback)
+    me = crowd()
+    assert me(pages, "get", "/pay/").content == b"paid"
+    assert 'event=not-released name=order request="GET /pay/" error=' in caplog.text
     own.start()
-    with Lock("account", blocking_timeout=GENEROUS):
-        pass
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_an_inner_view_does_not_release_the_lock_of_the_outer_one(
-    streams: bool, account: Account, eventually: Eventually
-) -> None:
-    short = locked_view("account", reentrant=True, ttl=1)
-
-    @short
-    def inner(request: HttpRequest) -> Any:
-        return StreamingHttpResponse([b"x"]) if streams else HttpResponse(b"x")
-
-    @short
-    def outer(request: HttpRequest) -> HttpResponse:
-        with transaction.atomic():
-            assert b"".join(inner(request)) == b"x"
-        (lease,) = leases()
-        first_end = lease.ends
-        eventually(lambda: lease.ends > first_end + lease.ttl)
-        return HttpResponse("|".join(held()))
-
-    assert outer(RequestFactory().get("/")).content == b"account"
-    assert held() == []
-
-
-def test_the_lock_is_kept_until_commit_however_long_that_takes(account: Account, eventually: Eventually) -> None:
-    request = RequestFactory().get("/")
-    with transaction.atomic():
-        locked_view("account", ttl=1)(lambda request: HttpResponse())(request)
-        (lease,) = leases()
-        first_end = lease.ends
-        eventually(lambda: lease.ends > first_end + lease.ttl)
-        assert held() == ["account"]
-    assert held() == []
+    assert me(Lock("order"), "acquire", blocking_timeout=GENEROUS)
 
 
 FORKED = """
@@ -269,9 +265,6 @@ def test_a_forked_child_does_not_release_what_its_parent_holds(start: Callable[.
     assert worker.expect("parent") == ["False"]
 
 
-# -- clients that go away -------------------------------------------------------------------------------------------
-
-
 def ask_and_keep(web: Web, path: str) -> socket.socket:
     """Send a request, and do not read the response."""
     connection = socket.create_connection(("127.0.0.1", web.port), timeout=GENEROUS)
@@ -283,17 +276,22 @@ def ask_and_keep(web: Web, path: str) -> socket.socket:
 @pytest.mark.parametrize("trouble", ["", "&raise"])
 @pytest.mark.parametrize("name", ["function", "one-method", "stream", "async-stream", "below-api-view"])
 def test_a_client_that_disconnects_while_the_view_runs_leaves_no_lock(
-    name: str, trouble: str, kind: str, atomic: Account, webs: dict[str, Web], gate: site.Gate, eventually: Eventually
+    name: str,
+    trouble: str,
+    kind: str,
+    atomic: Account,
+    webs: dict[str, Web],
+    gate: site.Gate,
+    eventually: Eventually,
 ) -> None:
     atomic.options["ATOMIC_REQUESTS"] = name != "async-stream"
     connection = ask_and_keep(webs[kind], f"/{name}/1/?gate-before=here{trouble}")
     assert gate.reached.wait(GENEROUS)
-    (lease,) = leases()
+    assert held() == ["account:1"]
     connection.close()
     eventually(webs[kind].is_idle)
     gate.go_on.set()
-    eventually(lambda: gc.collect() is not None and lease.closed)
-    eventually(lambda: not list_locks())
+    eventually(lambda: gc.collect() is not None and not list_locks())
 
 
 def test_a_client_that_disconnects_while_it_reads_a_stream_leaves_no_lock(

@@ -1,10 +1,9 @@
-"""``locked_atomic``: lock, BEGIN, COMMIT, release."""
+"""``locked_atomic``: lock, BEGIN, COMMIT, release. What it has in common with other decorators: tests/jobs."""
 
 from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -18,16 +17,20 @@ from django.test import TestCase
 from django_redislock import Lock, LockLost, LockNotAcquired, force_release, list_locks, lock_digest, locked_atomic
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, Commits
-from tests.inside import leases
 
 Eventually = Callable[[Callable[[], Any]], Any]
 Run = Callable[[Callable[[], Any]], None]
 NAME = "account:7"
 UNDER_THE_LOCK = ([NAME], [NAME])  # that is held before and after a COMMIT
+ITSELF = r"locked_atomic\('account:[78]'\) must begin the transaction itself"
 
 
 def held() -> list[str]:
     return [lock.name for lock in list_locks()]
+
+
+def never() -> None:
+    raise AssertionError("not reached")
 
 
 @pytest.fixture(params=["block", "function", "stack"])
@@ -62,28 +65,10 @@ def test_the_lock_is_held_until_the_transaction_has_committed(run: Run, account:
         commits.seen.clear()
         run(work)
         assert commits.seen == [("default", *UNDER_THE_LOCK)]
-        assert held() == []
-        assert account.balance == balance
+        assert (held(), account.balance) == ([], balance)
 
 
-def test_several_databases_commit_under_the_lock_the_first_one_last(
-    account: Account, second: Account, commits: Commits
-) -> None:
-    with locked_atomic(NAME, db=["default", "second"]):
-        account.book()
-        second.book()
-    assert commits.seen == [("second", *UNDER_THE_LOCK), ("default", *UNDER_THE_LOCK)]
-    assert (account.balance, second.balance) == (1, 1)
-
-
-def test_callbacks_of_on_commit_run_under_the_lock(account: Account) -> None:
-    seen = []
-    with locked_atomic(NAME):
-        transaction.on_commit(lambda: seen.append(held()))
-    assert seen == [[NAME]]
-
-
-def test_callbacks_of_on_commit_run_once_all_databases_have_committed(
+def test_several_databases_commit_under_the_lock_the_first_one_last_and_then_callbacks_run(
     account: Account, second: Account, commits: Commits
 ) -> None:
     seen: list[Any] = []
@@ -99,6 +84,7 @@ def test_callbacks_of_on_commit_run_once_all_databases_have_committed(
                 transaction.on_commit(see, using=each.alias, robust=robust)
     # the one that is not robust keeps the one after it from running, as always
     assert seen == [(2, [NAME], 1, 1), (2, [NAME], 1, 1), (4, [NAME], 2, 2)]
+    assert commits.seen == [("second", *UNDER_THE_LOCK), ("default", *UNDER_THE_LOCK)] * 2
 
 
 @pytest.mark.parametrize("fails", ["default", "second", "neither"])
@@ -132,30 +118,6 @@ def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(accoun
     assert (result.testsRun, result.errors, result.failures) == (1, [], [])
 
 
-def test_if_the_lock_is_busy_no_transaction_begins(
-    account: Account, other: Callable[[], Other], commits: Commits
-) -> None:
-    def never() -> None:
-        raise AssertionError("not reached")
-
-    assert other()(Lock(NAME).acquire)
-    with pytest.raises(LockNotAcquired):
-        locked_atomic(NAME, blocking_timeout=0)(never)()
-    assert (commits.seen, connection.in_atomic_block) == ([], False)
-
-
-def test_work_under_a_lost_lock_is_rolled_back(run: Run, account: Account, eventually: Eventually) -> None:
-    def work() -> None:
-        account.book()
-        (lease,) = leases()
-        force_release(NAME)
-        eventually(lambda: lease.lost)
-
-    with pytest.raises(LockLost):
-        run(work)
-    assert account.balance == 0
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_a_block_that_raises_or_is_interrupted_rolls_back_and_then_releases(
     error: type[BaseException], run: Run, account: Account, commits: Commits, eventually: Eventually
@@ -174,6 +136,19 @@ def test_a_block_that_raises_or_is_interrupted_rolls_back_and_then_releases(
     assert (account.balance, commits.seen) == (0, [])
     run(account.book)
     assert account.balance == 1
+
+
+def test_work_under_a_lost_lock_is_rolled_back(
+    run: Run, account: Account, heard: list[tuple[str, dict[str, Any]]], eventually: Eventually
+) -> None:
+    def work() -> None:
+        account.book()
+        force_release(NAME)
+        eventually(lambda: "lost" in [which for which, _ in heard])
+
+    with pytest.raises(LockLost):
+        run(work)
+    assert account.balance == 0
 
 
 @pytest.mark.parametrize("ends", ["is closed", "is forgotten"])
@@ -204,8 +179,7 @@ def test_one_object_serves_many_threads(account: Account, other: Callable[[], Ot
                 account.book()
         connections.close_all()
 
-    futures: list[Future[None]] = [other().start(work) for _ in range(4)]
-    for future in futures:
+    for future in [other().start(work) for _ in range(4)]:
         future.result(GENEROUS)
     assert account.balance == 40
 
@@ -213,28 +187,33 @@ def test_one_object_serves_many_threads(account: Account, other: Callable[[], Ot
 # -- where it is refused --------------------------------------------------------------------------------------------
 
 
-def test_inside_an_atomic_block_it_is_refused_before_it_locks(run: Run, account: Account) -> None:
+def test_if_the_lock_is_busy_no_transaction_begins(
+    account: Account, other: Callable[[], Other], commits: Commits
+) -> None:
+    assert other()(Lock(NAME).acquire)
+    with pytest.raises(LockNotAcquired):
+        locked_atomic(NAME, blocking_timeout=0)(never)()
+    assert (commits.seen, connection.in_atomic_block) == ([], False)
+
+
+@pytest.mark.parametrize("testcase", [False, True])
+def test_inside_an_atomic_block_it_is_refused_before_it_locks_but_not_in_a_testcase(
+    testcase: bool, run: Run, account: Account, request: pytest.FixtureRequest
+) -> None:
+    if testcase:
+        request.getfixturevalue("in_testcase")
+        run(account.book)
     with transaction.atomic(), pytest.raises(RuntimeError, match=r"inside an open atomic block.*locked_view.*outside"):
         run(account.book)
-    assert (account.balance, held()) == (0, [])
+    assert (account.balance, held()) == (int(testcase), [])
 
 
-def test_inside_another_one_it_is_refused(run: Run, account: Account) -> None:
+def test_inside_itself_or_another_one_it_is_refused(run: Run, account: Account) -> None:
     def work() -> None:
         account.book()
-        with pytest.raises(RuntimeError, match=r"locked_atomic\('account:8'\) must begin the transaction itself"):
-            locked_atomic("account:8")(account.book)()
-        assert held() == [NAME]
-
-    run(work)
-    assert (account.balance, held()) == (1, [])
-
-
-def test_inside_itself_it_is_refused(run: Run, account: Account) -> None:
-    def work() -> None:
-        account.book()
-        with pytest.raises(RuntimeError, match=r"locked_atomic\('account:7'\) must begin the transaction itself"):
-            run(account.book)
+        for inner in (run, lambda work: locked_atomic("account:8")(work)()):
+            with pytest.raises(RuntimeError, match=ITSELF):
+                inner(account.book)
         assert (held(), connection.in_atomic_block) == ([NAME], True)
 
     run(work)
@@ -245,9 +224,8 @@ def test_under_a_lock_of_its_name_it_says_that_the_caller_holds_it(account: Acco
     with (
         Lock(NAME),
         pytest.raises(LockNotAcquired, match=r": this thread or task holds it already\. Pass reentrant=True"),
-        locked_atomic(NAME, blocking=False),
     ):
-        raise AssertionError("not reached")
+        locked_atomic(NAME, blocking=False)(never)()
 
 
 def test_with_autocommit_off_it_is_refused(run: Run, account: Account) -> None:
@@ -258,123 +236,44 @@ def test_with_autocommit_off_it_is_refused(run: Run, account: Account) -> None:
     transaction.set_autocommit(True)
 
 
-def test_in_a_testcase_it_works_as_outside(in_testcase: None, run: Run, account: Account) -> None:
-    run(account.book)
-    assert (account.balance, held()) == (1, [])
-    with transaction.atomic(), pytest.raises(RuntimeError, match="open atomic block"):
-        run(account.book)
-
-
-async def test_async_with_is_an_error_that_says_what_to_do_instead() -> None:
+async def test_in_an_event_loop_it_is_refused_with_what_to_do_instead(account: Account) -> None:
+    with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
+        locked_atomic(NAME).__enter__()
     with pytest.raises(TypeError, match=r"^locked_atomic has no async with: .* call it through sync_to_async\.$"):
         async with locked_atomic(NAME):  # type: ignore[attr-defined]
-            raise AssertionError("not reached")
-    assert await sync_to_async(held)() == []
-
-
-async def test_in_an_event_loop_it_is_refused(account: Account) -> None:
-    for call in (locked_atomic(NAME).__enter__, locked_atomic(NAME)(account.book)):
-        with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
-            call()
+            never()
     assert await sync_to_async(held)() == []
 
 
 # -- names and options ----------------------------------------------------------------------------------------------
 
 
-def test_the_lock_of_a_function_is_named_after_its_arguments(account: Account, commits: Commits) -> None:
-    @locked_atomic("account:{pk}")
-    def book(pk: str) -> int:
-        return account.book()
-
-    assert book("4:2") == 1
-    assert book.__name__ == "book"
-    assert commits.seen == [("default", ["account:4%3A2"], ["account:4%3A2"])]
-
-
-def test_a_callable_makes_the_name_of_a_function_and_of_no_block(account: Account) -> None:
-    def name(pk: int) -> str:
-        return f"account-{pk}"
-
-    for atomic in (locked_atomic(lambda pk: name(pk)), locked_atomic(name=name)):
-        assert atomic(lambda pk: held())(7) == ["account-7"]
-        with pytest.raises(TypeError, match="A with block has no arguments"), atomic:
-            raise AssertionError("not reached")
-
-
-def test_note_and_token_of_a_function_are_templates_too(account: Account) -> None:
-    @locked_atomic(NAME, note="no. {pk}", token="{pk:digest}")
-    def book(pk: int) -> tuple[bool, str]:
-        lock = Lock(NAME, token=lock_digest(pk))
-        info = lock.info()
-        assert info is not None
-        return lock.owned(), info.note
-
-    assert book(7) == (True, "no. 7")
+def test_a_block_has_no_arguments_for_templates_and_callables(account: Account, commits: Commits) -> None:
+    for name in ("account:{pk}", "{}", "{a.b}:c"):
+        with pytest.raises(ValueError, match=r"no arguments to fill .* with: make the name"), locked_atomic(name):
+            never()
+    with pytest.raises(TypeError, match="A with block has no arguments"), locked_atomic(lambda pk: f"{pk}"):
+        never()
+    with pytest.raises(ValueError, match="name"), locked_atomic(""):
+        never()
+    assert commits.seen == []
+    for name in ("a{", "}", "a{{b}}"):  # other braces are part of the name
+        with locked_atomic(name) as lock:
+            assert lock.name == name
+    assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
     with locked_atomic(NAME, note="no. {pk}", token=lock_digest(7)) as lock:
         assert (lock.token, list_locks()[0].note) == (lock_digest(7), "no. {pk}")
-
-
-def test_a_field_that_no_call_can_fill_is_an_error_where_it_decorates() -> None:
-    with pytest.raises(ValueError, match=r"'account:{kp}': .*book\(\) has no argument 'kp'\. Available values: pk\.$"):
-
-        @locked_atomic("account:{kp}")
-        def book(pk: int) -> None:
-            raise AssertionError("not reached")
-
-
-def test_without_arguments_it_is_refused_where_it_decorates() -> None:
-    def book() -> None:
-        raise AssertionError("not reached")
-
-    with pytest.raises(TypeError, match=r'^locked_atomic was given <function .*: write @locked_atomic\("order:{pk}"\)'):
-        locked_atomic(book)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
-        locked_atomic()(book)
-
-
-def test_braces_in_a_value_of_a_template_do_not_warn(account: Account) -> None:
-    assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
-
-
-@pytest.mark.parametrize("name", ["account:{pk}", "{}", "{a.b}:c"])
-def test_a_block_takes_no_template_as_it_has_no_arguments(name: str) -> None:
-    with pytest.raises(ValueError, match=r"no arguments to fill .* with: make the name yourself"), locked_atomic(name):
-        raise AssertionError("not reached")
-
-
-@pytest.mark.parametrize("name", ["a{", "}", "a{{b}}"])
-def test_other_braces_are_part_of_the_name(name: str, account: Account) -> None:
-    with locked_atomic(name) as lock:
-        assert lock.name == name
-
-
-def test_a_wrong_name_is_an_error_before_anything_else(account: Account, commits: Commits) -> None:
-    with pytest.raises(ValueError, match="name"), locked_atomic(""):
-        raise AssertionError("not reached")
-    assert commits.seen == []
 
 
 def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
     async def coroutine() -> None: ...
 
-    def generator() -> Iterator[int]:
-        yield 1
-
     with pytest.raises(TypeError, match="Django's transactions are for sync code"):
         locked_atomic("x")(coroutine)
-    with pytest.raises(TypeError, match="locked_atomic cannot decorate"):
-        locked_atomic("x")(generator)
-    with pytest.raises(ValueError, match="ttl must be at least"):
-        locked_atomic("x", ttl=0)
-    with pytest.raises(
-        TypeError, match=r"^locked_atomic\(\) takes no option 'fair'\. The options are: adopt, attempts, "
-    ):
-        locked_atomic("x", fair=True)  # type: ignore[call-arg]
     for wrong in ([], [7], 5, None):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
             locked_atomic("x", db=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="db names an alias twice"):
         locked_atomic("x", db=["default", "default"])
-    with pytest.raises(TypeError, match="locked_atomic cannot decorate the class Whole: "):
-        locked_atomic("x")(type("Whole", (), {}))
+    with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
+        locked_atomic()(never)

@@ -17,26 +17,28 @@ from django.utils.functional import SimpleLazyObject
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.views import APIView
 
-from django_redislock import get_lock, list_locks, locked_view
+from django_redislock import list_locks, locked_view
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.state import value
 from tests.helpers.twins import Pages
 
 
-def tell_owner(request: Any) -> HttpResponse:
-    lock = get_lock("who")
-    assert lock is not None
-    return HttpResponse(lock.owner.partition(" ")[2])
+def owner_of(path: str = "/a/", name: str = "who", **attributes: Any) -> str:
+    """The owner, without the process, while a request with these attributes holds the lock."""
+
+    @locked_view(name)
+    def view(request: HttpRequest) -> str:
+        (lock,) = list_locks()
+        return lock.owner.partition(" ")[2]
+
+    request = RequestFactory().get(path, headers={"user-agent": "curl/7"})
+    request.__dict__.update(attributes)
+    return view(request)
 
 
 def not_loaded() -> Any:
     raise AssertionError("the user was loaded")
-
-
-def test_the_owner_is_the_request(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
-    pages.add("order/", "who", lambda request: " ".join(value(client, "who")))
-    assert crowd()(pages, "get", "/order/").content.endswith(b" GET /order/")
 
 
 @pytest.mark.parametrize(
@@ -47,26 +49,21 @@ def test_the_owner_is_the_request(crowd: Crowd, pages: Pages, client: redis.Redi
         ({"user": SimpleLazyObject(not_loaded)}, "GET /a/"),
         ({"user": SimpleLazyObject(not_loaded), "_cached_user": SimpleNamespace(pk=7)}, "user=7 GET /a/"),
         ({"user": SimpleLazyObject(not_loaded), "_acached_user": SimpleNamespace(pk=7)}, "user=7 GET /a/"),
+        # the name of the lock has loaded it
+        (
+            {"user": SimpleLazyObject(lambda: SimpleNamespace(pk="a b")), "name": "{request.user.pk}"},
+            "user=a%20b GET /a/",
+        ),
         ({}, "GET /a/"),
+        # a path cannot imitate another owner
+        (
+            {"path": "/a%20user=1%20POST%20/b%0Aweb:1:MainThread%25%E2%80%AE"},
+            "GET /a%20user=1%20POST%20/b%0Aweb%3A1%3AMainThread%25?",
+        ),
     ],
 )
-def test_a_loaded_user_is_shown_by_primary_key(attributes: dict[str, Any], owner: str) -> None:
-    request = RequestFactory().get("/a/")
-    request.__dict__.update(attributes)
-    assert locked_view("who")(tell_owner)(request).content.decode() == owner
-
-
-def test_a_user_in_the_name_of_the_lock_is_shown() -> None:
-    @locked_view("who:{request.user.pk}")
-    def view(request: HttpRequest) -> HttpResponse:
-        (lock,) = list_locks()
-        return HttpResponse(f"{lock.name} {lock.owner}")
-
-    request = RequestFactory().get("/a/")
-    request.user = SimpleLazyObject(lambda: SimpleNamespace(pk="a b"))  # type: ignore[assignment]
-    owner = view(request).content.decode()
-    assert owner.startswith("who:a%20b ")
-    assert owner.endswith(" user=a%20b GET /a/")
+def test_the_owner_is_the_request_and_a_loaded_user(attributes: dict[str, Any], owner: str) -> None:
+    assert owner_of(**attributes) == owner
 
 
 def test_the_user_of_a_rest_view_is_known_once_it_is_authenticated() -> None:
@@ -76,9 +73,9 @@ def test_the_user_of_a_rest_view_is_known_once_it_is_authenticated() -> None:
 
     class View(APIView):
         authentication_classes = (Authentication,)
-        get = method_decorator(locked_view("who"))(lambda self, request: tell_owner(request))
+        get = method_decorator(locked_view("who"))(lambda self, request: HttpResponse(list_locks()[0].owner))
 
-    assert View.as_view()(RequestFactory().get("/a/")).content == b"user=7 GET /a/"
+    assert View.as_view()(RequestFactory().get("/a/")).content.endswith(b" user=7 GET /a/")
 
 
 # -- what the site decides --------------------------------------------------------------------------------------------
@@ -97,18 +94,10 @@ def by_nothing(request: HttpRequest) -> None:
     return None
 
 
-def test_a_path_cannot_imitate_another_owner() -> None:
-    request = RequestFactory().get("/a%20user=1%20POST%20/b%0Aweb:1:MainThread%25%E2%80%AE")
-    owner = locked_view("who")(tell_owner)(request).content.decode()
-    assert owner == "GET /a%20user=1%20POST%20/b%0Aweb%3A1%3AMainThread%25?"
-
-
 @pytest.mark.parametrize(("setting", "owner"), [(None, ""), (f"{__name__}.by_agent", "agent curl/7")])
 def test_the_setting_decides_what_is_shown(setting: str | None, owner: str, settings: Any) -> None:
     settings.REDISLOCK = {"VIEW_OWNER": setting}
-    request = RequestFactory().get("/a/", headers={"user-agent": "curl/7"})
-    request.user = SimpleNamespace(pk=7)  # type: ignore[assignment]
-    assert locked_view("who")(tell_owner)(request).content.decode() == owner
+    assert owner_of(user=SimpleNamespace(pk=7)) == owner
 
 
 def test_the_setting_decides_what_the_log_shows_too(
@@ -131,17 +120,20 @@ def test_the_setting_decides_what_the_log_shows_too(
     assert "secret" not in "".join(ours)
 
 
-def test_a_function_may_ask_the_database_in_async_views_too(
-    crowd: Crowd, pages: Pages, client: redis.Redis, settings: Any
+@pytest.mark.parametrize(
+    ("setting", "shown"), [("django_redislock.web.request_owner", "GET /order/"), (f"{__name__}.by_query", "user 7")]
+)
+def test_its_function_may_ask_the_database_in_async_views_too(
+    setting: str, shown: str, crowd: Crowd, pages: Pages, client: redis.Redis, settings: Any
 ) -> None:
-    settings.REDISLOCK = {"VIEW_OWNER": f"{__name__}.by_query"}
+    settings.REDISLOCK = {"VIEW_OWNER": setting}
     pages.add("order/", "who", lambda request: " ".join(value(client, "who")))
-    assert crowd()(pages, "get", "/order/").content.endswith(b" user 7")
+    assert crowd()(pages, "get", "/order/").content.decode().endswith(f" {shown}")
 
 
 def test_a_result_that_is_no_text_is_an_error_that_names_the_function(client: redis.Redis, settings: Any) -> None:
     settings.REDISLOCK = {"VIEW_OWNER": f"{__name__}.by_nothing"}
     message = rf"^REDISLOCK\['VIEW_OWNER'\] = '{__name__}.by_nothing' must return a str, not None\.$"
     with pytest.raises(TypeError, match=message):
-        locked_view("who")(tell_owner)(RequestFactory().get("/a/"))
+        owner_of()
     assert client.keys() == []

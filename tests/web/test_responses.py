@@ -15,11 +15,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils.asyncio import async_unsafe
 from django.utils.decorators import method_decorator
-from django.utils.functional import SimpleLazyObject
 from rest_framework.decorators import api_view
 from rest_framework.views import APIView
 
@@ -28,7 +27,9 @@ from django_redislock.testing import hold
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.databases import Account
-from tests.helpers.twins import Pages
+from tests.helpers.proxy import Proxy
+from tests.helpers.twins import Pages, Twins
+from tests.inside import INFO
 
 Settings = Any  # its type has another name in each pytest-django
 
@@ -58,13 +59,17 @@ def templates(folder: Path, **options: Any) -> list[dict[str, Any]]:
 # -- 423 ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_view_responds_with_423_and_when_to_come_back(busy: Callable[..., Any]) -> None:
+def test_a_busy_view_responds_with_423_or_as_the_setting_says_and_when_to_come_back(
+    busy: Callable[..., Any], settings: Settings
+) -> None:
     response = busy(template="not seen yet")
     assert response.status_code == 423
     assert response.headers["Retry-After"] == "1"  # whatever is left of the lease
     assert response.headers["Vary"] == "Accept"
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
     assert "try again in 1 second." in response.content.decode()
+    settings.REDISLOCK = {"VIEW_STATUS": 409}
+    assert busy().status_code == 409
 
 
 def held_by_view(seconds: float) -> HttpResponse:
@@ -80,45 +85,50 @@ def held_by_content(seconds: float) -> StreamingHttpResponse:
     return StreamingHttpResponse(content())
 
 
+def remembered(get: Callable[[str], Any]) -> None:
+    """Whole seconds are told: not those of views that took longer now and then, nor more than the setting says."""
+
+    def held_for(*seconds: float) -> int:
+        for number, each in enumerate(seconds):
+            assert get(f"/{number}/{each}/").status_code == 200
+        with hold("slow:0"):
+            return int(get("/0/0/").headers["Retry-After"])
+
+    assert held_for() == 1
+    assert held_for(1.1) >= 2
+    with override_settings(REDISLOCK={"VIEW_MAX_RETRY_AFTER": 1}):
+        assert held_for() == 1
+    assert held_for(0, 0) == 1
+
+
 @pytest.mark.parametrize("respond", [held_by_view, held_by_content])
 @pytest.mark.parametrize("begun", [False, True], ids=["", "in a transaction"])
 def test_it_says_for_how_long_such_views_usually_hold_the_lock(
     respond: Callable[[float], Any], begun: bool, settings: Settings, account: Account
 ) -> None:
-    """Not those that were held for longer now and then; nor for longer than the setting says."""
-
     @locked_view("slow:{pk}", template=token_hex())
     def view(request: HttpRequest, pk: int, seconds: str) -> Any:
         return respond(float(seconds))
 
+    def get(path: str) -> Any:
+        response = Client().get(path)
+        b"".join(response)
+        return response
+
     settings.ROOT_URLCONF = (path("<int:pk>/<str:seconds>/", transaction.atomic(view) if begun else view),)
-
-    def held_for(*seconds: float) -> int:
-        for number, each in enumerate(seconds):
-            b"".join(Client().get(f"/{number}/{each}/"))
-        with hold("slow:0"):
-            return int(Client().get("/0/0/").headers["Retry-After"])
-
-    assert held_for() == 1
-    assert held_for(1.1) >= 2
-    settings.REDISLOCK = {"VIEW_MAX_RETRY_AFTER": 1}
-    assert held_for() == 1
-    settings.REDISLOCK = {}
-    assert held_for(0, 0) == 1
+    remembered(get)
 
 
 def test_a_coroutine_function_is_remembered_too(crowd: Crowd, pages: Pages) -> None:
-    def body(request: HttpRequest) -> Generator[None, None, str]:
-        end = monotonic() + 1.1
+    def body(request: HttpRequest, pk: int, seconds: str) -> Generator[None, None, str]:
+        end = monotonic() + float(seconds)
         while monotonic() < end:
             yield
         return ""
 
     me = crowd()
-    pages.add("order/", "order", body, template=token_hex())
-    assert me(pages, "get", "/order/").status_code == 200
-    with hold("order"):
-        assert int(me(pages, "get", "/order/").headers["Retry-After"]) >= 2
+    pages.add("<int:pk>/<str:seconds>/", "slow:{pk}", body, template=token_hex())
+    remembered(lambda path: me(pages, "get", path))
 
 
 def test_of_a_thousand_templates_none_is_remembered() -> None:
@@ -167,42 +177,22 @@ def test_the_423_comes_in_the_form_that_the_client_prefers(
         assert response.content.decode() == f"<h1>Locked for {wait} s</h1>"
 
 
-def test_the_template_of_the_site_may_ask_the_database(
-    crowd: Crowd, pages: Pages, tmp_path: Path, settings: Settings
-) -> None:
-    (tmp_path / "423.html").write_text("<h1>Locked for {{ request.user }}</h1>")
-    settings.TEMPLATES = templates(tmp_path, context_processors=["django.template.context_processors.request"])
-    request = RequestFactory().get("/", headers={"accept": "text/html"})
-    request.user = SimpleLazyObject(query)  # type: ignore[assignment]
-    me, you = crowd(), crowd()
-    you(Lock("order"), "acquire")
-    pages.add("order/", "order", never)
-    response = me(Direct(pages), "call", request)
-    assert (response.status_code, response.content) == (423, b"<h1>Locked for 7</h1>")
-
-
 @async_unsafe
 def query() -> int:
     """Like the ORM, it must not be called in an event loop."""
     return 7
 
 
-class Direct:
-    """Calls the only view of a site, without Django's handler."""
-
-    def __init__(self, pages: Pages) -> None:
-        (self.pattern,) = pages.urlpatterns
-
-    def call(self, request: HttpRequest) -> Any:
-        return self.pattern.callback(request)
-
-    async def acall(self, request: HttpRequest) -> Any:
-        return await self.pattern.callback(request)
+def user_who_asks_the_database(request: HttpRequest) -> dict[str, Any]:
+    return {"user": query}
 
 
-def test_the_status_of_a_refusal_is_a_setting(busy: Callable[..., Any], settings: Settings) -> None:
-    settings.REDISLOCK = {"VIEW_STATUS": 409}
-    assert busy().status_code == 409
+def test_the_template_of_the_site_may_ask_the_database(
+    busy: Callable[..., Any], tmp_path: Path, settings: Settings
+) -> None:
+    (tmp_path / "423.html").write_text("<h1>Locked for {{ user }}</h1>")
+    settings.TEMPLATES = templates(tmp_path, context_processors=[f"{__name__}.user_who_asks_the_database"])
+    assert busy("text/html").content == b"<h1>Locked for 7</h1>"
 
 
 def test_views_of_rest_framework_respond_in_json() -> None:
@@ -225,27 +215,16 @@ def test_views_of_rest_framework_respond_in_json() -> None:
             assert "Accept" in response.headers["Vary"]
 
 
-class Nested:
-    """A view that calls another one of the same name."""
-
-    def __init__(self, **options: Any) -> None:
-        lock = locked_view("order", **options)
-
-        @lock
-        async def ainner(request: HttpRequest) -> HttpResponse:
-            return HttpResponse("inside")
-
-        @lock
-        async def acall(request: HttpRequest) -> Any:
-            return await ainner(request)
-
-        self.call, self.acall = lock(lock(lambda request: HttpResponse("inside"))), acall
-
-
 @pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.01}, {"reentrant": True}], ids=str)
 def test_a_request_that_holds_the_lock_itself_is_told_so(options: Any, crowd: Crowd, pages: Pages) -> None:
-    nested = Nested(**options)
-    pages.add_view("order/", nested.acall if pages.awaits else nested.call)
+    view = Twins(locked_view("order", **options), lambda request: HttpResponse("inside"))
+    decorate = locked_view("order", **options)
+
+    @decorate
+    async def around(request: HttpRequest) -> Any:
+        return await view.acall(request)
+
+    pages.add_view("order/", around if pages.awaits else decorate(view.call))
     response = crowd()(pages, "get", "/order/")
     if "reentrant" in options:
         assert (response.status_code, response.content) == (200, b"inside")
@@ -292,44 +271,29 @@ def test_the_site_can_respond_to_a_conflict_itself(respond: Any, busy: Callable[
 def speechless(request: HttpRequest, *info: LockInfo | None) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("setting", "options", "what"),
-    [
-        (None, {"on_conflict": speechless}, "on_conflict"),
-        (f"{__name__}.speechless", {}, r"REDISLOCK\['VIEW_ON_CONFLICT'\]"),
-    ],
-)
-def test_an_on_conflict_that_returns_no_response_is_named(
-    setting: str | None, options: dict[str, Any], what: str, busy: Callable[..., Any], settings: Settings
-) -> None:
-    settings.REDISLOCK = {"VIEW_ON_CONFLICT": setting}
-    with pytest.raises(
-        TypeError, match=rf"^{what} must return a response, and <function speechless .*> returned None\.$"
-    ):
-        busy(**options)
-
-
-def test_a_conflict_can_be_answered_without_knowing_the_holder(
-    busy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis goes away before it can be asked for the holder."""
-
-    def inspect(*args: Any) -> Any:
-        raise LockUnavailable("it is away")
-        yield
-
-    monkeypatch.setattr("django_redislock.web.responses.inspect", inspect)
-    respond: Any = lambda request, info: HttpResponse(repr(info), status=409)  # noqa: E731
-    response = busy(on_conflict=respond)
-    assert (response.status_code, response.content) == (409, b"None")
-
-
-def test_an_on_conflict_that_cannot_be_imported_is_an_error_that_names_it(
+def test_an_on_conflict_that_returns_no_response_or_is_missing_is_named(
     busy: Callable[..., Any], settings: Settings
 ) -> None:
+    trouble = r"must return a response, and <function speechless .*> returned None\.$"
+    with pytest.raises(TypeError, match=rf"^on_conflict {trouble}"):
+        busy(on_conflict=speechless)
+    settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.speechless"}
+    with pytest.raises(TypeError, match=rf"^REDISLOCK\['VIEW_ON_CONFLICT'\] {trouble}"):
+        busy()
     settings.REDISLOCK = {"VIEW_ON_CONFLICT": f"{__name__}.missing"}
     with pytest.raises(ImproperlyConfigured, match=r"^Cannot use .*missing"):
         busy()
+
+
+def test_a_conflict_can_be_answered_without_knowing_the_holder(
+    busy: Callable[..., Any], network: Proxy, retry_for: Callable[[float], None]
+) -> None:
+    """Redis goes away before it can be asked for the holder."""
+    retry_for(0.1)
+    network.lose_answer(INFO, times=100)
+    respond: Any = lambda request, info: HttpResponse(repr(info), status=409)  # noqa: E731
+    response = busy(on_conflict=respond)
+    assert (response.status_code, response.content) == (409, b"None")
 
 
 # -- Redis away -----------------------------------------------------------------------------------------------------

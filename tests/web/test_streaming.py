@@ -11,23 +11,32 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_redislock import Lock, LockError, LockLost, alist_locks, force_release, list_locks, locked_view
-from django_redislock.base import steps
-from django_redislock.engine.runtime import runtime
-from django_redislock.web import late_release
+from django_redislock import Lock, LockError, LockLost, aforce_release, alist_locks, list_locks, locked_view
 from tests.helpers import site
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
+from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Web
-from tests.inside import leases
+from tests.helpers.state import outlives
+from tests.helpers.twins import lock_names
+from tests.inside import RELEASE
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
-pytestmark = [LEFT_OPEN, pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")]
+pytestmark = [
+    LEFT_OPEN,
+    pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume"),
+    pytest.mark.django_db,  # closing a response closes old database connections
+]
+
+
+async def start_async_stream(query: str = "") -> Any:
+    return await site.async_stream(AsyncRequestFactory().get(f"/{query}"), pk=1)
 
 
 # -- sent by a server -----------------------------------------------------------------------------------------------
@@ -47,35 +56,29 @@ def test_a_stream_keeps_the_lock_until_it_ends_and_no_longer(account: Account, w
 def test_a_stream_may_last_longer_than_the_ttl(
     kind: str, webs: dict[str, Web], gate: site.Gate, other: Callable[[], Other], eventually: Eventually
 ) -> None:
-    response = other().start(lambda: webs[kind].get("/stream/1/?gate=here"))
+    response = other().start(lambda: webs[kind].get("/short-stream/1/?gate=here"))
     assert gate.reached.wait(GENEROUS)
-    (lease,) = leases()
-    first_end = lease.ends
-    eventually(lambda: lease.ends > first_end + lease.ttl)
+    eventually(lambda: outlives(2, "account:1"))
     gate.go_on.set()
     assert response.result(GENEROUS).body == b"account:1;account:1;"
     eventually(lambda: not list_locks())
 
 
-def test_a_stream_that_raises_releases(eventually: Eventually, web: Web) -> None:
-    for name in ("stream", "async-stream"):
-        with suppress(http.client.HTTPException, ZeroDivisionError):
-            web.get(f"/{name}/1/?raise")
-        eventually(lambda: not list_locks())
-        assert (name, site.ends) == (name, ["account:1"])
+def test_streams_that_raise_or_are_sent_without_their_body_release_and_so_do_files_and_lists(
+    eventually: Eventually, web: Web
+) -> None:
+    for path, method, start, ends in [
+        *[(f"/{name}/1/?raise", "GET", None, ["account:1"]) for name in ("stream", "async-stream")],
+        *[(f"/{name}/1/", "HEAD", b"", None) for name in ("stream", "async-stream")],
+        ("/file/1/", "GET", b'"""', []),
+        ("/list/1/", "GET", b"ab", []),
+    ]:
         site.ends.clear()
-
-
-def test_a_response_without_its_body_releases(eventually: Eventually, web: Web) -> None:
-    for name in ("stream", "async-stream"):
-        assert web.get(f"/{name}/1/", method="HEAD").status == 200
+        with suppress(http.client.HTTPException, ZeroDivisionError) if start is None else nullcontext():
+            reply = web.get(path, method=method)
+            assert start is None or (reply.status == 200 and reply.body.startswith(start))
         eventually(lambda: not list_locks())
-
-
-def test_files_and_lists_release(eventually: Eventually, web: Web) -> None:
-    for name, start in [("file", b'"""'), ("list", b"ab")]:
-        assert web.get(f"/{name}/1/").body.startswith(start)
-        eventually(lambda: not list_locks())
+        assert ends is None or site.ends == ends, path
 
 
 # -- the response itself --------------------------------------------------------------------------------------------
@@ -90,12 +93,8 @@ def again() -> bytes:
     return b"x"
 
 
-@pytest.mark.django_db
 def test_its_content_is_under_its_lock(other: Callable[[], Other]) -> None:
-    @locked_view("again")
-    def view(request: HttpRequest) -> StreamingHttpResponse:
-        return StreamingHttpResponse(again() for _ in range(2))
-
+    view = locked_view("again")(lambda request: StreamingHttpResponse(again() for _ in range(2)))
     response: Any = view(RequestFactory().get("/"))
     content = iter(response)
     assert other()(lambda: next(content)) == b"x"  # a server may read the content in any thread
@@ -105,7 +104,6 @@ def test_its_content_is_under_its_lock(other: Callable[[], Other]) -> None:
     assert list_locks() == []
 
 
-@pytest.mark.django_db
 async def test_its_async_content_is_under_its_lock() -> None:
     async def content() -> AsyncIterator[bytes]:
         for _ in range(2):
@@ -124,20 +122,15 @@ async def test_its_async_content_is_under_its_lock() -> None:
     assert await alist_locks() == []
 
 
-@pytest.mark.django_db  # closing a response closes old database connections
-def test_a_file_response_stays_a_file_response() -> None:
-    response: Any = site.file(RequestFactory().get("/"), pk=1)
-    assert response.file_to_stream is not None
-    response.close()
-    assert list_locks() == []
-
-
-@pytest.mark.django_db
-def test_a_stream_that_is_closed_unread_releases() -> None:
-    response = site.stream(RequestFactory().get("/"), pk=1)
+def test_a_stream_that_is_closed_unread_releases_and_a_file_is_still_one() -> None:
+    response: Any = site.stream(RequestFactory().get("/"), pk=1)
     assert site.names() == "account:1"
     response.close()
     assert (list_locks(), site.ends) == ([], [])
+    response = site.file(RequestFactory().get("/"), pk=1)
+    assert response.file_to_stream is not None
+    response.close()
+    assert list_locks() == []
 
 
 def test_a_stream_that_is_interrupted_releases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,32 +145,26 @@ def test_a_stream_that_is_interrupted_releases(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Eventually) -> None:
-    response: Any = site.stream(RequestFactory().get("/"), pk=1)
-    (lease,) = leases()
-    first_end = lease.ends
-    eventually(lambda: lease.ends > first_end + lease.ttl)
-    del response
+    responses = [site.short_stream(RequestFactory().get("/"), pk=1), site.stream(RequestFactory().get("/"), pk=2)]
+    eventually(lambda: outlives(2, "account:1"))
+    responses.clear()
     gc.collect()
-    eventually(lambda: lease.closed)  # it was not left to the TTL
-    eventually(lambda: not list_locks())
+    eventually(lambda: not list_locks())  # the second one was not left to its TTL
 
 
-@pytest.mark.django_db
-async def test_a_stream_closed_in_an_event_loop_does_not_block_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_closed_in_an_event_loop_does_not_block_it(network: Proxy, client: redis.Redis) -> None:
     response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
-    (lease,) = leases()
-    with monkeypatch.context() as patch:
-        patch.setattr(type(lease.partition), "execute", None)  # which would block
-        response.close()
-        response.close()
-    assert lease.closed
+    held_up = network.hold_request(RELEASE)
+    response.close()
+    response.close()
+    assert lock_names(client) == ["account:1"]  # Redis was not waited for
+    held_up.let_go()
     await sync_to_async(Lock("account:1", blocking_timeout=GENEROUS).acquire)()
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("query", ["", "?raise"])
 async def test_an_async_stream_that_has_ended_has_released(query: str, heard: Heard) -> None:
-    response: Any = await site.async_stream(AsyncRequestFactory().get(f"/{query}"), pk=1)
+    response = await start_async_stream(query)
     with pytest.raises(ZeroDivisionError) if query else nullcontext():
         assert [part async for part in response] == [b"account:1;"] * 2
     assert await site.anames() == ""
@@ -186,73 +173,68 @@ async def test_an_async_stream_that_has_ended_has_released(query: str, heard: He
 
 
 async def test_an_async_stream_whose_lock_was_lost_ends_silently() -> None:
-    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
-    await sync_to_async(force_release)("account:1")
+    response = await start_async_stream()
+    await aforce_release("account:1")
     assert [part async for part in response] == [b";"] * 2
 
 
 async def test_an_async_stream_that_is_cancelled_at_its_end_releases(
-    monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    network: Proxy, client: redis.Redis, aeventually: Eventually
 ) -> None:
-    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
+    response = await start_async_stream()
+    held_up = network.hold_request(RELEASE)
 
     async def read() -> None:
         assert [part async for part in response] == [b"account:1;"] * 2
 
-    (lease,) = leases()
     reading = asyncio.ensure_future(read())
-    arun = steps.arun
-
-    async def cancelled(release: Any) -> Any:
-        reading.cancel()
-        return await arun(release)
-
-    monkeypatch.setattr(late_release, "arun", cancelled)
+    await aeventually(held_up.caught.is_set)
+    reading.cancel()
+    held_up.let_go()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert lease.closed
-    await sync_to_async(eventually)(lambda: not list_locks())
+    await aeventually(lambda: not lock_names(client))
 
 
-async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(eventually: Eventually) -> None:
-    response: Any = await site.async_stream(AsyncRequestFactory().get("/"), pk=1)
-    content = response._iterator
+async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(
+    client: redis.Redis, aeventually: Eventually
+) -> None:
+    content = (await start_async_stream())._iterator
     assert await anext(content) == "account:1;"
     await content.aclose()
     assert site.ends == ["account:1"]
-    await sync_to_async(eventually)(lambda: not list_locks())
+    await aeventually(lambda: not lock_names(client))
 
 
-async def test_an_async_view_whose_lock_was_lost_streams_nothing() -> None:
+async def test_an_async_view_whose_lock_was_lost_streams_nothing(heard: Heard, aeventually: Eventually) -> None:
     @locked_view("numbers")
     async def view(request: HttpRequest) -> StreamingHttpResponse:
-        (lease,) = leases()
-        lose = runtime().watchdog.lose
-        lose(lease, "it was lost")
+        await aforce_release("numbers")
+        await aeventually(lambda: "lost" in [which for which, _ in heard])
         return StreamingHttpResponse([b"x"])
 
-    with pytest.raises(LockLost, match="it was lost"):
+    with pytest.raises(LockLost):
         await view(AsyncRequestFactory().get("/"))
 
 
+class Numbers:
+    """An iterator that is no generator, and cannot be closed."""
+
+    def __init__(self) -> None:
+        self.parts = [b"x", b"x"]
+
+    def __aiter__(self) -> Numbers:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self.parts:
+            raise StopAsyncIteration
+        return self.parts.pop()
+
+
 def test_a_plain_async_iterator_works() -> None:
-    class Numbers:
-        left = 2
-
-        def __aiter__(self) -> Numbers:
-            return self
-
-        async def __anext__(self) -> bytes:
-            self.left -= 1
-            if self.left < 0:
-                raise StopAsyncIteration
-            return b"x"
-
-    @locked_view("numbers")
-    def view(request: HttpRequest) -> StreamingHttpResponse:
-        return StreamingHttpResponse(Numbers())
-
     async def read() -> bytes:
+        view = locked_view("numbers")(lambda request: StreamingHttpResponse(Numbers()))
         response: Any = await sync_to_async(view)(RequestFactory().get("/"))
         assert await sync_to_async(site.names)() == "numbers"
         return b"".join([part async for part in response])
