@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -23,6 +24,7 @@ from django_redislock import Lock
 from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.names import slot_text
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, run
+from django_redislock.cache_lock import CacheLock
 from django_redislock.engine import Lease, current_owner
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
@@ -87,6 +89,9 @@ _LIMITS = {
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
     "check_patience": "checks.server.PATIENCE",
+    "sit_out": "engine.acquiring.attempt.SIT_OUT",
+    "sit_out_listening": "engine.messages.subscriber.SIT_OUT",
+    "remember_for": "engine.renewal.watchdog.REMEMBER_FOR",
 }
 
 
@@ -472,3 +477,24 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- a lock that this thread or task holds -----------------------------------------------------------------------------
+
+
+def will_hear_of(lock: Lock) -> bool:
+    """Whether this process is told at once what happens to the lock: it listens, and has no answer to wait for by which
+    it might learn the same."""
+    lease = lease_of(lock)
+    return hears(lock.using) and lease.seen and not lease.urgent and time.monotonic() < lease.due < lease.ends
+
+
+def end_is_seen(lock: Lock) -> Callable[[], bool]:
+    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
+    lease = lease_of(lock)
+    return lambda: lease.due > lease.ends
+
+
+def redis_py_lock(name: str, **options: Any) -> Any:
+    """What ``cache.lock()`` makes, on the default alias though that is of another backend."""
+    return CacheLock(name, **options)
