@@ -64,6 +64,13 @@ def test_whether_to_wait_is_true_or_false(crowd: Crowd) -> None:
         crowd()(Lock(NAME), "acquire", blocking=5)
 
 
+def test_without_a_timeout_the_setting_bounds_the_wait(crowd: Crowd, settings: Any) -> None:
+    settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
+    me, you = crowd(), crowd()
+    me(Lock(NAME), "acquire")
+    assert not you(Lock(NAME), "acquire")
+
+
 INTERRUPTED = """
 import signal
 class TooLong(Exception): ...

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import Client
 
 from django_redislock import Lock, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Crowd
@@ -40,3 +41,13 @@ def test_without_a_note_nothing_is_kept(crowd: Crowd, client: redis.Redis) -> No
     me(lock, "acquire")
     assert b"\n" not in (client.get(LOCK) or b"\n")
     assert me(lock, "info").note == ""
+
+
+@pytest.mark.django_db
+def test_a_search_does_not_take_the_note_for_the_owner(admin_client: Client) -> None:
+    with Lock(NAME, note="unheard-of"):
+        pages = [
+            admin_client.get("/admin/django_redislock/heldlock/", {"q": words}).content.decode()
+            for words in (NAME, "unheard-of")
+        ]
+    assert [NAME in page.split("<tbody")[-1] for page in pages] == [True, False]
