@@ -39,6 +39,7 @@ from django_redislock.base.names import pool_name as pool_name
 from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
+from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
@@ -59,7 +60,7 @@ from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
 from django_redislock.fencing.table import bounded
 from django_redislock.inspection.listing import read_page
-from django_redislock.store import calls, pool_calls, probe, scripts
+from django_redislock.store import calls, pool_calls, probe
 from django_redislock.store import keys as _keys
 from django_redislock.store import scripts as _scripts
 from django_redislock.store.cluster import tag_of
@@ -129,6 +130,9 @@ _LIMITS = {
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "asking_takes": "store.cluster.ASKING_TAKES",
     "prune_within": "fencing.prune.WITHIN",
+    "sit_out": "engine.acquiring.attempt.SIT_OUT",
+    "sit_out_listening": "engine.messages.subscriber.SIT_OUT",
+    "remember_for": "engine.renewal.watchdog.REMEMBER_FOR",
 }
 
 
@@ -1295,3 +1299,24 @@ def compare_fences_the_wrong_way_round() -> None:
         write(connection, name, 2**53 - fence, *more)
 
     setattr(_claim, "write_fence", reversed_)  # noqa: B010
+
+
+# -- a lock that this thread or task holds -----------------------------------------------------------------------------
+
+
+def will_hear_of(lock: Lock) -> bool:
+    """Whether this process is told at once what happens to the lock: it listens, and has no answer to wait for by which
+    it might learn the same."""
+    lease = lease_of(lock)
+    return hears(lock.using) and lease.seen and not lease.urgent and time.monotonic() < lease.due < lease.ends
+
+
+def end_is_seen(lock: Lock) -> Callable[[], bool]:
+    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
+    lease = lease_of(lock)
+    return lambda: lease.due > lease.ends
+
+
+def redis_py_lock(name: str, **options: Any) -> Any:
+    """What ``cache.lock()`` makes, on the default alias though that is of another backend."""
+    return CacheLock(name, **options)

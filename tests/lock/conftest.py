@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.core.cache import caches
 
 from django_redislock import Lock
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import lease_of, listener
+from tests.inside import command, will_hear_of
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -19,7 +19,7 @@ def using(request: pytest.FixtureRequest) -> str:
     """The test runs twice: on an alias of the session's server, and on one of fakeredis in this process."""
     alias: str = request.param
     if alias == "memory":
-        get_partition(alias).execute(("FLUSHALL",))
+        command("FLUSHALL", using=alias)
     return alias
 
 
@@ -37,9 +37,7 @@ def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
     """Wait until this process is told at once what happens to a lock that is held here. See ``listens``."""
 
     def hears(person: Any, lock: Lock) -> None:
-        lease = person.read(lambda: lease_of(lock))
-        ears = listener(lock.using)
-        eventually(lambda: ears.ready and not lease.urgent and lease.seen and lease.due < lease.ends)
+        eventually(lambda: person.read(lambda: will_hear_of(lock)))
 
     return hears
 
@@ -49,3 +47,15 @@ def nowhere(settings: Any) -> None:
     """There is no Redis: if anything were sent, the test would see LockUnavailable instead of the expected error."""
     nowhere = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {**settings.CACHES, "default": nowhere}
+
+
+@pytest.fixture
+def cache_lock(settings: Any) -> Callable[..., Any]:
+    """Makes locks with ``cache.lock()``, on the server of the default alias."""
+    default = settings.CACHES["default"]
+    settings.CACHES = {**settings.CACHES, "ours": {**default, "BACKEND": "django_redislock.cache.RedisCache"}}
+
+    def cache_lock(name: str, **options: Any) -> Any:
+        return caches["ours"].lock(name, **options)  # type: ignore[attr-defined]
+
+    return cache_lock

@@ -27,24 +27,16 @@ def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
     return str(me(lock, "detach", ttl))
 
 
-def test_it_adopts_a_detached_lock(crowd: Crowd, using: str) -> None:
-    me, you = crowd(), crowd()
-    first = Lock(NAME, using=using)
+@pytest.mark.parametrize("how", ["acquire", "enter"])
+def test_it_adopts_a_detached_lock(crowd: Crowd, using: str, how: str) -> None:
+    me, you, first = crowd(), crowd(), Lock(NAME, using=using)
     me(first, "acquire")
     fence = me.read(lambda: first.fence)
     lock = adopter(me(first, "detach"), using=using)
-    assert you(lock, "acquire") is True
-    assert you.read(lambda: lock.fence) == fence
-    you(lock, "release")
+    assert you(lock, how)
+    assert you.read(lambda: (lock.fence, lock.remaining() > 0)) == (fence, True)
+    you(lock, "release") if how == "acquire" else you(lock, "exit", None, None, None)
     assert get_lock(NAME, using=using) is None
-
-
-def test_a_block_adopts_as_well(crowd: Crowd, using: str) -> None:
-    me, you = crowd(), crowd()
-    lock = adopter(left(me, using), using=using)
-    with lock:
-        assert lock.remaining() > 0
-    assert not you(lock, "locked")
 
 
 @pytest.mark.parametrize("since", ["released", "ended", "force-released", "taken", "adopted"])
@@ -62,7 +54,7 @@ def test_a_lock_that_is_gone_is_lost(since: str, crowd: Crowd, using: str, event
         second = adopter(token, using=using)
         me(second, "acquire")
         me(second, "release")
-    eventually(lambda: since in ("taken",) or get_lock(NAME, using=using) is None)
+    eventually(lambda: since == "taken" or get_lock(NAME, using=using) is None)
     lock = adopter(token, using=using)
     with pytest.raises(LockLost, match=rf"Could not adopt the lock '{NAME}': it was released, has ended, or somebody"):
         you(lock, "acquire")
@@ -101,32 +93,23 @@ def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
     held = Lock(NAME, token=TOKEN, using=using)
     me(held, "acquire")
     assert you(adopter(TOKEN, using=using), "acquire", blocking_timeout=GENEROUS) is False
-    with (
-        pytest.raises(LockNotAcquired, match=r"still uses it. Call detach\(\) there first") as caught,
-        adopter(TOKEN, using=using),
-    ):
-        pytest.fail("not reached")
+    with pytest.raises(LockNotAcquired, match=r"still uses it. Call detach\(\) there first") as caught:
+        you(adopter(TOKEN, using=using), "enter")
+    assert caught.value.outcome == "busy"
     assert caught.value.holder
     assert me(held, "owned")
     assert me.read(lambda: held.lost) is False
 
 
-def test_a_decorated_function_adopts_a_detached_lock(crowd: Crowd) -> None:
-    me = crowd()
-    token = left(me)
-
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_token_nothing_is_sent(crowd: Crowd) -> None:
     @locked(NAME, adopt=True)
-    def without() -> None:
-        pytest.fail("not reached")
+    def without() -> None: ...
 
+    with pytest.raises(ValueError, match=r"Cannot adopt the lock .* without its token: pass the one that detach"):
+        crowd()(Lock(NAME, adopt=True), "acquire")
     with pytest.raises(ValueError, match=r"Cannot adopt the lock .* without its token"):
         without()
-    Lock(NAME, token=token).release()
-
-
-def test_without_a_token_nothing_is_sent(crowd: Crowd, nowhere: None) -> None:
-    with pytest.raises(ValueError, match="pass the one that detach"):
-        crowd()(Lock(NAME, adopt=True), "acquire")
 
 
 def test_a_lost_answer_is_not_mistaken_for_an_adoption(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,36 +14,16 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django_redislock import Lock, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.state import LOCK, NAME, holder, queued
-from tests.inside import drop_idle, listener
+from tests.inside import drop_idle
 
-AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]
 
-
-async def forever() -> None:
-    await asyncio.sleep(GENEROUS)
-    pytest.fail("nothing ended it")
-
-
-async def test_a_lock_is_held_within_async_with() -> None:
-    async with Lock(NAME) as lock:
-        assert isinstance(lock, Lock)
-        assert await lock.aowned()
-    assert not await lock.alocked()
-
-
 # -- sync calls in a coroutine ----------------------------------------------------------------------------------------
-
-
-def enter(lock: Lock) -> None:
-    with lock:
-        raise AssertionError("not reached")
-
 
 SYNC_CALLS: list[tuple[str, Callable[[Lock], object]]] = [
     (r"Await aacquire\(\)", lambda lock: lock.acquire()),
     (r"Await aseize\(\)", lambda lock: lock.seize()),
-    ("Use async with", enter),
+    ("Use async with", lambda lock: lock.__enter__()),
     (r"Await arelease\(\)", lambda lock: lock.release()),
     ("Use async with", lambda lock: lock.__exit__(None, None, None)),
     (r"Await aextend\(\)", lambda lock: lock.extend(1)),
@@ -74,27 +53,12 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
     assert await lock.aowned()
 
 
-async def test_sync_calls_in_a_coroutine_are_allowed_where_django_allows_its_own(
-    using: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    lock = Lock(NAME, using=using)
-    with lock:
-        assert lock.owned()
-        assert lock.extend(1)
-        assert [info.name for info in list_locks(using=using)] == [NAME]
-    assert not lock.locked()
-    assert lock.acquire()
-    await lock.arelease()
-    assert get_lock(NAME, using=using) is None
-
-
-async def test_sync_calls_that_are_allowed_in_a_coroutine_can_wait(
+async def test_sync_calls_in_a_coroutine_are_allowed_where_django_allows_its_own_and_may_wait(
     using: str, other: Callable[[], Other], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a notebook, say, whose cells run in an event loop."""
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    holder, held = other(), Lock(NAME, using=using)
+    lock, held, holder = Lock(NAME, using=using, blocking_timeout=GENEROUS), Lock(NAME, using=using), other()
     holder(held.acquire)
 
     def release_for_a_waiter() -> None:
@@ -102,8 +66,15 @@ async def test_sync_calls_that_are_allowed_in_a_coroutine_can_wait(
         held.release()
 
     released = holder.start(release_for_a_waiter)
-    with Lock(NAME, using=using, blocking_timeout=GENEROUS):
+    with lock:
         released.result(GENEROUS)
+        assert lock.owned()
+        assert lock.extend(1)
+        assert [info.name for info in list_locks(using=using)] == [NAME]
+    assert not lock.locked()
+    assert lock.acquire()
+    await lock.arelease()
+    assert get_lock(NAME, using=using) is None
 
 
 # -- event loops that stand still, or end -----------------------------------------------------------------------------
@@ -116,9 +87,7 @@ async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis
         assert not lock.lost
 
 
-def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(
-    client: redis.Redis, eventually: Eventually
-) -> None:
+def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(client: redis.Redis) -> None:
     async def wait() -> None:
         async with Lock(NAME, ttl=300):
             pytest.fail("it had ended")
@@ -143,88 +112,44 @@ def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(
     assert not any(task.done() for task in tasks)
 
 
-def test_the_lock_of_a_task_whose_event_loop_was_closed_is_not_renewed(
-    client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("ends", "on_lost"), [("inside its block", None), ("inside its block", "cancel"), ("finished", None)]
+)
+async def test_the_lock_of_a_task_that_was_collected_is_not_renewed(
+    ends: str, on_lost: Any, client: redis.Redis, aeventually: Callable[..., Any]
 ) -> None:
-    async def hold() -> None:
-        async with Lock(NAME, ttl=1.5):
-            inside.set_result(None)
-            await forever()
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *args: None)
-    try:
-        inside = loop.create_future()
-        task = loop.create_task(hold())
-        loop.run_until_complete(inside)
-        drop_idle(loop)
-    finally:
-        loop.close()
-    eventually(lambda: "event=owner-ended" in caplog.text)
-    eventually(lambda: holder(client) == "")
-    assert not task.done()
-
-
-@pytest.mark.parametrize("on_lost", [None, "cancel"])
-async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
-    on_lost: Any, client: redis.Redis, aeventually: AEventually
-) -> None:
-    inside = asyncio.Event()
+    held = asyncio.Event()
 
     async def hold() -> None:
+        if ends == "finished":
+            await Lock(NAME, ttl=1.5).aacquire()
+            held.set()
+            return
         async with Lock(NAME, ttl=1.5, on_lost=on_lost):
-            inside.set()
+            held.set()
             await asyncio.get_running_loop().create_future()
 
     asyncio.create_task(hold())  # noqa: RUF006
-    await asyncio.wait_for(inside.wait(), GENEROUS)
+    await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
-    await aeventually(lambda: holder(client) == "")
-
-
-async def test_the_lock_of_a_finished_task_that_was_collected_is_not_renewed(
-    client: redis.Redis, aeventually: AEventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def take() -> None:
-        await Lock(NAME, ttl=4).aacquire()
-
-    await asyncio.create_task(take())
-    gc.collect()
-    await aeventually(lambda: "event=owner-ended" in caplog.text)
     await aeventually(lambda: holder(client) == "")
 
 
 def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
     client: redis.Redis, eventually: Eventually
 ) -> None:
-    held = threading.Event()
-
-    async def hold() -> None:
-        async with Lock(NAME, ttl=600):
-            held.set()
-            await forever()
-
     async def main() -> None:
+        held = asyncio.Event()
+
+        async def hold() -> None:
+            async with Lock(NAME, ttl=600):
+                held.set()
+                await asyncio.get_running_loop().create_future()
+
         task = asyncio.create_task(hold())
-        while not held.is_set():
-            await asyncio.sleep(0)
+        await held.wait()
         assert holder(client)
         assert not task.done()
 
     asyncio.run(main())  # cancels the tasks that still run
     eventually(lambda: holder(client) == "")
-
-
-def test_waking_a_waiter_whose_loop_has_ended_delays_no_other_waiter() -> None:
-    loop, ears = asyncio.new_event_loop(), listener()
-    gone = ears.make_waiter("x" * 22, NAME, loop)
-    alive = ears.make_waiter("y" * 22, NAME, None)
-    ears.register(gone)
-    ears.register(alive)
-    try:
-        loop.close()
-        ears.tell_all()
-        assert alive.told
-        assert ears.waiters.of(NAME) == [alive]
-    finally:
-        ears.waiters.discard(alive)

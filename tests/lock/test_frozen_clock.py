@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ import redis
 import time_machine
 from freezegun import freeze_time
 
-from django_redislock import Lock, LockNotAcquired, LockPool, locked
+from django_redislock import Lock, LockNotAcquired, LockPool, get_lock
 from django_redislock.testing import hold
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import LOCK, NAME
 
 Eventually = Callable[..., Any]
@@ -22,7 +22,6 @@ Freeze = Callable[[], Any]
 DATE = "2040-02-29 12:00"
 TTL = 3.0  # seconds
 WAIT = 0.1  # seconds
-LONG = pytest.mark.complete
 
 FREEZERS: dict[str, Freeze] = {
     "freezegun": lambda: freeze_time(DATE),
@@ -32,109 +31,39 @@ FREEZERS: dict[str, Freeze] = {
 }
 
 
-@pytest.fixture(params=[*list(FREEZERS)[:2], *(pytest.param(how, marks=LONG) for how in list(FREEZERS)[2:])])
+@pytest.fixture(params=FREEZERS)
 def freeze(request: pytest.FixtureRequest) -> Freeze:
-    """Makes what freezes the clock, as a context manager or as a decorator."""
+    """Makes what freezes the clock, as a context manager."""
     return FREEZERS[request.param]
 
 
-@pytest.fixture(params=["block", "decorator"])
-def frozen(request: pytest.FixtureRequest, freeze: Freeze) -> Callable[[Callable[[], Any]], Any]:
-    """Calls a function, or a coroutine function in a loop of its own, while the clock stands still."""
-
-    def frozen(function: Callable[[], Any]) -> Any:
-        def in_block() -> Any:
-            with freeze():
-                return function()
-
-        async def ain_block() -> Any:
-            with freeze():
-                return await function()
-
-        runs = asyncio.iscoroutinefunction(function)
-        call = freeze()(function) if request.param == "decorator" else ain_block if runs else in_block
-        return asyncio.run(call()) if runs else call()
-
-    return frozen
+@pytest.mark.parametrize(
+    "lock", [Lock(NAME), Lock(NAME, poll=True), LockPool("empty")], ids=["woken", "polling", "of a pool"]
+)
+def test_a_bounded_wait_ends(lock: Any, crowd: Crowd, freeze: Freeze) -> None:
+    with hold(NAME), freeze():
+        try:
+            assert crowd()(lock, "acquire", blocking_timeout=WAIT) is False
+        except LockNotAcquired:
+            assert isinstance(lock, LockPool)
 
 
-# -- a wait for a busy lock ends -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("using", ["default", "memory"])
+def test_a_bounded_wait_of_a_loop_that_begins_inside_ends(using: str, freeze: Freeze) -> None:
+    async def wait() -> bool:
+        return await Lock(NAME, using=using).aacquire(blocking_timeout=WAIT)
+
+    with freeze(), hold(NAME, using=using):  # inside: the server of the memory mode goes by the frozen clock
+        assert asyncio.run(wait()) is False
+        assert Lock(NAME, using=using).acquire(blocking_timeout=WAIT) is False
 
 
-def wait_for_a_lock() -> bool:
-    return Lock(NAME).acquire(blocking_timeout=WAIT)
-
-
-async def await_a_lock() -> bool:
-    return await Lock(NAME).aacquire(blocking_timeout=WAIT)
-
-
-def wait_by_polling() -> bool:
-    return Lock(NAME, poll=True).acquire(blocking_timeout=WAIT)
-
-
-async def await_by_polling() -> bool:
-    return await Lock(NAME, poll=True).aacquire(blocking_timeout=WAIT)
-
-
-def wait_in_a_block() -> bool:
-    with Lock(NAME, blocking_timeout=WAIT):
-        return True
-
-
-async def await_in_a_block() -> bool:
-    async with Lock(NAME, blocking_timeout=WAIT):
-        return True
-
-
-@locked(NAME, blocking_timeout=WAIT)
-def wait_in_a_function() -> bool:
-    return True
-
-
-@locked(NAME, blocking_timeout=WAIT)
-async def await_in_a_function() -> bool:
-    return True
-
-
-def wait_for_a_member() -> bool:
-    return bool(LockPool("empty").acquire(blocking_timeout=WAIT))
-
-
-async def await_a_member() -> bool:
-    return bool(await LockPool("empty").aacquire(blocking_timeout=WAIT))
-
-
-WAITS = [
-    *(wait_for_a_lock, wait_by_polling, wait_in_a_block, wait_in_a_function, wait_for_a_member),
-    *(await_a_lock, await_by_polling, await_in_a_block, await_in_a_function, await_a_member),
-]
-
-
-@pytest.mark.parametrize("wait", WAITS, ids=lambda wait: str(wait.__name__))
-def test_a_bounded_wait_ends(wait: Callable[[], Any], frozen: Callable[..., Any]) -> None:
-    with hold(NAME), suppress(LockNotAcquired):
-        assert frozen(wait) is False
-
-
-def test_a_bounded_wait_ends_in_the_memory_mode(frozen: Callable[..., Any]) -> None:
-    def wait() -> bool:
-        with hold(NAME, using="memory"):  # inside: that server goes by the frozen clock
-            return Lock(NAME, using="memory").acquire(blocking_timeout=WAIT)
-
-    assert frozen(wait) is False
-
-
-async def test_a_wait_that_begins_before_the_freeze_ends_inside(freeze: Freeze) -> None:
+def test_a_wait_that_begins_before_the_freeze_ends_inside(crowd: Crowd, freeze: Freeze, eventually: Eventually) -> None:
     with hold(NAME):
-        waiting = asyncio.ensure_future(Lock(NAME).aacquire(blocking_timeout=1))
-        while not ((info := await Lock(NAME).ainfo()) and info.waiters):
-            pass
+        waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=1)
+        eventually(lambda: (info := get_lock(NAME)) and info.waiters)
         with freeze():
-            assert await waiting is False
-
-
-# -- a lock is held through it ---------------------------------------------------------------------------------------
+            assert waiting.result(GENEROUS) is False
 
 
 def expiry(client: redis.Redis) -> int:
@@ -145,30 +74,19 @@ def expiry(client: redis.Redis) -> int:
 
 @pytest.mark.parametrize("since", ["before", "inside"])
 def test_a_held_lock_is_renewed_and_not_lost(
-    since: str, freeze: Freeze, client: redis.Redis, eventually: Eventually
+    since: str, crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually
 ) -> None:
-    lock = Lock(NAME, ttl=TTL)
+    me, lock = crowd(), Lock(NAME, ttl=TTL)
     if since == "before":
-        lock.acquire()
+        me(lock, "acquire")
     with freeze():
         if since == "inside":
-            lock.acquire()
-        lock.check()
-        assert 0 < lock.remaining() <= TTL
+            me(lock, "acquire")
+        me.read(lock.check)
+        assert 0 < me.read(lock.remaining) <= TTL
         before = expiry(client)
         eventually(lambda: expiry(client) > before + 500)
-        lock.check()
-        assert lock.owned()
-    lock.check()
-    lock.release()
-
-
-async def test_a_coroutine_holds_a_lock_through_it(freeze: Freeze, client: redis.Redis, eventually: Eventually) -> None:
-    async with Lock(NAME, ttl=TTL) as outer:
-        with freeze():
-            before = expiry(client)
-            async with Lock("inner", ttl=TTL) as inner:
-                await asyncio.to_thread(eventually, lambda: expiry(client) > before + 500)
-                inner.check()
-            outer.check()
-        outer.check()
+        me.read(lock.check)
+        assert me(lock, "owned")
+    me.read(lock.check)
+    me(lock, "release")

@@ -3,54 +3,44 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, get_lock, locked, locked_view
-from django_redislock.base.steps import Pause
-from django_redislock.engine.acquiring import attempt
-from django_redislock.engine.leases.lease import ADOPTED, RELEASED
-from django_redislock.store import calls
 from redisserver import RedisServer
-from tests import inside
-from tests.helpers.actors import GENEROUS, Crowd, Other, server_time
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers, queued, value
-from tests.inside import lease_of, limit, listener, own_channel, pending_releases
+from tests.inside import ACQUIRE, RELEASE, WAS_ADOPTED, hears, limit, own_channel, pending_releases
 
 from .blocks import Block
 
 Eventually = Callable[..., Any]
-Hears = Callable[[Any, Lock], None]
 Start = Callable[..., Worker]
 
 # A process that runs the orders it reads on the lock, and prints the results.
 WORKS = """
-from tests.helpers.state import fence_of
+from tests.inside import hears
 lock = Lock(name, **options, on_lost=lambda error: say("lost", error.reason))
 say("ready")
 while order := hear().split():
-    if order[0] == "token":
-        lock = Lock(name, token=order[1], **options)
-    elif order[0] == "acquire":
-        say("acquired", lock.acquire(blocking=False), fence_of(lock), lock.token)
+    if order[0] == "acquire":
+        say("acquire", lock.acquire(blocking=False))
     elif order[0] == "release":
         try:
             lock.release()
-            say("released")
+            say("release")
         except LockNotOwned as error:
-            say("refused", type(error).__name__, error)
+            say("refused", type(error).__name__)
     elif order[0] == "listens":
-        from tests.inside import listener
-        while not listener().ready:
+        while not hears():
             time.sleep(0.01)
         say("listens")
     else:
@@ -58,20 +48,14 @@ while order := hear().split():
 """
 
 
-def ask(worker: Worker, *words: str) -> list[str]:
+def ask(worker: Worker, order: str) -> list[str]:
     """Send an order, and return the answer without its first word."""
-    worker.tell(" ".join(words))
-    answers = {"acquire": "acquired", "release": "released", "listens": "listens", "state": "state"}
-    return worker.expect(answers[words[0]])
+    worker.tell(order)
+    return worker.expect(order)
 
 
 def seconds_left(client: redis.Redis) -> float:
     return int(client.pttl(LOCK)) / 1000
-
-
-def is_renewed(client: redis.Redis, eventually: Eventually) -> None:
-    end = server_time(client) / 1e6 + seconds_left(client)
-    eventually(lambda: server_time(client) / 1e6 + seconds_left(client) > end + 0.5)
 
 
 # -- detach -----------------------------------------------------------------------------------------------------------
@@ -90,15 +74,17 @@ def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here(
     for method in ("release", "detach"):
         with pytest.raises(LockNotOwned):
             me(lock, method)
-    eventually(lambda: not me(lock, "locked"))  # not renewed here
+    eventually(lambda: not me(lock, "locked"))
     assert losses == []
 
 
-@pytest.mark.parametrize("detached", [True, False])
-def test_the_bearer_of_a_token_adopts_the_lock_before_extending_it(crowd: Crowd, using: str, detached: bool) -> None:
+@pytest.mark.parametrize("how", ["held", "detached", "adopted"])
+def test_the_bearer_of_a_token_may_release_the_lock_and_adopts_it_before_extending_it(
+    crowd: Crowd, using: str, how: str
+) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=600, using=using)
     me(lock, "acquire")
-    token = me(lock, "detach") if detached else me.read(lambda: lock.token)
+    token = me.read(lambda: lock.token) if how == "held" else me(lock, "detach")
     bearer = Lock(NAME, token=token, using=using)
     assert you(bearer, "owned")
     adopt = r"this thread or task does not hold it\. Acquire it first: with its token, that adopts it\.$"
@@ -108,10 +94,11 @@ def test_the_bearer_of_a_token_adopts_the_lock_before_extending_it(crowd: Crowd,
     for look in (bearer.check, lambda: bearer.fence):
         with pytest.raises(LockNotOwned, match=adopt):
             you.read(look)
-    if detached:
+    if how == "adopted":
         assert you(bearer, "acquire", blocking=False)
         assert you(bearer, "extend", 60)
     you(bearer, "release")
+    assert not you(bearer, "locked")
     with pytest.raises(LockNotOwned, match=r"Cannot release the lock .* does not hold it\.$"):
         you(bearer, "release")
 
@@ -135,78 +122,43 @@ def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them(crowd
     you(adopter, "release")
 
 
-class Outside:
-    """A block around a ``detach()`` in another one."""
-
-    def __init__(self, way: str, error: Exception | None) -> None:
-        self.lock = Lock(NAME, ttl=600, reentrant=True)
-        self.error = error
-        self.token = ""
-        self.ways: dict[str, tuple[Callable[[], None], Callable[[], Awaitable[None]]]] = {
-            "block": (self.enter, self.aenter),
-            "stack": (self.stack, self.astack),
-            "function": (locked(NAME, ttl=600, reentrant=True)(self.detach), self.alocked),
-        }
-        self.run, self.arun = self.ways[way]
-
-    def detach(self) -> None:
-        with self.lock:
-            self.token = self.lock.detach(60)
-        if self.error is not None:
-            raise self.error
-
-    async def adetach(self) -> None:
-        async with self.lock:
-            self.token = await self.lock.adetach(60)
-        if self.error is not None:
-            raise self.error
-
-    def enter(self) -> None:
-        with Lock(NAME, ttl=600, reentrant=True):
-            self.detach()
-
-    async def aenter(self) -> None:
-        async with Lock(NAME, ttl=600, reentrant=True):
-            await self.adetach()
-
-    def stack(self) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(Lock(NAME, ttl=600, reentrant=True))
-            self.detach()
-
-    async def astack(self) -> None:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(Lock(NAME, ttl=600, reentrant=True))
-            await self.adetach()
-
-    async def alocked(self) -> None:
-        await locked(NAME, ttl=600, reentrant=True)(self.adetach)()
-
-
 @pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["ends", "raises"])
-@pytest.mark.parametrize("way", ["block", "stack", "function"])
-def test_the_end_of_a_block_or_function_leaves_a_lock_that_was_detached_inside(
-    crowd: Crowd, client: redis.Redis, way: str, error: Exception | None
+def test_the_end_of_a_block_leaves_a_lock_that_was_detached_inside(
+    crowd: Crowd, client: redis.Redis, error: Exception | None
 ) -> None:
-    me, you, outside = crowd(), crowd(), Outside(way, error)
-    with nullcontext() if error is None else pytest.raises(ZeroDivisionError):
-        me(outside, "run")
+    me, you = crowd(), crowd()
+    outer, inner = (Lock(NAME, ttl=600, reentrant=True) for _ in range(2))
+    me(outer, "enter")
+    me(inner, "enter")
+    token = me(inner, "detach", 60)
+    for lock in (inner, outer):
+        assert not me(lock, "exit", error and type(error), error, None)
     assert flag(client) == "d"
-    adopter = Lock(NAME, token=outside.token, adopt=True)
+    adopter = Lock(NAME, token=token, adopt=True)
     assert you(adopter, "acquire")
     you(adopter, "release")
     assert leftovers(client) == []
 
 
-def test_the_end_of_a_view_leaves_a_lock_that_was_detached_inside(client: redis.Redis) -> None:
-    @locked_view(NAME, ttl=600, reentrant=True)
-    def export(request: HttpRequest) -> HttpResponse:
-        with Lock(NAME, reentrant=True) as lock:
-            return HttpResponse(lock.detach(60))
+def section(*request: HttpRequest) -> HttpResponse:
+    with Lock(NAME, reentrant=True) as lock:
+        return HttpResponse(lock.detach(60))
 
-    token = export(RequestFactory().get("/")).content.decode()
+
+async def asection(*request: HttpRequest) -> HttpResponse:
+    async with Lock(NAME, reentrant=True) as lock:
+        return HttpResponse(await lock.adetach(60))
+
+
+@pytest.mark.parametrize("kind", [locked, locked_view])
+@pytest.mark.parametrize("body", [section, asection])
+def test_the_end_of_a_function_or_view_leaves_a_lock_that_was_detached_inside(
+    kind: Any, body: Any, client: redis.Redis
+) -> None:
+    function = kind(NAME, ttl=600, reentrant=True)(body)
+    response = (async_to_sync(function) if body is asection else function)(RequestFactory().get("/"))
     assert flag(client) == "d"
-    Lock(NAME, token=token).release()
+    Lock(NAME, token=response.content.decode()).release()
     assert leftovers(client) == []
 
 
@@ -216,9 +168,9 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=100)
     me(lock, "acquire")
-    client.config_resetstat()
+    before = count(client, "evalsha")
     me(lock, "detach", ttl)
-    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert count(client, "evalsha") == before + 1
     assert least < seconds_left(client) <= most
     assert flag(client) == "d"
 
@@ -237,28 +189,20 @@ def test_a_lock_that_a_waiter_was_handed_and_detaches_has_its_full_ttl(
     assert seconds_left(client) > 60  # the lease of a handoff is a third of it
 
 
-def test_the_bearer_of_the_token_releases_a_detached_lock(crowd: Crowd, using: str) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
-    me(lock, "acquire")
-    bearer = Lock(NAME, token=me(lock, "detach"), using=using)
-    assert you(bearer, "owned")
-    you(bearer, "release")
-    assert not me(lock, "locked")
-    with pytest.raises(LockNotOwned):
-        you(bearer, "release")
-
-
-def test_the_bearer_of_the_token_adopts_a_detached_lock_with_its_fence_and_renews_it(
-    crowd: Crowd, using: str, eventually: Eventually
+@pytest.mark.parametrize("note", ["", "another"])
+def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
+    crowd: Crowd, using: str, note: str, eventually: Eventually
 ) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=1.5, using=using)
+    """A note of its own replaces the old one."""
+    me, you, lock = crowd(), crowd(), Lock(NAME, ttl=1.5, using=using, note="two\nlines ")
     me(lock, "acquire")
     fence, token = me.read(lambda: lock.fence), me(lock, "detach")
-    adopter = Lock(NAME, token=token, ttl=3, using=using)
+    adopter = Lock(NAME, token=token, ttl=3, using=using, note=note)
     assert you(adopter, "acquire", blocking=False) is True
     assert you.read(lambda: (adopter.fence, adopter.token)) == (fence, token)
     first = get_lock(NAME, using=using)
     assert first is not None
+    assert first.note == (note or "two\nlines ")
     assert first.lease_left > 2
     eventually(lambda: get_lock(NAME, using=using).expires > first.expires)  # type: ignore[union-attr]
     assert you(adopter, "owned")
@@ -271,66 +215,28 @@ def test_a_detached_lock_is_busy_for_everybody_else(crowd: Crowd, using: str) ->
     me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
     me(lock, "acquire")
     me(lock, "detach")
-    assert me(lock, "acquire", blocking=False) is False
-    for options in ({}, {"token": TOKEN}):
-        assert you(Lock(NAME, using=using, **options), "acquire", blocking=False) is False  # type: ignore[arg-type]
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("note", ["", "another"])
-def test_a_detached_lock_is_adopted_in_another_process_whose_note_replaces_the_old_one(
-    note: str, start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    worker = start(WORKS, name=NAME, options={"ttl": 3, "note": note})
-    worker.expect("ready")
-    lock = Lock(NAME, ttl=3, note="two\nlines ", on_lost=losses.append)
-    lock.acquire()
-    fence, token = lock.fence, lock.detach()
-    worker.tell(f"token {token}")
-    assert ask(worker, "acquire") == ["True", str(fence), token]
-    is_renewed(client, eventually)
-    info = get_lock(NAME)
-    assert info is not None
-    assert (info.note, info.fence) == (note or "two\nlines ", fence)
-    assert f":{worker.pid}:" in info.owner
-    assert ask(worker, "state") == ["True", "False"]
-    ask(worker, "release")
-    assert leftovers(client) == []
-    assert losses == []
+    for who, other in ((me, lock), (you, Lock(NAME, using=using)), (you, Lock(NAME, using=using, token=TOKEN))):
+        assert who(other, "acquire", blocking=False) is False
 
 
 # -- a token that others have too -------------------------------------------------------------------------------------
 
 
-def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(
-    crowd: Crowd, using: str, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, you = crowd(), crowd()
-    lock, second = (Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2))
-    me(lock, "acquire")
-    fence = me.read(lambda: lock.fence)
-    assert you(second, "acquire", blocking=False) is False
-    assert me(lock, "owned")
-    me(lock, "release")
-    assert you(second, "acquire", blocking=False) is True
-    assert you.read(lambda: second.fence) > fence
-    assert losses == []
-
-
-def test_of_two_callers_with_one_token_in_one_process_one_waits_for_the_other(crowd: Crowd, using: str) -> None:
-    """Neither holds the lock yet when the other asks."""
+def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crowd, using: str) -> None:
+    """Not even if neither holds the lock yet when the other asks: one of two waits for the other."""
     losses: list[LockLost] = []
     locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
-    people = [crowd(), crowd()]
+    people, fences = [crowd(), crowd()], []
     for _ in range(20):
         asked = [me.start(lock, "acquire", blocking=False) for me, lock in zip(people, locks, strict=True)]
         got = [future.result(GENEROUS) for future in asked]
         assert got.count(True) == 1
-        first = got.index(True)
-        assert people[first](locks[first], "owned")
-        people[first](locks[first], "release")
+        (me, lock), (you, other) = sorted(zip(people, locks, strict=True), key=lambda _: not got.pop(0))
+        assert you(other, "acquire", blocking=False) is False
+        assert me(lock, "owned")
+        fences.append(me.read(lambda lock=lock: lock.fence))
+        me(lock, "release")
+    assert fences == sorted(set(fences))
     assert losses == []
 
 
@@ -341,9 +247,8 @@ def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_t
     losses: list[LockLost] = []
     before = Lock(NAME, ttl=300)
     before.acquire()
-    people = [crowd(), crowd()]
-    locks = [Lock(NAME, ttl=300, token=TOKEN, on_lost=losses.append) for _ in range(2)]
-    asked = [me.start(lock, "acquire", blocking_timeout=GENEROUS) for me, lock in zip(people, locks, strict=True)]
+    people = [(crowd(), Lock(NAME, ttl=300, token=TOKEN, on_lost=losses.append)) for _ in range(2)]
+    asked = [me.start(lock, "acquire", blocking_timeout=GENEROUS) for me, lock in people]
     eventually(lambda: queued(client) == 2)
     before.release()
     eventually(lambda: any(future.done() for future in asked))
@@ -351,37 +256,24 @@ def test_a_waiter_does_not_adopt_a_lock_that_its_own_process_has_acquired_with_t
     looks = count(client, "evalsha")
     eventually(lambda: count(client, "evalsha") >= looks + 5)
     assert not asked[1 - first].done()
-    assert people[first](locks[first], "owned")
-    people[first](locks[first], "release")
+    me, lock = people[first]
+    assert me(lock, "owned")
+    me(lock, "release")
     assert asked[1 - first].result(GENEROUS)
     assert losses == []
 
 
-def test_a_lock_that_is_being_released_is_not_adopted(
-    crowd: Crowd, other: Callable[[], Other], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    me, you = crowd(), other()
-    lock, second = Lock(NAME, token=TOKEN), Lock(NAME, token=TOKEN)
+def test_a_lock_that_is_being_released_is_not_adopted(crowd: Crowd, network: Proxy, eventually: Eventually) -> None:
+    me, you = crowd(), crowd()
+    lock, second = Lock(NAME, token=TOKEN, using="far"), Lock(NAME, token=TOKEN, using="far")
     me(lock, "acquire")
-    release, adopted = calls.release, []
-
-    def slow(*args: Any, **options: Any) -> Any:
-        adopted.append(you(lambda: second.acquire(blocking=False)))
-        return (yield from release(*args, **options))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(calls, "release", slow)
-        me(lock, "release")
-    assert adopted == [False]
-    assert you(lambda: second.acquire(blocking=False))
-
-
-def test_a_process_without_messages_does_not_adopt_the_lock_of_another_such_process(start: Start) -> None:
-    """Nobody can find out whether the holder is alive."""
-    first, second = (start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True}) for _ in range(2))
-    assert ask(first, "acquire")[0] == "True"
-    assert ask(second, "acquire")[0] == "False"
-    assert ask(first, "state") == ["True", "False"]
+    held = network.hold_request(RELEASE)
+    releasing = me.start(lock, "release")
+    eventually(held.caught.is_set)
+    assert not you(second, "acquire", blocking=False)
+    held.let_go()
+    releasing.result(GENEROUS)
+    assert you(second, "acquire", blocking=False)
 
 
 def test_a_holder_that_acquires_its_lock_again_with_the_same_token_enters_once_more(
@@ -405,12 +297,14 @@ def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
     retry_for(0.1)
     me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
     me(lock, "acquire")
+    with own.client() as client:
+        was = " ".join([holder(client), own_channel(), "c 1 1", TOKEN, "me"])
     own.stop()
     with pytest.raises(LockUnavailable):
         me(lock, "release")
     own.start()
-    with own.client() as client:  # as a server with persistence would still have it
-        client.set(LOCK, f"{me.read(lambda: lease_of(lock).id)} {own_channel()} c 1 1 {TOKEN} me", px=30_000)
+    with own.client() as client:
+        client.set(LOCK, was, px=30_000)  # as a server with persistence would still have it
         again = Lock(NAME, token=TOKEN)
         assert you(again, "acquire", blocking=False) is True
         you(again, "release")
@@ -418,44 +312,51 @@ def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock(
 
 
 def test_the_lock_is_adopted_even_if_the_subscription_is_made_during_the_request(
-    crowd: Crowd, own: RedisServer, monkeypatch: pytest.MonkeyPatch
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request sent before the subscription, which Redis runs after it, seems to come from another process."""
-    you, again = crowd(), Lock(NAME, token=TOKEN)
-    acquire, listened = calls.acquire, []
-
-    def late(request: inside.Request, *args: Any, **options: Any) -> Any:
-        while not listener().ready:
-            yield Pause(0.01)
-        listened.append(request.listens)
-        return (yield from acquire(request, *args, **options))
-
-    with own.client() as client:
-        client.set(LOCK, f"{'i' * 22} {own_channel()} c 1 1 {TOKEN} me", px=30_000)
-        monkeypatch.setattr(attempt, "LISTENING_WITHIN", 0.0)
-        monkeypatch.setattr(calls, "acquire", late)
-        assert you(again, "acquire", blocking=False)
-        assert listened[0] is False
-        you(again, "release")
-        assert holder(client) == ""
-
-
-@pytest.mark.complete
-def test_a_restarted_process_adopts_its_own_lock(start: Start, client: redis.Redis, eventually: Eventually) -> None:
-    first, again = (start(WORKS, name=NAME, options={"ttl": 3, "token": TOKEN}) for _ in range(2))
-    again.expect("ready")
-    _, fence, _ = ask(first, "acquire")
-    ask(first, "listens")
-    assert ask(again, "acquire")[0] == "False"  # the first process is alive
-    first.kill()
-    eventually(lambda: len(client.pubsub_channels("*wake:*")) <= 1)
-    acquired, new_fence, token = ask(again, "acquire")
-    assert (acquired, token) == ("True", TOKEN)
-    assert int(new_fence) > int(fence)  # if the first process is alive after all, its writes can be told apart
-    is_renewed(client, eventually)
-    assert ask(again, "state") == ["True", "False"]
-    ask(again, "release")
+    limit(monkeypatch, listening_within=0.0)
+    with Lock("warm-up"):
+        pass  # Redis knows the scripts
+    client.set(LOCK, f"{'i' * 22} {own_channel('far')} c 1 1 {TOKEN} me", px=30_000)
+    you, again = crowd(), Lock(NAME, token=TOKEN, using="far")
+    held = network.hold_request(ACQUIRE)
+    acquiring = you.start(again, "acquire", blocking=False)
+    eventually(held.caught.is_set)
+    eventually(lambda: hears("far"))
+    held.let_go()
+    assert acquiring.result(GENEROUS)
+    you(again, "release")
     assert holder(client) == ""
+
+
+def test_a_release_by_token_that_finds_the_lock_gone_says_so(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    """It vanished between reading its holder and releasing it."""
+    me, you = crowd(), crowd()
+    me(Lock(NAME, token=TOKEN), "acquire")
+    you(Block(Lock("warm-up", using="far")), "run")
+    held = network.hold_request(RELEASE)
+    releasing = you.start(Lock(NAME, token=TOKEN, using="far"), "release")
+    eventually(held.caught.is_set)
+    client.delete(LOCK)
+    held.let_go()
+    with pytest.raises(LockNotOwned):
+        releasing.result(GENEROUS)
+
+
+# -- whose holder seems dead ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_holder_that_polls_is_not_considered_dead(polls: bool, crowd: Crowd, start: Start) -> None:
+    """It is not subscribed, so nobody can tell: only locks that it has detached are adopted."""
+    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True})
+    assert ask(worker, "acquire")[0] == "True"
+    assert crowd()(Lock(NAME, token=TOKEN, poll=polls), "acquire", blocking=False) is False
+    assert ask(worker, "state") == ["True", "False"]
 
 
 def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
@@ -470,69 +371,12 @@ def test_a_holder_whose_lock_was_adopted_while_it_seemed_dead_has_lost_it(
     client.client_kill_filter(_type="pubsub", skipme=True)  # as if it were cut off
     eventually(lambda: lock.acquire(blocking=False))
     worker.signal(signal.SIGCONT)
-    assert " ".join(worker.expect("lost")) == ADOPTED
+    assert " ".join(worker.expect("lost")) == WAS_ADOPTED
     worker.tell("release")
     assert worker.expect("refused")[0] == "LockLost"
     assert lock.owned()
     lock.release()
     assert holder(client) == ""
-
-
-def test_a_holder_that_polls_is_not_considered_dead(crowd: Crowd, start: Start) -> None:
-    """It is not subscribed, so nobody can tell: only locks that it has detached are adopted."""
-    worker = start(WORKS, name=NAME, options={"ttl": 60, "token": TOKEN, "poll": True})
-    ask(worker, "acquire")
-    assert crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False) is False
-    assert ask(worker, "state") == ["True", "False"]
-
-
-@pytest.mark.complete
-def test_a_lock_that_is_held_elsewhere_can_be_released_with_its_token_and_its_holder_is_told(
-    crowd: Crowd, start: Start, client: redis.Redis
-) -> None:
-    worker = start(WORKS, name=NAME, options={"token": TOKEN})
-    ask(worker, "acquire")
-    ask(worker, "listens")
-    crowd()(Lock(NAME, token=TOKEN), "release")
-    assert holder(client) == ""
-    assert " ".join(worker.expect("lost")) == RELEASED
-    worker.tell("release")
-    assert worker.expect("refused")[0] == "LockLost"
-
-
-# -- what a former holder has still on its way ------------------------------------------------------------------------
-
-
-def adopt_elsewhere(client: redis.Redis) -> str:
-    """Adopt the lock as another process with the token would; return the id of that attempt."""
-    id, _, flag, fence, since, token, *owner = value(client)
-    token = id if token == "-" else token
-    client.set(LOCK, " ".join(["an-id-of-another-attempt", "-", flag, fence, since, token, *owner]), px=30_000)
-    return holder(client)
-
-
-def test_the_release_of_a_former_holder_leaves_the_lock_to_its_adopter(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    adopter = adopt_elsewhere(client)
-    with pytest.raises(LockLost):
-        me(lock, "release")
-    assert me.read(lambda: lock.token) is None
-    assert holder(client) == adopter
-
-
-def test_a_renewal_reports_that_the_lock_was_adopted_elsewhere(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
-    me(lock, "acquire")
-    adopter = adopt_elsewhere(client)
-    eventually(lambda: losses)
-    assert losses[0].reason == ADOPTED
-    with pytest.raises(LockLost, match="adopted it elsewhere"):
-        me(lock, "extend", 1)
-    assert holder(client) == adopter
 
 
 def test_a_release_in_the_background_leaves_the_lock_to_its_adopter(
@@ -545,22 +389,9 @@ def test_a_release_in_the_background_leaves_the_lock_to_its_adopter(
     me = crowd()
     with pytest.raises(ZeroDivisionError):
         me(Block(Lock(NAME, using="far"), section), "run")
-    adopter = adopt_elsewhere(client)
+    # as another process with the token would
+    id, _, flag, fence, since, _, *owner = value(client)
+    client.set(LOCK, " ".join(["id-of-another-attempt", "-", flag, fence, since, id, *owner]), px=30_000)
     network.mend()
     eventually(lambda: not pending_releases())
-    assert holder(client) == adopter
-
-
-def test_a_release_by_token_that_finds_the_lock_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It vanished between reading its holder and releasing it."""
-
-    def too_late(*args: Any, **options: Any) -> Any:
-        yield from ()
-        return calls.Released(inside.NOT_HELD, False)
-
-    holder = Lock(NAME)
-    holder.acquire()
-    token = holder.token
-    monkeypatch.setattr(calls, "release", too_late)
-    with ThreadPoolExecutor(1) as thread, pytest.raises(LockNotOwned):
-        thread.submit(Lock(NAME, token=token).release).result()
+    assert holder(client) == "id-of-another-attempt"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.cache import caches
 
 from django_redislock import Lock, LockPool, force_release
 from django_redislock.testing import hold
@@ -66,7 +65,6 @@ TAKEN: dict[str, Take] = {
     "adopted": adopted,
     "a member of a pool": member,
 }
-take_any = pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
 
 
 def noticed(heard: Heard) -> list[str]:
@@ -75,31 +73,21 @@ def noticed(heard: Heard) -> list[str]:
     return [reason for reason in reasons if "gone from Redis" in reason or "somebody else holds it" in reason]
 
 
-@take_any
-def test_the_loss_of_an_extended_lock_is_noticed(
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
     take: Take, crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     me = crowd()
     lock = take(me, crowd)
     me(lock, "extend", FAR, replace_ttl=True)
-    assert me.read(lock.remaining) > FAR * 0.9
-    client.flushdb()  # of which nobody is told
-    with hold(lock.name):
-        eventually(lambda: noticed(heard))
-        assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
-
-
-@take_any
-def test_a_lock_that_is_looked_after_keeps_its_far_end(
-    take: Take, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me = crowd()
-    lock = take(me, crowd)
-    me(lock, "extend", FAR)
     before = count(client, "evalsha")
     eventually(lambda: count(client, "evalsha") > before + 2)
     assert FAR * 0.9 < me.read(lock.remaining) <= me(lock, "info").lease_left + 0.1
     assert me(lock, "owned")
+    client.flushdb()  # of which nobody is told
+    with hold(lock.name):
+        eventually(lambda: noticed(heard))
+        assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
 
 
 @pytest.mark.parametrize("take", [TAKEN["not renewed"], TAKEN["handed over, not renewed"]])
@@ -123,13 +111,12 @@ def test_a_force_release_of_an_extended_lock_is_noticed_without_messages(crowd: 
 @pytest.mark.parametrize("extended", [False, True])
 @pytest.mark.parametrize("thread_local", [False, True])
 def test_the_loss_of_a_redis_py_lock_is_noticed(
-    extended: bool, thread_local: bool, settings: Any, client: redis.Redis, eventually: Eventually, heard: Heard
-) -> None:
-    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
-    settings.CACHES = {**settings.CACHES, "default": ours}
-    with hold(NAME):
-        Lock(NAME).acquire(blocking_timeout=0.3)  # subscribes, after which Redis would be asked once
-    lock = caches["default"].lock(NAME, timeout=TTL, thread_local=thread_local)  # type: ignore[attr-defined]
+    extended: bool, thread_local: bool, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually,
+    heard: Heard,
+) -> None:  # fmt: skip
+    with hold(NAME, using="ours"):
+        Lock(NAME, using="ours").acquire(blocking_timeout=0.3)  # subscribes, after which Redis would be asked once
+    lock = cache_lock(NAME, timeout=TTL, thread_local=thread_local)
     lock.acquire()
     if extended:
         lock.extend(FAR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -12,60 +12,41 @@ import redis
 
 from django_redislock import Lock
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.processes import Worker
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
 from tests.inside import limit
 
 from .blocks import Block
 
-AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]
-Start = Callable[..., Worker]
+Start = Callable[..., Any]
 
 ID = "an-id-that-the-tests-know"
 
 
-@pytest.fixture
-def both() -> Iterator[Callable[[], Any]]:
-    """Makes a thread and a task alternately."""
+@pytest.mark.parametrize("mixed", [False, True], ids=["of one kind", "threads and tasks"])
+def test_a_lock_is_acquired_in_the_order_of_the_requests(
+    crowd: Crowd, mixed: bool, using: str, eventually: Eventually
+) -> None:
     with ExitStack() as stack:
-        crowds = [stack.enter_context(closing(Crowd(tasks=tasks))) for tasks in (False, True)]
-        made: list[Any] = []
-
-        def make() -> Any:
-            made.append(crowds[len(made) % 2]())
-            return made[-1]
-
-        yield make
-
-
-def in_turn(people: list[Any], using: str | None, eventually: Eventually) -> list[int]:
-    """The order in which these get a lock, having asked for it one after the other."""
-    me, lock, order = people[0], Lock(NAME, using=using), list[int]()
-    me(lock, "acquire")
-    waiting = []
-    for number, person in enumerate(people[1:], 1):
-        section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
-        waiting.append(person.start(section, "run"))
-        eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
-    me(lock, "release")
-    for future in waiting:
-        future.result(GENEROUS)
-    return order
-
-
-def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
-    assert in_turn([crowd() for _ in range(16)], using, eventually) == list(range(1, 16))
-
-
-def test_threads_and_tasks_wait_in_one_order(both: Callable[[], Any], using: str, eventually: Eventually) -> None:
-    assert in_turn([both() for _ in range(12)], using, eventually) == list(range(1, 12))
+        crowds = [crowd, stack.enter_context(closing(Crowd(tasks=not crowd.awaits))) if mixed else crowd]
+        people = [crowds[number % 2]() for number in range(16)]
+        me, lock, order = people[0], Lock(NAME, using=using), list[int]()
+        me(lock, "acquire")
+        waiting = []
+        for number, person in enumerate(people[1:], 1):
+            section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
+            waiting.append(person.start(section, "run"))
+            eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
+        me(lock, "release")
+        for future in waiting:
+            future.result(GENEROUS)
+    assert order == list(range(1, 16))
 
 
 @pytest.mark.complete
-async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: AEventually) -> None:
+async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: Callable[..., Any]) -> None:
     lock = Lock(NAME, ttl=300, using=using)
-    fences: list[int | None] = []
+    fences: list[int] = []
 
     async def section() -> None:
         async with Lock(NAME, blocking_timeout=100, using=using) as mine:
@@ -80,7 +61,7 @@ async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeve
         await aeventually(all_wait, within=60)
     await asyncio.gather(*tasks)
     assert len(fences) == 500
-    assert fences == sorted(set(fences))  # type: ignore[type-var]
+    assert fences == sorted(set(fences))
 
 
 IN_TURN = """
@@ -163,9 +144,6 @@ def test_nobody_overtakes_a_waiter(
     for newcomer in (me, you):
         assert newcomer(Lock(NAME), "acquire", blocking=False) is False
     assert holder(client) == ID
-
-
-# -- what goes wrong on the way ---------------------------------------------------------------------------------------
 
 
 def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(

@@ -27,9 +27,7 @@ from tests.helpers.state import NAME, queued
 
 from .blocks import Block
 
-AEventually = Callable[..., Any]
 Eventually = Callable[..., Any]
-Heard = list[tuple[str, dict[str, Any]]]
 
 ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
 
@@ -46,7 +44,7 @@ def receiving(receiver: Callable[..., Any], *signals: Any) -> Iterator[None]:
 
 
 def test_acquiring_and_releasing_send_signals(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: list[tuple[str, dict[str, Any]]]
 ) -> None:
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
@@ -65,52 +63,35 @@ def test_acquiring_and_releasing_send_signals(
     assert next_one["waited"] > 0
 
 
-def test_a_lock_that_was_not_acquired_sends_nothing(crowd: Crowd, heard: Heard) -> None:
-    me, you = crowd(), crowd()
-    me(Lock(NAME), "acquire")
-    assert not you(Lock(NAME), "acquire", blocking=False)
-    assert [which for which, _ in heard] == ["acquired"]
-
-
-def test_every_signal_is_sent_by_lock_and_losses_from_a_thread_of_their_own(
-    crowd: Crowd, eventually: Eventually
+@pytest.mark.parametrize("how", ["well", "a function that raises", "a coroutine that raises"])
+def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor_meet(
+    how: str, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: dict[object, tuple[type, str]] = {}
+    """Losses are told by a thread of their own. What a receiver raises is logged."""
+    seen: list[tuple[object, type, str]] = []
 
     def receiver(*, sender: type, signal: object, **facts: Any) -> None:
-        seen[signal] = sender, threading.current_thread().name
+        seen.append((signal, sender, threading.current_thread().name))
+        if how != "well":
+            raise ZeroDivisionError
+
+    async def areceiver(**facts: Any) -> None:
+        receiver(**facts)
 
     me, lock = crowd(), Lock(NAME)
-    with receiving(receiver):
-        me(Block(lock), "run")
-        me(lock, "acquire")
-        force_release(NAME)
-        with pytest.raises(Exception, match="lost"):
-            me(lock, "release")
-        eventually(lambda: len(seen) == len(ALL))
-    assert {sender for sender, _ in seen.values()} == {Lock}
-    assert seen[lock_lost][1] == "redislock-notifier"
-
-
-@pytest.mark.parametrize("awaited", [False, True], ids=["function", "coroutine"])
-def test_a_receiver_that_raises_breaks_nothing_and_is_logged(
-    crowd: Crowd, awaited: bool, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    def receiver(**facts: object) -> None:
-        raise ZeroDivisionError
-
-    async def areceiver(**facts: object) -> None:
-        raise ZeroDivisionError
-
-    me, lock = crowd(), Lock(NAME)
-    with receiving(areceiver if awaited else receiver):
+    with receiving(areceiver if how == "a coroutine that raises" else receiver):
         me(Block(lock), "run")
         assert not me(lock, "locked")
         me(lock, "acquire")
         assert force_release(NAME) is not None
-        with pytest.raises(Exception, match="lost"):
+        with pytest.raises(LockLost):
             me(lock, "release")
-        eventually(lambda: caplog.text.count("event=receiver-failed") == 5)
+        eventually(lambda: len(seen) == 5)
+        eventually(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
+    assert {signal for signal, _, _ in seen} == set(ALL)
+    assert {sender for _, sender, _ in seen} == {Lock}
+    if how != "a coroutine that raises":
+        assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
 
 
 async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str) -> None:
@@ -131,7 +112,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
 
 @pytest.mark.parametrize("by", ["the watchdog", "a release"])
 async def test_coroutine_receivers_hear_of_losses_however_they_are_found_out(
-    by: str, using: str, aeventually: AEventually
+    by: str, using: str, aeventually: Callable[..., Any]
 ) -> None:
     seen: list[str] = []
 
@@ -151,13 +132,16 @@ async def test_coroutine_receivers_hear_of_losses_however_they_are_found_out(
 
 
 async def test_a_task_that_is_cancelled_while_a_receiver_runs_holds_no_lock(
-    using: str, actor: Callable[[], Actor], aeventually: AEventually
+    using: str, actor: Callable[[], Actor], aeventually: Callable[..., Any]
 ) -> None:
     reached = asyncio.Event()
 
     async def receiver(**facts: object) -> None:
         reached.set()
         await asyncio.sleep(GENEROUS)
+
+    async def free() -> bool:
+        return not await lock.alocked()
 
     task, lock = actor(), Lock(NAME, using=using)
     with receiving(receiver, lock_acquired):
@@ -166,8 +150,4 @@ async def test_a_task_that_is_cancelled_while_a_receiver_runs_holds_no_lock(
         assert await lock.alocked()
         await task.end()
     assert entering.cancelled()
-
-    async def free() -> bool:
-        return not await lock.alocked()
-
     await aeventually(free)

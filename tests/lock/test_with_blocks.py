@@ -1,8 +1,8 @@
-"""``with`` and ``async with``: what a block raises, and that its end releases whatever happens."""
+"""``with`` and ``async with``: what the end of a block raises, and that it releases whatever happens. See also
+``test_context_managers.py``."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -10,132 +10,71 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable
-from django_redislock.engine.acquiring.acquisition import Acquisition
-from django_redislock.engine.owners.with_block import _leave
-from django_redislock.engine.renewal.watchdog import REMEMBER_FOR
-from redisserver import RedisServer
-from tests.helpers.actors import Crowd
+from django_redislock import Lock, LockLost, LockNotOwned
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.interrupts import Interrupt, interrupted_in
-from tests.helpers.proxy import Proxy, Trouble
-from tests.helpers.state import LOCK, NAME, holder, leftovers
-from tests.inside import pending_releases, undo_interrupted
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, holder
+from tests.inside import leave_block, limit, pending_releases, undo_interrupted
 
 from .blocks import Block
 
 Eventually = Callable[..., Any]
 
-
-def fail() -> None:
-    raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("body", [lambda: None, fail])
-def test_a_lock_is_held_within_its_block_and_released_at_its_end(
-    crowd: Crowd, body: Callable[[], None], client: redis.Redis
-) -> None:
-    me, lock, seen = crowd(), Lock(NAME), []
-
-    def section() -> None:
-        seen.append(holder(client))
-        body()
-
-    with contextlib.suppress(ZeroDivisionError):
-        me(Block(lock, section), "run")
-    assert seen != [""]
-    assert leftovers(client) == []
-
-
-def test_a_block_whose_lock_is_not_acquired_in_time_raises_and_does_not_run(crowd: Crowd, using: str) -> None:
-    me, you, ran = crowd(), crowd(), []
-    me(Lock(NAME, using=using), "acquire")
-    with pytest.raises(LockNotAcquired, match=NAME) as caught:
-        you(Block(Lock(NAME, blocking_timeout=0.05, using=using), lambda: ran.append(1)), "run")
-    assert caught.value.name == NAME
-    assert ran == []
-
-
-def test_the_end_of_a_block_tells_that_the_lock_was_lost(crowd: Crowd, client: redis.Redis) -> None:
-    me = crowd()
-    with pytest.raises(LockLost):
-        me(Block(Lock(NAME), lambda: client.delete(LOCK)), "run")
+WELL = (None, None, None)
+FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
 
 def test_an_exception_in_the_block_matters_more_than_the_loss(
     crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def section() -> None:
-        client.delete(LOCK)
-        fail()
-
-    me = crowd()
-    with pytest.raises(ZeroDivisionError):
-        me(Block(Lock(NAME), section), "run")
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "enter")
+    client.delete(LOCK)
+    assert not me(lock, "exit", *FAILING)
     eventually(lambda: caplog.text.count("event=lost") == 1)
     assert "event=not-released" not in caplog.text  # which would tell the same again
 
 
-@pytest.mark.parametrize("fails", [False, True])
 def test_a_block_that_has_released_its_lock_itself_is_told_so_unless_it_raises(
-    crowd: Crowd, fails: bool, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, lock = crowd(), Lock(NAME)
-    me(lock, "enter")
-    me(lock, "release")
-    if fails:
-        assert not me(lock, "exit", ZeroDivisionError, ZeroDivisionError(), None)
-    else:
-        with pytest.raises(LockNotOwned):
-            me(lock, "exit", None, None, None)
+    for error in (WELL, FAILING):
+        me(lock, "enter")
+        me(lock, "release")
+        with pytest.raises(LockNotOwned) if error is WELL else contextlib.nullcontext():
+            assert not me(lock, "exit", *error)
     assert "event=not-released" not in caplog.text
 
 
-@pytest.mark.parametrize("how", ["well", "with an error"])
-def test_a_block_releases_what_it_has_acquired_last(how: str, client: redis.Redis) -> None:
-    lock = Lock(NAME)
-    with contextlib.suppress(ZeroDivisionError), lock:
-        lock.release()
-        assert holder(client) == ""
-        assert lock.acquire()
-        assert holder(client)
-        if how == "with an error":
-            fail()
+@pytest.mark.parametrize("error", [WELL, FAILING])
+def test_a_block_releases_what_it_has_acquired_last(error: Any, crowd: Crowd, client: redis.Redis) -> None:
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "enter")
+    me(lock, "release")
+    assert me(lock, "acquire")
+    assert not me(lock, "exit", *error)
     assert holder(client) == ""
 
 
-async def test_an_async_block_releases_what_it_has_acquired_last(client: redis.Redis) -> None:
-    lock = Lock(NAME)
-    async with lock:
-        await lock.arelease()
-        assert await lock.aacquire()
-    assert holder(client) == ""
-
-
-def test_an_inner_block_tells_of_the_loss_as_well(client: redis.Redis) -> None:
-    told: list[str] = []
-
-    def inner() -> None:
-        with Lock(NAME, reentrant=True) as lock:
-            client.delete(LOCK)
-            told.append(f"lost: {lock.remaining() == 0.0}")
-            with contextlib.suppress(LockLost):
-                lock.extend(1)
-            told.append(f"lost: {lock.remaining() == 0.0}")
-
-    def outer() -> None:
-        with Lock(NAME, reentrant=True):
-            with pytest.raises(LockLost):
-                inner()
-            told.append("inner block has told")
-
+def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client: redis.Redis) -> None:
+    me, outer, inner = crowd(), Lock(NAME, reentrant=True), Lock(NAME, reentrant=True)
+    me(outer, "enter")
+    me(inner, "enter")
+    client.delete(LOCK)
+    assert me.read(inner.remaining) > 0
     with pytest.raises(LockLost):
-        outer()
-    assert told == ["lost: False", "lost: True", "inner block has told"]
+        me(inner, "extend", 1)
+    assert me.read(inner.remaining) == 0.0
+    for lock in (inner, outer):
+        with pytest.raises(LockLost):
+            me(lock, "exit", *WELL)
 
 
 def test_a_thread_enters_again_at_once_after_the_end_of_an_inner_block_was_interrupted() -> None:
     def inner() -> None:
-        with interrupted_in(_leave), Lock(NAME, reentrant=True):
+        with interrupted_in(leave_block), Lock(NAME, reentrant=True):
             pass
 
     with Lock(NAME, reentrant=True) as lock:
@@ -145,48 +84,18 @@ def test_a_thread_enters_again_at_once_after_the_end_of_an_inner_block_was_inter
             assert lock.owned()
 
 
-def test_an_exit_stack_whose_end_was_interrupted_leaves_no_lock(client: redis.Redis, eventually: Eventually) -> None:
-    def section() -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(Lock(NAME))
-
-    with pytest.raises(Interrupt) as kept, interrupted_in(Acquisition.give_back):
-        section()
-    eventually(lambda: not holder(client))
-    assert kept.value.__traceback__ is not None  # and with it the stack
-
-
-def test_an_exit_stack_that_has_released_its_lock_has_nothing_to_give_back(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: Any) -> None:
-        raise Interrupt
-
-    def section() -> None:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(Lock(NAME)).release()
-
-    monkeypatch.setattr("django_redislock.engine.owners.with_block.run_blocking", interrupted)
-    with pytest.raises(Interrupt):
-        section()
-    assert holder(client) == ""
-
-
-@pytest.mark.parametrize("remembered", [REMEMBER_FOR, 0.0])
+@pytest.mark.parametrize("remembered", [None, 0.0])
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    remembered: float, crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually,
+    remembered: float | None, crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually,
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
-    monkeypatch.setattr("django_redislock.engine.renewal.watchdog.REMEMBER_FOR", remembered)
-
-    def section() -> None:
-        network.cut()
-        fail()
-
-    me = crowd()
-    with pytest.raises(ZeroDivisionError):
-        me(Block(Lock(NAME, ttl=600, using="far"), section), "run")
+    if remembered is not None:
+        limit(monkeypatch, remember_for=remembered)
+    me, lock = crowd(), Lock(NAME, ttl=600, using="far")
+    me(lock, "enter")
+    network.cut()
+    assert not me(lock, "exit", *FAILING)
     assert holder(client)
     assert f"event=not-released name={NAME} error=" in caplog.text
     eventually(lambda: "event=renewal-failed" in caplog.text)
@@ -194,66 +103,30 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
     eventually(lambda: not holder(client))
 
 
-def test_the_end_of_a_block_that_finds_redis_down_says_so(
-    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
+def test_one_object_can_be_entered_by_hand_while_the_error_of_its_last_exit_is_kept(
+    crowd: Crowd, client: redis.Redis
 ) -> None:
-    retry_for(0.1)
-    me = crowd()
-    with pytest.raises(LockUnavailable, match="not released") as caught:
-        me(Block(Lock(NAME), own.stop), "run")
-    assert 0 < caught.value.lease_left <= 30
-
-
-def test_one_object_can_be_entered_again_after_its_block(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock, fences = crowd(), Lock(NAME), []
-    me(Block(lock, lambda: fences.append(lock.fence), times=3), "run")
-    assert len(set(fences)) == 3
-    assert holder(client) == ""
-
-
-def test_one_object_can_be_entered_by_hand_while_the_error_of_its_last_exit_is_kept(client: redis.Redis) -> None:
-    lock = Lock(NAME)
-    lock.__enter__()
+    me, lock = crowd(), Lock(NAME)
+    me(lock, "enter")
     client.delete(LOCK)
     with pytest.raises(LockLost) as kept:
-        lock.__exit__(None, None, None)
-    lock.__enter__()
-    lock.__exit__(None, None, None)
-    assert not lock.locked()
+        me(lock, "exit", *WELL)
+    me(lock, "enter")
+    me(lock, "exit", *WELL)
+    assert not me(lock, "locked")
     assert kept.value.name == NAME
 
 
-def test_an_exit_stack_releases_in_the_end(client: redis.Redis) -> None:
-    with contextlib.ExitStack() as stack:
-        assert stack.enter_context(Lock(NAME)).owned()
-        stack.enter_context(Lock("order:43"))
-    assert leftovers(client) == []
-
-
-async def test_an_async_exit_stack_releases_in_the_end(client: redis.Redis) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        lock = await stack.enter_async_context(Lock(NAME))
-        assert await lock.aowned()
-        await stack.enter_async_context(Lock("order:43"))
-    assert leftovers(client) == []
-
-
-async def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_waits_for_redis(
-    network: Proxy, client: redis.Redis, aeventually: Callable[..., Any]
+def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_waits_for_redis(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The watchdog, which looks for blocks that were interrupted, must not release the lock besides."""
-    troubles: list[Trouble] = []
-
-    async def section() -> None:
-        async with Lock(NAME, using="far"):
-            troubles.append(network.hold_request(LOCK))
-
-    async with Lock("warm-up", using="far"):
-        pass
-    task = asyncio.create_task(section())
-    await aeventually(lambda: troubles and troubles[0].caught.is_set())
+    """Whoever looks for blocks that were interrupted must not release the lock besides."""
+    me, troubles = crowd(), []
+    me(Block(Lock("warm-up", using="far")), "run")
+    leaving = me.start(Block(Lock(NAME, using="far"), lambda: troubles.append(network.hold_request(LOCK))), "run")
+    eventually(lambda: troubles and troubles[0].caught.is_set())
     undo_interrupted()
     assert not pending_releases("far")
     assert holder(client)
     troubles[0].let_go()
-    await task
+    leaving.result(GENEROUS)
