@@ -111,6 +111,7 @@ ACQUIRE = calls._ACQUIRE["key"].sha  # by which proxies recognize requests
 RELEASE = calls._RELEASE["key"].sha
 RENEW = calls._RENEW["key"].sha
 FORCE = calls._FORCE["key"].sha
+INFO = calls._INFO["key"].sha
 
 # why a lock was lost, as LockLost.reason says it
 WAS_FORCED, HAS_VANISHED, WAS_TAKEN = _reasons.FORCED, _reasons.VANISHED, _reasons.TAKEN
@@ -249,6 +250,11 @@ def lease_of(lock: Lock) -> Lease:
     section = current_owner().section(lock)
     assert section is not None
     return section.held
+
+
+def over_by_the_clock_here(lock: Any) -> None:
+    """As far as this process knows, the lease of this thread's ``cache.lock()`` has run out."""
+    lock.local.held.held.ends = 0.0
 
 
 def leases() -> list[Lease]:
@@ -472,3 +478,11 @@ def kept_by_callers() -> dict[str, Any]:
         known["loans"] = set(connections._loans)
         known["connections beyond the bound"] = max(0, len(idle(connections)) - partition.store.bound)
     return {what: found for what, found in known.items() if found}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
+    """The shell that ends a program of ``redislocks run`` whose command was killed."""
+    patch.setattr("django_redislock.cli.program.SHELL", shell)
