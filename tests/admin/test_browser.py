@@ -99,53 +99,44 @@ def test_the_page_of_a_lock_shows_its_queue_in_order(
         one.result(GENEROUS)
 
 
-def test_one_lock_is_force_released_after_a_confirmation_and_its_history_says_so(
+def test_locks_are_force_released_after_a_confirmation_and_their_histories_say_so(
     visit: Visit, client: redis.Redis, picture: Picture
 ) -> None:
-    put(client, "order:42", owner="web-1:7:MainThread", since=200)
-    put(client, "order:43")
+    put(client, "order:0", owner="web-1:7:MainThread", since=200)
+    for number in range(1, 4):
+        put(client, f"order:{number}")
     page = visit()
-    page.get_by_role("link", name="order:42").click()
+    for answer in ("No, take me back", "Yes, force-release"):
+        for name in ("order:1", "order:3"):
+            row(page, name).locator("input").check()
+        expect(page.locator(".action-counter")).to_have_text("2 of 4 selected")
+        run_action(page)
+        expect(page.locator("#content")).to_contain_text("Do you want to force-release these 2 locks?")
+        picture(page, "confirm-several")
+        assert holder(client, "order:1")
+        page.get_by_role("button", name=answer).click()
+        expect(page.locator("#result_list")).to_be_visible()
+        if answer.startswith("No"):
+            page.goto(LIST)
+    expect(page.locator(".messagelist .success")).to_have_text("2 locks were force-released.")
+    assert names(page) == ["order:0", "order:2"]
+    page.get_by_role("link", name="order:0").click()
     page.get_by_role("button", name="Force-release").click()
-    expect(page.locator("#content")).to_contain_text("order:42, held for 3 min")
+    expect(page.locator("#content")).to_contain_text("order:0, held for 3 min")
     picture(page, "confirm-one")
-    assert holder(client, "order:42")
+    assert holder(client, "order:0")
     page.get_by_role("button", name="Yes, force-release").click()
     expect(page.locator(".messagelist .success")).to_have_text("1 lock was force-released.")
-    assert not holder(client, "order:42")
-    assert names(page) == ["order:43"]
-    page.goto(f"{LIST}order_3A42/change/")
+    assert names(page) == ["order:2"]
+    page.goto(f"{LIST}order_3A0/change/")
     expect(page.locator("#content")).to_contain_text("Nobody holds this lock now.")
     picture(page, "free")
     page.get_by_role("link", name="History").click()
     expect(page.locator("#change-history tbody tr")).to_have_count(1)
-    expect(page.locator("#change-history tbody tr")).to_contain_text("jo")
-    expect(page.locator("#change-history tbody tr")).to_contain_text("It was held by web-1:7:MainThread for 3 min")
+    expect(page.locator("#change-history tbody tr")).to_contain_text(
+        re.compile("jo.*It was held by web-1:7:MainThread for 3 min", re.S)
+    )
     picture(page, "history")
-
-
-def test_several_locks_are_force_released_after_a_confirmation(
-    visit: Visit, client: redis.Redis, picture: Picture
-) -> None:
-    for number in range(4):
-        put(client, f"order:{number}")
-    page = visit()
-    for name in ("order:1", "order:3"):
-        row(page, name).locator("input").check()
-    expect(page.locator(".action-counter")).to_have_text("2 of 4 selected")
-    run_action(page)
-    expect(page.locator("#content")).to_contain_text("Do you want to force-release these 2 locks?")
-    picture(page, "confirm-several")
-    page.get_by_role("button", name="No, take me back").click()
-    expect(page.locator("#result_list")).to_be_visible()
-    assert holder(client, "order:1")
-    page.goto(LIST)
-    for name in ("order:1", "order:3"):
-        row(page, name).locator("input").check()
-    run_action(page)
-    page.get_by_role("button", name="Yes, force-release").click()
-    expect(page.locator(".messagelist .success")).to_have_text("2 locks were force-released.")
-    assert names(page) == ["order:0", "order:2"]
 
 
 def test_all_locks_of_a_search_are_force_released_over_all_pages(

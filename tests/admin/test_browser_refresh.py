@@ -85,50 +85,40 @@ def test_a_page_whose_user_has_logged_out_says_that_it_has_stopped(visit: Visit,
     assert names(page) == ["a"]
 
 
-def test_redis_stops_and_starts_again_under_an_open_page(visit: Visit, server: RedisServer, picture: Picture) -> None:
+def test_redis_stops_and_starts_again_under_open_pages(visit: Visit, server: RedisServer, picture: Picture) -> None:
+    down = "Could not read the locks from Redis"
     with server.client() as client:
-        put(client, "a")
+        put(client, "a", owner="before")
     page = visit()
     row(page, "a").locator("input").check()
+    one, fresh = page.context.new_page(), page.context.new_page()
+    one.goto(f"{LIST}a/change/")
     server.stop()
     try:
-        expect(page.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
-        expect(page.locator(".messagelist .error")).to_have_count(1)
+        for open_page in (page, one):
+            expect(open_page.locator(".messagelist .error")).to_contain_text(down)
+            expect(open_page.locator(".messagelist .error")).to_have_count(1)
         assert names(page) == ["a"]
         picture(page, "down-open")
-        fresh = page.context.new_page()
+        expect(one.locator("#heldlock_form")).to_have_class(re.compile("redislock-stale"))
+        expect(one.locator(".field-shown_owner .readonly")).to_have_text("before")
         response = fresh.goto(LIST)
         assert response
         assert response.status == 200
-        expect(fresh.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
+        expect(fresh.locator(".messagelist .error")).to_contain_text(down)
         picture(fresh, "down")
     finally:
         server.start()
     with server.client() as client:
-        put(client, "a")
-        put(client, "b")
-    for one in (page, fresh):
-        expect(one.locator(".messagelist .error")).to_have_count(0)
-        expect(one.locator("#result_list tbody th")).to_have_text(["a", "b"])
-    expect(row(page, "a").locator("input")).to_be_checked()
-
-
-def test_the_page_of_a_lock_goes_on_after_redis_was_away(visit: Visit, server: RedisServer) -> None:
-    with server.client() as client:
-        put(client, "a", owner="before")
-    page = visit(f"{LIST}a/change/")
-    server.stop()
-    try:
-        expect(page.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
-        expect(page.locator("#heldlock_form")).to_have_class(re.compile("redislock-stale"))
-        expect(page.locator(".field-shown_owner .readonly")).to_have_text("before")
-    finally:
-        server.start()
-    with server.client() as client:
         put(client, "a", owner="after")
-    expect(page.locator(".field-shown_owner .readonly")).to_have_text("after")
-    expect(page.locator(".messagelist .error")).to_have_count(0)
-    expect(page.get_by_label("Refresh automatically")).to_be_checked()
+        put(client, "b")
+    for listing in (page, fresh):
+        expect(listing.locator("#result_list tbody th")).to_have_text(["a", "b"])
+    expect(row(page, "a").locator("input")).to_be_checked()
+    expect(one.locator(".field-shown_owner .readonly")).to_have_text("after")
+    expect(one.get_by_label("Refresh automatically")).to_be_checked()
+    for open_page in (page, one, fresh):
+        expect(open_page.locator(".messagelist .error")).to_have_count(0)
 
 
 def focused(page: Page) -> str:

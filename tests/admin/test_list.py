@@ -44,27 +44,6 @@ def test_odd_parameters_break_nothing(query: str, admin: Client, client: redis.R
     assert admin.get(f"{LIST}?{query}").status_code == 200
 
 
-@pytest.mark.complete
-def test_ten_thousand_locks_are_listed_in_as_many_round_trips_as_ten(
-    admin: Client, client: redis.Redis, trips: list[int]
-) -> None:
-    made: list[list[int]] = []
-    for count in (10, 10_000):
-        with client.pipeline(transaction=False) as pipeline:
-            for number in range(count):
-                put(pipeline, f"order:{number}", now=2_000_000_000_000_000)
-            pipeline.execute()
-        made.append([])
-        for order in ("1", "3", "6"):
-            trips.clear()
-            response = admin.get(LIST, {"o": order})
-            assert response.context["cl"].result_count == count
-            assert len(listed(response)) == min(count, 100)
-            made[-1].append(len(trips))
-    assert made[0] == made[1]
-    assert max(made[0]) <= 3
-
-
 # -- locks that never end, and suspended ones -------------------------------------------------------------------------
 
 

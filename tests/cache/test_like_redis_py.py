@@ -125,7 +125,7 @@ def test_only_what_is_locked_here_can_be_released_and_once(make: Make) -> None:
 def test_what_is_no_longer_owned_cannot_be_released_or_renewed(
     call: Callable[[Any], Any], taken: bool, make: Make, expire: Expire, client: redis.Redis
 ) -> None:
-    lock, another = make(timeout=SHORT), make(timeout=5, sleep=0.01)
+    lock, another = make(timeout=SHORT), make(timeout=60, sleep=0.01)
     assert lock.acquire()
     if taken:
         assert another.acquire()
@@ -135,7 +135,7 @@ def test_what_is_no_longer_owned_cannot_be_released_or_renewed(
     with pytest.raises(LockNotOwnedError):
         call(lock)
     assert another.owned() is taken
-    assert left(client, another) <= 5
+    assert not taken or 30 < left(client, another) <= 60
     assert make(timeout=1).acquire(blocking=False) is not taken
 
 
@@ -259,6 +259,7 @@ def test_a_threads_token_is_its_own(make: Make, other: Callable[[], Other]) -> N
     """The timeline in redis-py's docstring."""
     lock, thread = make(timeout=0.5, sleep=0.01), other()
     assert lock.acquire()
+    lock.timeout = 60
     with pytest.raises((LockError, AttributeError)):  # redis-py's own stumbles over its thread-local storage
         thread(lock.release)
     assert thread(lambda: lock.acquire() and lock.extend(30))

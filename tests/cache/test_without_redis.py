@@ -18,7 +18,10 @@ from django_redislock.testing import assert_locked, assert_not_locked, hold, own
 from tests.cache.test_backend import by_tenant
 from tests.helpers.actors import Crowd
 
-pytestmark = pytest.mark.filterwarnings("ignore:FakeConnection is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:FakeConnection is deprecated"),
+    pytest.mark.usefixtures("own_pools"),
+]
 
 NOWHERE = "redis://127.0.0.1:1/0"
 FAKES = {"function": fakeredis.FakeConnection, "class": fakeredis.FakeRedisConnection}

@@ -65,20 +65,9 @@ def main(*arguments: str) -> int:
     return 0
 
 
-def run(*arguments: str) -> int:
-    """The exit status of ``redislocks run``, called from code."""
-    try:
-        call_command("redislocks", "run", *arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
-    except CommandError as error:
-        return int(error.returncode)
-    return 0
-
-
 def sh(script: str, *options: str) -> int:
-    """The same for a shell script under the lock NAME."""
-    return run(NAME, *options, "--", "sh", "-c", script)
+    """The exit status of ``redislocks run`` for a shell script under the lock NAME."""
+    return main("run", NAME, *options, "--", "sh", "-c", script)
 
 
 def hold(*names: str, **options: Any) -> str:

@@ -8,7 +8,6 @@ import pwd
 import re
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +81,7 @@ def test_it_stands_in_the_history_of_the_lock(name: str, options: list[str]) -> 
     assert cleared("a", "--noinput", *options) == "a"
     (entry,) = LogEntry.objects.all()
     assert (entry.user, entry.object_id, entry.action_flag) == (user, "a", DELETION)
-    assert re.match(r"Force-released\. It was held by \S+ for 0\.\d s, fence \d+\. \(", entry.change_message)
+    assert re.match(r"Force-released\. It was held by \S+ for .* s, fence \d+\. \(", entry.change_message)
     assert entry.change_message.endswith(f" ({BY})")
 
 
@@ -221,27 +220,7 @@ def test_what_came_free_before_the_answer_fails_if_it_was_named_or_nothing_is_le
             fails(1, problem, "clear", *arguments)
 
 
-# -- streams that are closed, and outages -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("closed", [0, 1])
-def test_nothing_happens_if_a_stream_needed_for_the_question_is_closed(closed: int, done: Done) -> None:
-    hold("a")
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": None, "preexec_fn": lambda: os.close(closed)}
-    status, _, err = done("clear", "a", **streams)
-    assert status == 1
-    assert err.endswith("CommandError: Nothing was force-released: nobody is there to confirm it. Give --noinput.\n")
-    assert held("a")
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_closed_stream_gets_nothing_and_is_no_error(stream: str, done: Done) -> None:
-    hold("a")
-    closed: dict[str, Any] = {stream: None, "preexec_fn": lambda: os.close(1 if stream == "stdout" else 2)}
-    for arguments in (["list"], ["show", "a"], ["clear", "a", "--noinput"]):
-        status, _, err = done(*arguments, **closed)
-        assert (status, "Traceback" in (err or "")) == (0, False)
-    assert not held("a")
+# -- closed pipes, and outages ----------------------------------------------------------------------------------------
 
 
 def test_a_closed_pipe_stops_no_release(in_process: InProcess) -> None:

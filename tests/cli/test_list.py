@@ -91,13 +91,13 @@ def test_json_is_for_programs() -> None:
     assert (lock["owner"], lock["fence"]) == (seen.owner, seen.fence)
 
 
-def test_tokens_are_never_printed() -> None:
-    token = hold("order:42")
-    for arguments in (["list"], ["show", "order:42"], ["clear", "order:42", "--dry-run"]):
-        for how in ("table", "json")[: 1 if "clear" in arguments else 2]:
-            printed = redislocks(*arguments, **({} if how == "table" else {"format": how}))
-            assert "order:42" in printed
-            assert token[:8] not in printed
+@pytest.mark.parametrize(
+    "arguments", ["list", "list --format=json", "show a", "show a --format=json", "clear a --noinput"]
+)
+def test_tokens_are_never_printed(arguments: str) -> None:
+    token, printed = hold("a"), redislocks(*arguments.split())
+    assert re.search(r"\ba\b", printed)
+    assert token[:8] not in printed
 
 
 def test_columns_stay_aligned_with_wide_and_combining_characters() -> None:
@@ -167,7 +167,7 @@ def test_long_texts_are_cut_to_the_terminal_and_the_numbers_stay(
         assert head.split() == ["NAME", "OWNER", "HELD", "FOR", "LEASE", "LEFT", "FENCE", "WAITERS", "NOTE"]
         for row in rows:
             assert width(row) <= most
-            assert re.search(r"… .* s +(59\.\d s|1 min 0 s) +\d{16} +0", row)
+            assert re.search(r"… .* s +(5\d(\.\d)? s|1 min 0 s) +\d{16} +0", row)
         assert rows[0].endswith("n…")
     assert "…" not in redislocks("list")
 
@@ -218,12 +218,11 @@ def test_an_unknown_alias_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["list"], ["show", "a"], ["pool", "a"], ["clear", "a", "--noinput"], ["clear", "--all", "--noinput"]],
-    ids=" ".join,
+    ["list", "show a", "pool a", "clear a --noinput", "clear --all --noinput", "run a -- false"],
 )
-def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
-    with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock
-        fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments)
+def test_redis_out_of_reach_is_a_clear_error(arguments: str) -> None:
+    with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock, or that the program has failed
+        fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])

@@ -14,7 +14,7 @@ import pytest
 
 from django_redislock import Lock, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import NAME, Background, Done, Eventually, InProcess, fails, hold, run, sh
+from tests.cli.conftest import NAME, Background, Done, Eventually, InProcess, fails, hold, main, sh
 from tests.helpers.actors import GENEROUS, Other
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
@@ -60,7 +60,7 @@ def test_the_lock_is_renewed_while_the_program_runs(settings: Any) -> None:
 @pytest.mark.parametrize(("name", "first"), [(NAME, []), ("-odd", ["--"]), ("-odd", ["--ttl", "60", "--"])])
 def test_options_after_the_dashes_belong_to_the_program(name: str, first: list[str], tmp_path: Path) -> None:
     script = f'printf "%s|" "$REDISLOCK_NAME" "$@" > {tmp_path}/out'
-    assert run(*first, name, "--", "sh", "-c", script, "sh", "--ttl", "-E", "--", "--settings=x", "-h") == 0
+    assert main("run", *first, name, "--", "sh", "-c", script, "sh", "--ttl", "-E", "--", "--settings=x", "-h") == 0
     assert (tmp_path / "out").read_text() == f"{name}|--ttl|-E|--|--settings=x|-h|"
 
 

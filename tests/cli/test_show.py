@@ -70,7 +70,7 @@ def test_for_a_pools_member_waiters_for_any_member_are_counted_and_shown_below(g
     shown = redislocks("show", name)
     assert re.search(r"^WAITERS +1\nFOR ANY +2 for any member of the pool$", shown, re.M)
     queue, rest = shown.split("\n\n")[1:]
-    assert re.fullmatch(r"#  .*\n1  .* 9\.\d s", queue)
+    assert re.fullmatch(r"#  .*\n1  .* (9|1\d)(\.\d)? s", queue)
     assert re.fullmatch(r"For any member of the pool:\n#  .*\n1  .* 1 min .*\n2  .* 1 min .*\n", rest)
     told = json.loads(redislocks("show", name, "--format=json"))
     assert (told["waiters"], told["pool_waiters"]) == (1, 2)
@@ -107,16 +107,6 @@ def test_what_somebody_else_has_written_is_shown_and_cleared_like_a_lock(
     assert facts[2][1] == "?"
     redislocks("clear", "order:42", "--noinput")
     assert not client.exists(KEY)
-
-
-def test_so_is_what_somebody_else_has_written_over_a_member_of_a_pool(client: redis.Redis) -> None:
-    pool = LockPool("accounts")
-    pool.assign(["a:b"])
-    name = pool.acquire().name
-    client.hset(f"{PREFIX}held:pool:accounts:", "a%3Ab", "of somebody else")
-    assert "OWNER       ?\n" in redislocks("show", name)
-    redislocks("clear", name, "--noinput")
-    pool.acquire(blocking_timeout=0)
 
 
 # -- pools ------------------------------------------------------------------------------------------------------------
