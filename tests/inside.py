@@ -310,6 +310,11 @@ def ends(lock: Lock) -> float:
     return lease_of(lock).ends
 
 
+def over_by_the_clock_here(lock: Any) -> None:
+    """As far as this process knows, the lease of this thread's ``cache.lock()`` has run out."""
+    lock.local.held.held.ends = 0.0
+
+
 def leases() -> list[Lease]:
     """All leases that this process renews."""
     return runtime().watchdog.leases()
@@ -1320,3 +1325,11 @@ def end_is_seen(lock: Lock) -> Callable[[], bool]:
 def redis_py_lock(name: str, **options: Any) -> Any:
     """What ``cache.lock()`` makes, on the default alias though that is of another backend."""
     return CacheLock(name, **options)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
+    """The shell that ends a program of ``redislocks run`` whose command was killed."""
+    patch.setattr("django_redislock.cli.program.SHELL", shell)

@@ -65,17 +65,6 @@ def test_the_first_lock_appears_and_the_last_one_vanishes(visit: Visit, client: 
     expect(page.locator(".paginator")).to_contain_text("0 locks")
 
 
-def test_the_page_of_a_lock_refreshes_itself(visit: Visit, client: redis.Redis) -> None:
-    put(client, "a", owner="first")
-    page = visit(f"{LIST}a/change/")
-    expect(page.locator(".field-shown_owner .readonly")).to_have_text("first")
-    put(client, "a", owner="second")
-    expect(page.locator(".field-shown_owner .readonly")).to_have_text("second")
-    client.flushall()
-    expect(page.locator("#content")).to_contain_text("Nobody holds this lock now.")
-    expect(page.get_by_role("button", name="Force-release")).to_have_count(0)
-
-
 def test_refreshing_can_be_turned_off_and_stays_off(visit: Visit, client: redis.Redis) -> None:
     put(client, "a")
     page = visit()
@@ -96,50 +85,40 @@ def test_a_page_whose_user_has_logged_out_says_that_it_has_stopped(visit: Visit,
     assert names(page) == ["a"]
 
 
-def test_redis_stops_and_starts_again_under_an_open_page(visit: Visit, server: RedisServer, picture: Picture) -> None:
+def test_redis_stops_and_starts_again_under_open_pages(visit: Visit, server: RedisServer, picture: Picture) -> None:
+    down = "Could not read the locks from Redis"
     with server.client() as client:
-        put(client, "a")
+        put(client, "a", owner="before")
     page = visit()
     row(page, "a").locator("input").check()
+    one, fresh = page.context.new_page(), page.context.new_page()
+    one.goto(f"{LIST}a/change/")
     server.stop()
     try:
-        expect(page.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
-        expect(page.locator(".messagelist .error")).to_have_count(1)
+        for open_page in (page, one):
+            expect(open_page.locator(".messagelist .error")).to_contain_text(down)
+            expect(open_page.locator(".messagelist .error")).to_have_count(1)
         assert names(page) == ["a"]
         picture(page, "down-open")
-        fresh = page.context.new_page()
+        expect(one.locator("#heldlock_form")).to_have_class(re.compile("redislock-stale"))
+        expect(one.locator(".field-shown_owner .readonly")).to_have_text("before")
         response = fresh.goto(LIST)
         assert response
         assert response.status == 200
-        expect(fresh.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
+        expect(fresh.locator(".messagelist .error")).to_contain_text(down)
         picture(fresh, "down")
     finally:
         server.start()
     with server.client() as client:
-        put(client, "a")
-        put(client, "b")
-    for one in (page, fresh):
-        expect(one.locator(".messagelist .error")).to_have_count(0)
-        expect(one.locator("#result_list tbody th")).to_have_text(["a", "b"])
-    expect(row(page, "a").locator("input")).to_be_checked()
-
-
-def test_the_page_of_a_lock_goes_on_after_redis_was_away(visit: Visit, server: RedisServer) -> None:
-    with server.client() as client:
-        put(client, "a", owner="before")
-    page = visit(f"{LIST}a/change/")
-    server.stop()
-    try:
-        expect(page.locator(".messagelist .error")).to_contain_text("Could not read the locks from Redis")
-        expect(page.locator("#heldlock_form")).to_have_class(re.compile("redislock-stale"))
-        expect(page.locator(".field-shown_owner .readonly")).to_have_text("before")
-    finally:
-        server.start()
-    with server.client() as client:
         put(client, "a", owner="after")
-    expect(page.locator(".field-shown_owner .readonly")).to_have_text("after")
-    expect(page.locator(".messagelist .error")).to_have_count(0)
-    expect(page.get_by_label("Refresh automatically")).to_be_checked()
+        put(client, "b")
+    for listing in (page, fresh):
+        expect(listing.locator("#result_list tbody th")).to_have_text(["a", "b"])
+    expect(row(page, "a").locator("input")).to_be_checked()
+    expect(one.locator(".field-shown_owner .readonly")).to_have_text("after")
+    expect(one.get_by_label("Refresh automatically")).to_be_checked()
+    for open_page in (page, one, fresh):
+        expect(open_page.locator(".messagelist .error")).to_have_count(0)
 
 
 def focused(page: Page) -> str:
@@ -153,9 +132,10 @@ def focus(link: Any) -> None:
     link.evaluate("link => link.before = true")
 
 
-def test_the_focus_stays_where_it_is_on_the_page_of_a_lock(visit: Visit, client: redis.Redis) -> None:
+def test_the_page_of_a_lock_refreshes_itself_and_the_focus_stays_where_it_is(visit: Visit, client: redis.Redis) -> None:
     put(client, "a", owner="first")
     page = visit(f"{LIST}a/change/")
+    expect(page.locator(".field-shown_owner .readonly")).to_have_text("first")
     focus(page.get_by_role("button", name="Force-release"))
     put(client, "a", owner="second")
     expect(page.locator(".field-shown_owner .readonly")).to_have_text("second")
@@ -164,6 +144,7 @@ def test_the_focus_stays_where_it_is_on_the_page_of_a_lock(visit: Visit, client:
     client.flushall()  # the rest of the page becomes another
     expect(page.locator("#content")).to_contain_text("Nobody holds this lock now.")
     expect(page.get_by_role("button", name="Back to the list")).to_be_focused()
+    expect(page.get_by_role("button", name="Force-release")).to_have_count(0)
 
 
 def test_the_focus_moves_with_its_row(visit: Visit, client: redis.Redis) -> None:

@@ -12,7 +12,6 @@ from django.test import Client, override_settings
 
 from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
-from django_redislock.store.lock_store import LockStore, Partition
 from tests.admin.pages import LIST, NOWHERE, select, told, url
 from tests.helpers.state import holder, put
 
@@ -20,25 +19,32 @@ pytestmark = pytest.mark.django_db
 SET_A_FREE = {"action": "delete_selected", "_selected_action": ["a"], "post": "yes"}
 
 
+@pytest.mark.parametrize("reachable", [True, False])
 def test_without_permissions_every_page_is_forbidden_and_redis_is_not_asked(
-    staff: Callable[..., Client], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    reachable: bool, staff: Callable[..., Client], client: redis.Redis, settings: Any
 ) -> None:
     put(client, "a")
     user = staff()
-    monkeypatch.setattr(Partition, "exchange", None)
-    monkeypatch.setattr(LockStore, "exchange", None)
+    if not reachable:
+        settings.CACHES = NOWHERE
     for path in (LIST, f"{LIST}add/", *(url(view, "a") for view in ("change", "history", "delete"))):
-        assert user.get(path).status_code == 403
-        assert user.post(path, {"post": "yes"}).status_code == 403
+        for response in (user.get(path), user.post(path, {"post": "yes"})):
+            assert response.status_code == 403
     assert user.post(LIST, SET_A_FREE).status_code == 403
     assert "Redis locks" not in user.get("/admin/").content.decode()
     assert user.get("/admin/django_redislock/").status_code == 404
 
 
-def test_staff_who_may_only_view_cannot_force_release(staff: Callable[..., Client], client: redis.Redis) -> None:
+def test_staff_who_may_only_view_cannot_force_release_and_see_no_way_to(
+    staff: Callable[..., Client], client: redis.Redis
+) -> None:
     put(client, "a")
     user = staff("view_heldlock")
-    assert user.get(LIST).context["action_form"] is None
+    page = user.get(LIST)
+    assert page.context["action_form"] is None
+    for shown in (page, user.get(url("change", "a"))):
+        assert "orce-release" not in shown.content.decode()
+    assert url("history", "a") in user.get(url("change", "a")).content.decode()
     assert user.get(url("delete", "a")).status_code == 403
     assert user.post(url("delete", "a"), {"post": "yes"}).status_code == 403
     user.post(LIST, SET_A_FREE)

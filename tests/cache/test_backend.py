@@ -20,12 +20,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_redislock import Lock, list_locks, locked
 from django_redislock.cache import RedisCache
-from django_redislock.cache_lock import CacheLock
-from django_redislock.store.stores import get_partition
 from redisserver import RedisServer
+from tests.cache.conftest import BACKEND, lock_of
 from tests.helpers.processes import ROOT
 
-OURS = "django_redislock.cache.RedisCache"
 Alias = dict[str, Any]
 Use = Callable[..., None]
 
@@ -48,34 +46,31 @@ def use(settings: Any, server: RedisServer) -> Use:
 
     def use(default: Alias | None = None, **others: Alias) -> None:
         aliases = {"default": default or {}, **others}
-        settings.CACHES = {name: {"BACKEND": OURS, "LOCATION": server.url, **alias} for name, alias in aliases.items()}
+        settings.CACHES = {
+            name: {"BACKEND": BACKEND, "LOCATION": server.url, **alias} for name, alias in aliases.items()
+        }
 
     return use
 
 
-def lock(alias: str, key: object, **options: Any) -> CacheLock:
-    made: CacheLock = caches[alias].lock(key, **options)  # type: ignore[attr-defined]
-    return made
+def exclude_each_other(*locks: Any) -> bool:
+    assert locks[0].acquire()
+    return not any(lock.acquire(blocking=False) for lock in locks[1:])
 
 
-def test_it_is_django_redis_with_other_locks(use: Use) -> None:
+def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> None:
+    theirs, mine = (
+        [(p.name, p.default, p.kind) for p in inspect.signature(kind.lock).parameters.values()]
+        for kind in (django_redis.client.DefaultClient, RedisCache)
+    )
+    assert mine == theirs
     use()
     cache.set("x", {"a": 1}, 60)
     assert cache.get("x") == {"a": 1}
     assert isinstance(caches["default"], django_redis.cache.RedisCache)
-    assert isinstance(cache.lock("x"), CacheLock)  # type: ignore[attr-defined]
-
-
-def test_lock_takes_the_arguments_of_django_redis() -> None:
-    theirs = inspect.signature(django_redis.client.DefaultClient.lock).parameters.values()
-    mine = inspect.signature(RedisCache.lock).parameters.values()
-    assert [(p.name, p.default, p.kind) for p in mine] == [(p.name, p.default, p.kind) for p in theirs]
-
-
-def test_a_client_is_accepted(use: Use, client: redis.Redis) -> None:
-    use()
-    assert lock("default", "x", timeout=5, client=client).acquire()
-    assert Lock("x").locked()
+    with lock_of("default", "x", timeout=5, client=client) as lock:
+        assert not isinstance(lock, redis.lock.Lock)
+        assert Lock("x").locked()
 
 
 def test_without_django_redis_everything_else_can_be_imported() -> None:
@@ -87,111 +82,98 @@ def test_without_django_redis_everything_else_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
-def test_the_locks_are_on_the_alias_of_the_cache(use: Use, alias: str) -> None:
+def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
+    use: Use, alias: str, settings: Any, client: redis.Redis
+) -> None:
     use(
         {"KEY_PREFIX": "one"},
         second={"KEY_PREFIX": "two", "OPTIONS": {"SOCKET_TIMEOUT": 3}},
         third={"KEY_PREFIX": "two"},
         fourth={"BACKEND": f"{__name__}.OfTheSite", "KEY_PREFIX": "two", "TIMEOUT": None},
+        locks={"KEY_PREFIX": "three"},
     )
-    made = lock(alias, "x", timeout=5)
-    assert made.using == alias
-    assert made.acquire()
-    assert Lock("x", using=alias).locked()
+    settings.REDISLOCK = {"CACHE": "locks"}
+    lock = lock_of(alias, "x", timeout=5)
+    assert lock.using == alias
+    assert lock.acquire()
+    assert [held.name for held in list_locks(using=alias)] == ["x"]
+    assert client.exists(f"{'one' if alias == 'default' else 'two'}:redislock{{0}}:lock:x")
     assert Lock("x", using="default").locked() == (alias == "default")
+    assert not Lock("x").locked()
 
 
-def test_a_twin_with_another_backend_is_no_alias_of_it(use: Use, server: RedisServer) -> None:
+def test_a_twin_with_another_backend_is_no_alias_of_it(use: Use) -> None:
     twin = {"BACKEND": "django.core.cache.backends.dummy.DummyCache", "KEY_PREFIX": "a"}
     use(twin, ours={"KEY_PREFIX": "a"})
-    assert lock("ours", "x").using == "ours"
+    assert lock_of("ours", "x").using == "ours"
 
 
 def test_of_two_aliases_with_the_same_settings_the_locks_are_the_same(use: Use) -> None:
     use({"OPTIONS": {}}, second={"OPTIONS": {}})
-    assert lock("default", "x", timeout=5).acquire()
-    assert not lock("second", "x", timeout=5).acquire(blocking=False)
-
-
-def test_the_setting_cache_does_not_matter(use: Use, settings: Any) -> None:
-    use({"KEY_PREFIX": "one"}, locks={"KEY_PREFIX": "two"})
-    settings.REDISLOCK = {"CACHE": "locks"}
-    assert lock("default", "x", timeout=5).acquire()
-    assert [held.name for held in list_locks(using="default")] == ["x"]
-    assert not Lock("x").locked()
-
-
-def test_the_locks_own_connections_can_be_made_from_it(use: Use) -> None:
-    use({"KEY_PREFIX": "one"})
-    assert get_partition("default").prefix == "one:redislock{0}:"
+    assert exclude_each_other(lock_of("default", "x", timeout=5), lock_of("second", "x", timeout=5))
 
 
 def test_one_that_was_made_by_hand_says_so(use: Use) -> None:
     use()
-    made = RedisCache("redis://127.0.0.1:1/0", {})
     with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
-        made.lock("x")
+        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [None, 1, "1"])
-def test_the_key_is_the_name(use: Use, version: Any) -> None:
-    use({"KEY_PREFIX": "site"})
-    assert lock("default", "order:42", version=version).name == "order:42"
+@pytest.mark.parametrize(
+    ("alias", "version", "name"),
+    [
+        *[({"KEY_PREFIX": "site"}, version, "x") for version in (None, 1, "1")],
+        ({}, 2, "%2:x"),
+        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, None, "tenant-7::1:x"),
+        ({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"}, 2, "tenant-7::2:x"),
+    ],
+)
+def test_the_key_is_the_name_with_another_version_or_as_a_key_function_makes_it(
+    use: Use, alias: Alias, version: Any, name: str
+) -> None:
+    use(alias)
+    assert lock_of("default", "x", version=version).name == name
 
 
-def test_another_version_is_another_lock(use: Use) -> None:
-    use()
-    assert lock("default", "x", version=2, timeout=5).acquire()
-    assert lock("default", "x", timeout=5).acquire()
-    assert lock("default", "x", version=2).name == "%2:x"
-
-
-@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", OURS])
+@pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", BACKEND])
 def test_aliases_that_differ_only_in_their_version_exclude_each_other_as_their_keys_do(backend: str, use: Use) -> None:
     use({"BACKEND": backend}, second={"BACKEND": backend, "VERSION": 2})
-    assert caches["second"].lock("x", timeout=5).acquire()  # type: ignore[attr-defined]
-    assert not caches["default"].lock("x", version=2).acquire(blocking=False)  # type: ignore[attr-defined]
-    assert caches["default"].lock("x", timeout=5).acquire()  # type: ignore[attr-defined]
-    assert not caches["second"].lock("x", version=1).acquire(blocking=False)  # type: ignore[attr-defined]
+    assert exclude_each_other(lock_of("second", "x", timeout=5), lock_of("default", "x", version=2))
+    assert exclude_each_other(lock_of("default", "x", timeout=5), lock_of("second", "x", version=1))
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])
 @pytest.mark.parametrize("version", [None, 7])
 def test_any_key_can_be_locked(use: Use, key: object, version: int | None) -> None:
     use()
-    with lock("default", key, version=version, timeout=5):
-        assert not lock("default", key, version=version, timeout=5).acquire(blocking=False)
-        assert lock("default", "other", version=version, timeout=5).acquire(blocking=False)
+    same = [lock_of("default", key, version=version, timeout=5) for _ in range(2)]
+    assert exclude_each_other(*same)
+    assert lock_of("default", "other", version=version, timeout=5).acquire(blocking=False)
 
 
 def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     """As "coming from" says, with a block and with a decorator."""
 
     def name(pk: int) -> str:
-        made: str = lock("default", f"stock:{pk}").name
+        made: str = lock_of("default", f"stock:{pk}").name
         return made
 
     @locked(name=name)
     def restock(pk: int) -> bool:
-        return lock("default", f"stock:{pk}").locked()
+        held: bool = lock_of("default", f"stock:{pk}").locked()
+        return held
 
     use({"KEY_FUNCTION": f"{__name__}.by_current_tenant"})
     monkeypatch.setenv("TENANT", "a")
-    with Lock(lock("default", "stock:7").name):
-        assert lock("default", "stock:7").locked()
+    with Lock(name(7)):
+        assert lock_of("default", "stock:7").locked()
         assert not Lock("stock:7").locked()
         monkeypatch.setenv("TENANT", "b")
-        assert not lock("default", "stock:7").locked()
+        assert not lock_of("default", "stock:7").locked()
         assert restock(7)
-
-
-def test_a_key_function_makes_the_name(use: Use) -> None:
-    use({"KEY_PREFIX": "site", "KEY_FUNCTION": f"{__name__}.by_tenant"})
-    assert lock("default", "x").name == "tenant-7::1:x"
-    assert lock("default", "x", version=2).name == "tenant-7::2:x"
 
 
 # -- what sites do with locks by other ways ---------------------------------------------------------------------------
@@ -200,9 +182,7 @@ def test_a_key_function_makes_the_name(use: Use) -> None:
 def test_the_lock_of_the_caches_client_is_the_same(use: Use) -> None:
     use()
     made = caches["default"].client.lock("x", timeout=5)  # type: ignore[attr-defined]
-    assert isinstance(made, CacheLock)
-    assert made.acquire()
-    assert not lock("default", "x", timeout=5).acquire(blocking=False)
+    assert exclude_each_other(made, lock_of("default", "x", timeout=5))
 
 
 def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use) -> None:
@@ -212,7 +192,7 @@ def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use)
     assert warned[0].filename == __file__
     assert isinstance(theirs, redis.lock.Lock)
     assert theirs.acquire()
-    assert lock("default", "x", timeout=5).acquire(blocking=False)
+    assert lock_of("default", "x", timeout=5).acquire(blocking=False)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +203,7 @@ def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: obj
     use()
     look = getattr(caches["default"], method)
     for version in (None, 2):
-        assert lock("default", f"lock of {method}", version=version, timeout=60).acquire()
+        assert lock_of("default", f"lock of {method}", version=version, timeout=60).acquire()
         with pytest.warns(RuntimeWarning, match=rf"cache\.{method}\('lock of .*{instead}") as warned:
             assert look(f"lock of {method}", version) == nothing
         assert warned[0].filename == __file__
@@ -231,14 +211,14 @@ def test_who_looks_for_a_lock_as_a_cache_key_is_warned(method: str, nothing: obj
     for timeout in (60, None):
         cache.set(f"lock of {method}", 1, timeout)
         look(f"lock of {method}")  # a cache key of that name is another thing
-    lock("default", f"lock of {method}").locked()
+    lock_of("default", f"lock of {method}").locked()
 
 
 def test_a_lock_on_another_server_is_no_reason_to_warn(use: Use, settings: Any) -> None:
     use()
     there = {**settings.CACHES["default"], "LOCATION": settings.CACHES["default"]["LOCATION"] + "?db=7"}
     settings.CACHES = {**settings.CACHES, "there": there}
-    lock("there", "elsewhere")
+    lock_of("there", "elsewhere")
     assert not cache.has_key("elsewhere")
 
 
@@ -246,7 +226,7 @@ def test_a_process_remembers_only_so_many_names(use: Use) -> None:
     use()
     for _ in range(2):
         for number in range(300):
-            lock("default", f"many {number}")
+            lock_of("default", f"many {number}")
     assert not cache.has_key("many 0")
     with pytest.warns(RuntimeWarning):
         assert not cache.has_key("many 299")

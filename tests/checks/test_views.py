@@ -19,8 +19,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_redislock import locked, locked_atomic, locked_view
-from django_redislock.checks.views import check_views
-from tests.checks import check, ids
+from tests.checks import ids, only
 from tests.helpers.pages import Page, arespond, respond
 
 lock = locked_view("order")
@@ -120,30 +119,27 @@ def test_views_with_a_limit_are_not_reported(make: Callable[[], Any], site: Call
 def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Callable[..., None], settings: Any) -> None:
     site(lock(respond), locked_view("order", auto_renew=True)(arespond))
     settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
-    ((message),) = check(deploy=True)
-    assert "tests.helpers.pages.arespond" in message.msg
-    assert "tests.helpers.pages.respond" not in message.msg
+    told = only("W008", deploy=True).msg
+    assert "tests.helpers.pages.arespond" in told
+    assert "tests.helpers.pages.respond" not in told
 
 
 def test_they_are_named_each_once(site: Callable[..., None]) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
-    ((message),) = check(deploy=True)
-    assert message.id == "django_redislock.W008"
-    assert "tests.checks.test_views.Locked, tests.helpers.pages.respond." in message.msg
+    assert "tests.checks.test_views.Locked, tests.helpers.pages.respond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])
-def test_a_site_whose_urls_cannot_be_read_is_for_others_to_report(
-    urls: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+def test_settings_and_urls_that_cannot_be_read_are_for_others_to_report(
+    urls: Any, site: Callable[..., None], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "broken_urls", ModuleType("broken_urls"))
-    settings.ROOT_URLCONF = urls
-    assert check_views() == []
-    del settings.ROOT_URLCONF
-    assert check_views() == []
-
-
-def test_wrong_settings_are_for_other_checks_to_report(site: Callable[..., None], settings: Any) -> None:
     site(lock(respond))
     settings.REDISLOCK = {"TLL": 3}
-    assert ids(deploy=True) == ["E001"]
+    only("E001", deploy=True)
+    settings.REDISLOCK = {"CACHE": "locks"}
+    only("W008", deploy=True)
+    monkeypatch.setitem(sys.modules, "broken_urls", ModuleType("broken_urls"))
+    settings.ROOT_URLCONF = urls
+    assert ids(deploy=True) == []
+    del settings.ROOT_URLCONF
+    assert ids(deploy=True) == []

@@ -9,88 +9,103 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command, load_command_class
 
-import django_redislock
 from django_redislock import Lock, get_lock
-from django_redislock.cli import run as runner
-from tests.cli.programs import Background
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.listed import endless as endless
 from tests.helpers.listed import two_aliases as two_aliases
+from tests.helpers.processes import ROOT
 
-ROOT = Path(django_redislock.__file__).parent.parent
 NOWHERE = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
+NAME = "nightly"
 
-Answer = Callable[[str | None], None]
-InProcess = Callable[..., subprocess.Popen[str]]
+Answer = Callable[..., None]
+Background = Callable[[Callable[[], Any]], None]
+Done = Callable[..., tuple[int, str, str]]
 Eventually = Callable[..., Any]
-WaitFor = Callable[[str], Future[bool]]
+InProcess = Callable[..., subprocess.Popen[str]]
+WaitFor = Callable[..., Future[bool]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# -- in this process ---------------------------------------------------------------------------------------------------
 
 
 def redislocks(*arguments: str, **options: Any) -> str:
-    """Run the command in this process; return its output."""
+    """The output of the command, called from code."""
     out = io.StringIO()
     call_command("redislocks", *arguments, stdout=out, **options)
     return out.getvalue()
 
 
-def hold(name: str, **options: Any) -> str:
-    """Acquire the lock and detach it, so that it stays held; return the token."""
-    lock = Lock(name, **options)
-    assert lock.acquire(blocking=False)
-    return lock.detach()
+def fails(status: int, message: str, *arguments: str, **options: Any) -> str:
+    """The command, called from code, fails with this status and a message that matches; returns its output."""
+    out = io.StringIO()
+    with pytest.raises(CommandError, match=message) as caught:
+        call_command("redislocks", *arguments, stdout=out, **options)
+    assert caught.value.returncode == status
+    return out.getvalue()
 
 
-def start_command(
-    *arguments: str, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
-) -> subprocess.Popen[str]:
-    """Start the command as a site would, in a process of its own, without a terminal and without
-    DJANGO_SETTINGS_MODULE."""
-    known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "django", "redislocks", *arguments],
-        text=True,
-        cwd=ROOT,
-        env={**known, "PYTHONPATH": str(ROOT), **environment},
-        start_new_session=True,
-        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
-    )
+def main(*arguments: str) -> int:
+    """The exit status of the command, called as from a shell, with the streams of ``sys``."""
+    try:
+        load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def sh(script: str, *options: str) -> int:
+    """The exit status of ``redislocks run`` for a shell script under the lock NAME."""
+    return main("run", NAME, *options, "--", "sh", "-c", script)
+
+
+def hold(*names: str, **options: Any) -> str:
+    """Acquire the locks and detach them, so that they stay held; return the token of the last."""
+    for name in names:
+        lock = Lock(name, **options)
+        assert lock.acquire(blocking=False)
+        token = lock.detach()
+    return token
+
+
+def held(names: str) -> str:
+    """Which of these locks, of one letter each, are held."""
+    return "".join(name for name in names if Lock(name).locked())
 
 
 @pytest.fixture
-def in_process() -> Iterator[InProcess]:
-    """Start the command in a process of its own; it is killed at the end of the test."""
-    started: list[subprocess.Popen[str]] = []
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """Set what is typed when the command asks (None: nothing, nobody is there), and what happens before that."""
 
-    def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-        started.append(start_command(*arguments, **options))
-        return started[-1]
+    def answer(text: str | None, before: Callable[[], Any] = lambda: None) -> None:
+        class Typed(io.StringIO):
+            def readline(self, *size: Any) -> str:  # type: ignore[override]
+                before()
+                return super().readline(*size)
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        monkeypatch.setattr(sys, "stdin", Typed("" if text is None else f"{text}\n"))
 
-
-@pytest.fixture
-def run_in_process(in_process: InProcess) -> InProcess:
-    """Start ``redislocks run`` in a process of its own."""
-    return lambda *arguments, **options: in_process("run", "--settings=tests.settings", *arguments, **options)
+    return answer
 
 
 @pytest.fixture
 def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
     """Let another thread wait for a held lock; the future is done once that thread has had the lock."""
 
-    def wait_for(name: str) -> Future[bool]:
+    def wait_for(name: str, **options: Any) -> Future[bool]:
         def wait() -> bool:
-            with Lock(name, blocking_timeout=GENEROUS):
+            with Lock(name, blocking_timeout=GENEROUS, **options):
                 return True
 
         info = get_lock(name)
@@ -103,19 +118,35 @@ def wait_for(other: Callable[[], Other], eventually: Eventually) -> WaitFor:
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Set what is typed when the command asks; None: nobody answers."""
-
-    def answer(text: str | None) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("" if text is None else f"{text}\n"))
-
-    return answer
+def background(other: Callable[[], Other]) -> Iterator[Background]:
+    """Run something in the background while a program runs in the main thread."""
+    begun: list[Future[Any]] = []
+    yield lambda work: begun.append(other().start(work))
+    for one in begun:
+        one.result(GENEROUS)
 
 
 @pytest.fixture
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """No terminal, wherever the tests are run."""
-    monkeypatch.setattr(runner, "has_terminal", lambda: False)
+    monkeypatch.setattr(os, "isatty", lambda handle: False)
+
+
+@pytest.fixture
+def as_it_starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Let something happen while the lock is held and the program is being started."""
+
+    def as_it_starts(act: Callable[[], Any]) -> None:
+        get_path = os.get_exec_path  # where Popen looks for a program
+
+        def looked_for(*args: Any) -> Any:
+            monkeypatch.setattr(os, "get_exec_path", get_path)
+            act()
+            return get_path(*args)
+
+        monkeypatch.setattr(os, "get_exec_path", looked_for)
+
+    return as_it_starts
 
 
 @pytest.fixture
@@ -129,10 +160,46 @@ def process_1() -> Iterator[None]:
     assert prctl(36, 0, 0, 0, 0) == 0
 
 
+# -- in a process of its own -------------------------------------------------------------------------------------------
+
+
 @pytest.fixture
-def background(other: Callable[[], Other]) -> Iterator[Background]:
-    """Run something in the background while a program runs in the main thread."""
-    begun: list[Future[Any]] = []
-    yield lambda work: begun.append(other().start(work))
-    for one in begun:
-        one.result(GENEROUS)
+def in_process() -> Iterator[InProcess]:
+    """Start the command as a site would, in a process of its own, without a terminal and without
+    DJANGO_SETTINGS_MODULE; it is killed at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        *arguments: str,
+        site: str = "tests.settings",
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-m", "django", "redislocks", arguments[0], f"--settings={site}", *arguments[1:]],
+            text=True,
+            cwd=ROOT,
+            env={**known, "PYTHONPATH": str(ROOT), **environment},
+            start_new_session=True,
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def done(in_process: InProcess) -> Done:
+    """The exit status, the output and the errors of the command in a process of its own."""
+
+    def done(*arguments: str, typed: str | None = None, **options: Any) -> tuple[int, str, str]:
+        process = in_process(*arguments, **options)
+        out, err = process.communicate(typed, timeout=2 * GENEROUS)
+        return process.returncode, out, err
+
+    return done

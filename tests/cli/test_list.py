@@ -7,10 +7,10 @@ import json
 import os
 import re
 import signal
-import sys
-import tempfile
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+import subprocess
+import unicodedata
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,27 +18,24 @@ import redis
 from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
-from django_redislock import Lock, LockInfo, get_lock
-from django_redislock.cli.formats import _width as text_width
-from django_redislock.cli.formats import table
-from redisserver import RedisServer
-from tests.cli.conftest import NOWHERE, InProcess, WaitFor, hold, redislocks
+from django_redislock import Lock, get_lock
+from tests.cli.conftest import NOWHERE, Done, InProcess, Terminal, WaitFor, fails, hold, redislocks
 from tests.helpers.actors import GENEROUS
+from tests.helpers.state import put
 
 
-def info(name: str) -> LockInfo:
-    now = datetime.now(timezone.utc)
-    return LockInfo(name, "host:1:Main", 7, now, held_for=1.0, lease_left=2.0, waiters=0, token_hint="abcd…")
+def cells(line: str) -> list[str]:
+    return re.split(r" {2,}", line)
 
 
-# -- list -----------------------------------------------------------------------------------------------------------
+def width(text: str) -> int:
+    """Columns that ``text`` takes on a terminal."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def test_it_says_so_when_no_locks_are_held() -> None:
+def test_it_says_so_when_no_locks_are_held_or_none_matches() -> None:
     assert redislocks("list") == "No locks are held.\n"
-
-
-def test_it_says_so_when_no_held_lock_matches() -> None:
+    assert json.loads(redislocks("list", "--format", "json")) == []
     hold("order:1")
     assert redislocks("list", "seat:*") == "No held lock matches seat:*.\n"
     assert redislocks("list", "") == "No held lock matches ''.\n"
@@ -48,49 +45,27 @@ def test_it_shows_name_owner_durations_fence_and_waiters(wait_for: WaitFor) -> N
     with Lock("order:42", ttl=600) as lock:
         wait_for("order:42")
         fence, (head, row) = lock.fence, redislocks("list").splitlines()
-    assert re.split(r" {2,}", head) == ["NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS"]
-    name, owner, held_for, left, shown_fence, waiters = re.split(r" {2,}", row)
-    assert name == "order:42"
+    assert cells(head) == ["NAME", "OWNER", "HELD FOR", "LEASE LEFT", "FENCE", "WAITERS"]
+    name, owner, held_for, left, shown_fence, waiters = cells(row)
+    assert (name, shown_fence, waiters) == ("order:42", str(fence), "1")
     assert f":{os.getpid()}:" in owner
     assert re.fullmatch(r"\d+(\.\d)? s", held_for)
     assert re.fullmatch(r"(9 min \d+ s|10 min 0 s)", left)
-    assert (shown_fence, waiters) == (str(fence), "1")
 
 
-def test_notes_have_a_column_if_there_are_any() -> None:
-    hold("a")
-    assert "NOTE" not in redislocks("list")
-    hold("b", note="of two\nlines")
-    head, a, b = redislocks("list").splitlines()
+def test_it_shows_only_what_matches_sorted_by_name_and_notes_if_there_are_any() -> None:
+    hold("order:2", "seat:1")
+    hold("order:1", note="of two\nlines")
+    head, first, second = redislocks("list", "order:*").splitlines()
     assert head.endswith("  WAITERS  NOTE")
-    assert a.endswith("  0")
-    assert b.endswith(r"  0        'of two\nlines'")
-
-
-def test_long_texts_are_cut_to_the_terminal_and_the_numbers_stay() -> None:
-    locks = [
-        replace(info("order:" + "x" * 200), note="n" * 300),
-        replace(info("鍵" * 100), owner="host:1:Main " + "y" * 180),
-    ]
-    head, *rows = table(locks, room=100).splitlines()
-    assert head.split() == ["NAME", "OWNER", "HELD", "FOR", "LEASE", "LEFT", "FENCE", "WAITERS", "NOTE"]
-    for row in rows:
-        assert text_width(row) <= 100
-        assert re.search(r"… .* 1\.0 s {5}2\.0 s {7}7 {6}0", row)
-    assert rows[0].endswith("n…")
-    assert table([info("short")], room=100) == table([info("short")])
-    assert max(map(text_width, table(locks, room=10).splitlines())) < 120, "below that, the terminal cuts"
-
-
-def test_it_shows_only_what_matches_sorted_by_name() -> None:
-    for name in ("order:2", "order:1", "seat:1"):
-        hold(name)
-    assert [line.split()[0] for line in redislocks("list", "order:*").splitlines()] == ["NAME", "order:1", "order:2"]
+    assert re.match(r"order:1 .*  0        'of two\\nlines'$", first)
+    assert re.match(r"order:2 .*  0$", second)
+    assert "NOTE" not in redislocks("list", "seat:*")
 
 
 @pytest.mark.usefixtures("endless")
 def test_locks_that_never_end_are_listed() -> None:
-    rows = [re.split(r" {2,}", line) for line in redislocks("list").splitlines()[1:]]
+    rows = [cells(line) for line in redislocks("list").splitlines()[1:]]
     assert [(name, owner, left) for name, owner, _, left, *_ in rows] == [
         ("foreign", "?", "without end"),
         ("persisted", "web-1", "without end"),
@@ -108,213 +83,172 @@ def test_json_is_for_programs() -> None:
     assert isinstance(lock["held_for"], float)
     assert 0 < lock["lease_left"] <= 100
     # it was detached, and its lease counts from then on
-    assert expires - since == pytest.approx(
-        timedelta(seconds=lock["held_for"] + lock["lease_left"]), abs=timedelta(seconds=0.01)
-    )
+    lasts = timedelta(seconds=lock["held_for"] + lock["lease_left"])
+    assert expires - since == pytest.approx(lasts, abs=timedelta(seconds=0.01))
     assert (lock["name"], lock["alias"], lock["waiters"], lock["note"]) == ("order:42", "default", 0, "of the year")
     seen = get_lock("order:42")
     assert seen is not None
     assert (lock["owner"], lock["fence"]) == (seen.owner, seen.fence)
 
 
-def test_json_of_no_locks_is_an_empty_list() -> None:
-    assert json.loads(redislocks("list", "--format", "json")) == []
-
-
-def test_tokens_are_never_printed() -> None:
-    token = hold("order:42")
-    everything = [["list"], ["list", "--format=json"], ["show", "order:42"], ["show", "order:42", "--format=json"]]
-    everything += [["clear", "order:42", "--noinput"]]
-    for arguments in everything:
-        printed = redislocks(*arguments)
-        assert "order:42" in printed
-        assert token[:8] not in printed
+@pytest.mark.parametrize(
+    "arguments", ["list", "list --format=json", "show a", "show a --format=json", "clear a --noinput"]
+)
+def test_tokens_are_never_printed(arguments: str) -> None:
+    token, printed = hold("a"), redislocks(*arguments.split())
+    assert re.search(r"\ba\b", printed)
+    assert token[:8] not in printed
 
 
 def test_columns_stay_aligned_with_wide_and_combining_characters() -> None:
-    lines = table([info("鍵"), info("e\u0301e"), info("plain")]).splitlines()
-    assert lines[0].startswith("NAME   OWNER")
-    assert lines[1].startswith("鍵     host")
-    assert lines[2].startswith("e\u0301e     host")
-    assert lines[3].startswith("plain  host")
+    hold("plain", "e\u0301e", "鍵")
+    head, *rows = redislocks("list").splitlines()
+    place = head.index("OWNER")
+    assert rows[0].index(rows[0].split()[1]) == place + 1
+    assert rows[1].index(rows[1].split()[1]) == place
+    assert rows[2].index(rows[2].split()[1]) == place - 1
 
 
-def test_a_terminal_of_another_encoding_gets_escapes() -> None:
-    hold("größe:鍵")
-    raw = io.BytesIO()
-    with io.TextIOWrapper(raw, encoding="latin-1", write_through=True) as out:
-        call_command("redislocks", "list", stdout=out)
-        assert "größe:\\u9375  ".encode("latin-1") in raw.getvalue()
+# -- --watch ----------------------------------------------------------------------------------------------------------
+
+
+class Watched(io.StringIO):
+    """Does these things, one after each list; then it interrupts, as Ctrl-C does."""
+
+    def __init__(self, *deeds: Callable[[], Any]) -> None:
+        super().__init__()
+        self._deeds = list(deeds)
+
+    def flush(self) -> None:
+        super().flush()
+        if not self._deeds:
+            raise KeyboardInterrupt
+        self._deeds.pop(0)()
+
+
+class WatchedTerminal(Watched, Terminal):
+    pass
+
+
+def watch(out: Watched, *arguments: str) -> str:
+    call_command("redislocks", "list", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def test_it_lists_again_and_again_until_interrupted() -> None:
+    printed = watch(Watched(lambda: hold("order:42")), "--watch=0.01")
+    first, second = re.split(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d, every 0\.01 s\n", printed, flags=re.M)[1:]
+    assert first == "No locks are held.\n\n"
+    assert "order:42" in second
+    assert ", every 2 s\n" in watch(Watched(), "order:*", "--watch")
+
+
+def test_watched_as_json_it_is_a_line_each_time() -> None:
+    lines = watch(Watched(lambda: hold("order:42")), "--watch=0.01", "--format=json").splitlines()
+    assert [[lock["name"] for lock in json.loads(line)] for line in lines] == [[], ["order:42"]]
+
+
+@pytest.mark.complete
+def test_watching_goes_on_when_redis_is_out_of_reach() -> None:
+    with override_settings(CACHES=NOWHERE):
+        assert watch(Watched(lambda: None), "--watch=0.01").count("Redis cannot be reached") == 2
+        with pytest.raises(CommandError, match="cannot be reached"):
+            watch(Watched(), "--watch", "--format=json")
+
+
+def test_long_texts_are_cut_to_the_terminal_and_the_numbers_stay(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(client, "order:" + "x" * 200, owner=f"host:1:Main\n{'n' * 300}")
+    put(client, "鍵" * 100, owner=f"host:1:Main {'y' * 180}")
+    for columns, most in (("110", 110), ("10", 120)):  # below that, the terminal cuts
+        monkeypatch.setenv("COLUMNS", columns)
+        head, *rows = re.findall(r"^(?:\x1b\S*)?(.*?)\x1b\[K", watch(WatchedTerminal(), "--watch"), re.M)[1:]
+        assert head.split() == ["NAME", "OWNER", "HELD", "FOR", "LEASE", "LEFT", "FENCE", "WAITERS", "NOTE"]
+        for row in rows:
+            assert width(row) <= most
+            assert re.search(r"… .* s +(5\d(\.\d)? s|1 min 0 s) +\d{16} +0", row)
+        assert rows[0].endswith("n…")
+    assert "…" not in redislocks("list")
+
+
+def test_watching_stays_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "6")
+    monkeypatch.setenv("COLUMNS", "200")
+    hold(*(f"order:{number}" for number in range(9)))
+    text = watch(WatchedTerminal(), "--watch")
+    assert text.startswith("\x1b[H")
+    assert text.count("\n") == 5  # the last line of the screen is for the cursor
+    assert "order:1" in text
+    assert "order:2" not in text
+    assert "... and 7 more lines\x1b[K" in text
+    assert watch(WatchedTerminal(), "order:8", "--watch").endswith("0\x1b[K\x1b[J\x1b[?7h\n")
+
+
+def test_the_interval_must_be_seconds() -> None:
+    fails(1, r"'order:\*' is not a number of seconds", "list", "--watch", "order:*")
+    fails(1, r"at least 0\.001", "list", "--watch=0")
+
+
+@pytest.mark.parametrize("ends", ["Ctrl-C", "a closed pipe"])
+def test_a_watch_in_a_shell_ends_silently(ends: str, in_process: InProcess) -> None:
+    process = in_process("list", "--watch", "0.05", stdin=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for _ in range(4):
+        assert process.stdout.readline()
+    if ends == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    else:
+        process.stdout.close()  # | head -n 4
+    status = process.wait(GENEROUS)
+    assert (status, process.stderr.read()) == (0 if ends == "Ctrl-C" else 128 + signal.SIGPIPE, "")
 
 
 # -- every subcommand -----------------------------------------------------------------------------------------------
 
 
 def test_a_subcommand_must_be_given() -> None:
-    with pytest.raises(CommandError, match="SUBCOMMAND"):
-        redislocks()
-
-
-def test_using_names_the_alias(server: RedisServer) -> None:
-    entry = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
-    with override_settings(CACHES={"default": entry, "other": {**entry, "KEY_PREFIX": "other"}}):
-        hold("here")
-        hold("there", using="other")
-        assert "there" not in redislocks("list")
-        assert "here" not in redislocks("list", "--using", "other").replace("there", "")
-        assert redislocks("show", "there", "--using=other").startswith("NAME        there\n")
-        assert redislocks("clear", "there", "--using=other", "--noinput").startswith("Force-released there")
-        assert Lock("here").locked()
+    fails(1, "SUBCOMMAND")
 
 
 def test_an_unknown_alias_is_a_clear_error() -> None:
-    with pytest.raises(
-        CommandError, match=r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory"
-    ) as caught:
-        redislocks("list", "--using", "nowhere")
-    assert caught.value.returncode == 2
+    fails(2, r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory", "list", "--using=nowhere")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["list"], ["show", "a"], ["pool", "a"], ["clear", "a", "--noinput"], ["clear", "--all", "--noinput"]],
-    ids=" ".join,
+    ["list", "show a", "pool a", "clear a --noinput", "clear --all --noinput", "run a -- false"],
 )
-def test_redis_out_of_reach_is_a_clear_error(arguments: list[str]) -> None:
-    problem = r"Redis cannot be reached for .*cache alias 'default'"
-    with override_settings(CACHES=NOWHERE), pytest.raises(CommandError, match=problem) as caught:
-        redislocks(*arguments)
-    assert caught.value.returncode == 69  # 1 would say that nobody holds the lock
+def test_redis_out_of_reach_is_a_clear_error(arguments: str) -> None:
+    with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock, or that the program has failed
+        fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
 def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[str], settings: Any) -> None:
     settings.DEBUG = True
     errors = io.StringIO()
-    call_command("redislocks", *arguments[:1], "--using=memory", *arguments[1:], stdout=io.StringIO(), stderr=errors)
+    redislocks(*arguments[:1], "--using=memory", *arguments[1:], stderr=errors)
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")
 
 
 @pytest.mark.complete
-def test_djangos_own_options_may_follow_the_subcommand_too(in_process: InProcess) -> None:
+def test_djangos_own_options_may_stand_on_both_sides_of_the_subcommand(done: Done) -> None:
     hold("order:42")
-    shown = in_process("list", "--settings=tests.settings", "--no-color")
-    assert "order:42" in shown.communicate(timeout=GENEROUS)[0]
-    assert shown.returncode == 0
-    cleared = in_process("clear", "order:42", "order:43", "--noinput", "-v0", "--settings", "tests.settings")
-    out, err = cleared.communicate(timeout=GENEROUS)
-    assert cleared.returncode == 1
+    assert "order:42" in done("list", "--no-color")[1]
+    status, out, err = done("clear", "order:42", "order:43", "--noinput", "-v0")
+    assert status == 1
     assert out.startswith("Force-released order:42")
     assert err.endswith("\nCommandError: Not held: order:43\n")
     assert "Traceback" not in err
-
-
-@pytest.mark.complete
-def test_redis_out_of_reach_prints_no_traceback(in_process: InProcess) -> None:
-    shown = in_process("--settings=tests.settings", "list", environment={"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"})
-    out, err = shown.communicate(timeout=GENEROUS)
-    assert (shown.returncode, out) == (69, "")
-    assert err.startswith("CommandError: Redis cannot be reached")
-    assert err.count("\n") == 1
-
-
-def test_options_before_the_subcommand_are_kept() -> None:
     parser = load_command_class("django_redislock", "redislocks").create_parser("manage.py", "redislocks")
     options = parser.parse_args(["--traceback", "-v2", "list"])
-    assert options.traceback
-    assert options.verbosity == 2
+    assert (options.traceback, options.verbosity) == (True, 2)
 
 
-# -- a reader who has seen enough -----------------------------------------------------------------------------------
-
-
-def test_a_closed_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as out:
-        monkeypatch.setattr(sys, "stdout", out)
-        with pytest.raises(SystemExit) as caught:
-            load_command_class("django_redislock", "redislocks").run_from_argv(["manage.py", "redislocks", "list"])
-    assert caught.value.code == 128 + signal.SIGPIPE
-
-
-def test_an_unbuffered_output_is_written_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sluggish(io.FileIO):
-        def write(self, data: Any, /) -> int:
-            return super().write(data[:100])
-
-    hold("order:1", note="ä" * 300)
-    with tempfile.TemporaryFile() as file:
-        out = io.TextIOWrapper(Sluggish(file.fileno(), "wb", closefd=False), encoding="utf-8", write_through=True)
-        call_command("redislocks", "list", "--format", "json", stdout=out)
-        file.seek(0)
-        printed = file.read()
-    assert printed.endswith(b"]\n")
-    assert json.loads(printed)[0]["note"] == "ä" * 300
-
-
-def test_a_closed_pipe_of_an_unbuffered_output_is_no_error(in_process: InProcess) -> None:
-    """A single write to the pipe takes only a part of the output."""
-    for number in range(300):
-        hold(f"order:{number}")
-    process = in_process("list", "--format=json", "--settings=tests.settings", environment={"PYTHONUNBUFFERED": "1"})
-    assert process.stdout is not None
-    assert process.stderr is not None
-    os.read(process.stdout.fileno(), 1)
-    process.stdout.close()
-    assert (process.wait(GENEROUS), process.stderr.read()) == (128 + signal.SIGPIPE, "")
-
-
-@pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_a_full_disk_is_an_error(unbuffered: str, in_process: InProcess) -> None:
-    with open("/dev/full", "w") as full:
-        environment = {"PYTHONUNBUFFERED": unbuffered}
-        process = in_process("list", "--settings=tests.settings", stdout=full, environment=environment)
-        _, err = process.communicate(timeout=GENEROUS)
-    assert (process.returncode, err) == (74, "CommandError: Could not write the output: No space left on device\n")
-
-
-def test_in_a_call_from_code_the_error_of_a_full_disk_propagates() -> None:
-    with open("/dev/full", "wb", buffering=0) as full:
-        out = io.TextIOWrapper(full, write_through=True)
-        with pytest.raises(OSError, match="No space left"):
-            call_command("redislocks", "list", stdout=out)
-
-
-def test_an_output_that_would_block_is_an_error() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with os.fdopen(reading, "rb"), os.fdopen(writing, "wb", buffering=0) as full:
-        while full.write(b"x" * 65536):
-            pass
-        out = io.TextIOWrapper(full, write_through=True)
-        with pytest.raises(BlockingIOError):
-            call_command("redislocks", "list", stdout=out)
-
-
-def test_in_a_call_from_code_the_error_of_a_broken_pipe_propagates() -> None:
-    class Broken(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    with pytest.raises(BrokenPipeError):
-        call_command("redislocks", "list", stdout=Broken())
-
-
-# -- what would steer the terminal ----------------------------------------------------------------------------------
-
-
-def test_control_sequences_are_escaped(client: redis.Redis) -> None:
-    hold("order:\u202e42")
-    value = f"{'t' * 22} channel c 5 1700000000000000 - \x1b]0;owned\x07host"
-    client.set("redislock{0}:lock:order:43", value, px=60_000)
-    client.zadd("redislock{0}:index", {"order:43": 4e15})
-    clear: list[tuple[list[str], dict[str, Any]]] = [
-        (["clear", "--all", "--dry-run"], {}),
-        (["clear", "--all"], {"interactive": False}),
-    ]
-    for arguments, options in [(["list"], {}), (["list", "--format=json"], {}), *clear]:
-        printed = redislocks(*arguments, **options)
-        assert printed.replace("\n", "").isprintable()
-        assert "\\u202e42" in printed
-        assert "]0;owned" in printed
+@pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
+def test_redis_out_of_reach_prints_one_line_and_no_traceback(arguments: list[str], done: Done) -> None:
+    status, out, err = done(*arguments, environment={"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"})
+    assert (status, out, err.count("\n")) == (69, "", 1)
+    assert err.startswith("CommandError: Redis cannot be reached")
