@@ -99,7 +99,7 @@ async def test_parent_and_child_task_own_nothing_of_each_other(child: Child) -> 
             await asked.wait()
             assert await aowns(its_own)
 
-    lock, its_own, taken, asked = Lock("parents"), Lock("childs"), asyncio.Event(), asyncio.Event()
+    lock, its_own, taken, asked = Lock("parents"), Lock("of-the-child"), asyncio.Event(), asyncio.Event()
     async with lock:
         holding = asyncio.ensure_future(child(hold))
         await taken.wait()
@@ -301,7 +301,7 @@ async def test_sync_code_and_its_coroutines_enter_a_reentrant_lock_of_their_task
     assert await arefuses(lock)
 
 
-async def test_sync_code_of_a_child_task_is_the_childs(in_thread: InThread) -> None:
+async def test_sync_code_of_a_child_task_belongs_to_that_child(in_thread: InThread) -> None:
     async def child() -> None:
         assert await in_thread(refuses, parents)
         assert await in_thread(async_to_sync(arefuses), parents)

@@ -16,15 +16,13 @@ from django.core.management import call_command
 
 import django_redislock
 from django_redislock import Lock, LockPool, LockUnavailable
-from django_redislock.cache_lock import CacheLock
-from django_redislock.inspection.listing import read_page
 from redisserver import RedisServer
 from tests.helpers.actors import Crowd, Other
 from tests.helpers.docs import redis_user
 from tests.helpers.monitor import Monitor
 from tests.helpers.operations import all_of_them, locks_alone, use_values
 from tests.helpers.processes import Worker
-from tests.inside import listener
+from tests.inside import listener, page, redis_py_lock
 
 SECRET = "s3cret"
 DATABASE = 3
@@ -82,11 +80,11 @@ def use_what_is_around_them(client: redis.Redis) -> None:
     lock = Lock("a")
     lock.acquire()
     for column in ("name", "waiters", "held_for"):
-        assert read_page(order=[column]).total == 1
+        assert page(column).total == 1
     call_command("redislocks", "show", "a", verbosity=0)
     call_command("redislocks", "run", "program", "--", sys.executable, "-c", "", verbosity=0)
     lock.release()
-    with CacheLock("as-before", timeout=10) as before:
+    with redis_py_lock("as-before", timeout=10) as before:
         before.extend(5)
         assert before.owned()
     client.rpush("redislock{0}:queue:foreign", "x")

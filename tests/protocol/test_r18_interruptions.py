@@ -23,7 +23,6 @@ from django.test import RequestFactory
 
 import django_redislock
 from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
-from django_redislock.cache_lock import CacheLock
 from tests import inside
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
@@ -71,7 +70,7 @@ def fail() -> None:
 
 def enter_cache_lock() -> None:
     """Without a timeout it is renewed, for as long as its thread lives."""
-    with CacheLock(NAME):
+    with inside.redis_py_lock(NAME):
         pass
 
 
