@@ -127,7 +127,7 @@ def client_of_a_cluster(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Any:
     return lead_to
 
 
-def test_a_client_of_a_cluster_is_recognised(client_of_a_cluster: Any, cluster: Cluster) -> None:
+def test_a_client_of_a_cluster_is_recognised(cluster: Cluster, client_of_a_cluster: Any) -> None:
     client_of_a_cluster(cluster.masters()[0].url)
     use_all()
 
