@@ -498,3 +498,8 @@ def end_is_seen(lock: Lock) -> Callable[[], bool]:
 def redis_py_lock(name: str, **options: Any) -> Any:
     """What ``cache.lock()`` makes, on the default alias though that is of another backend."""
     return CacheLock(name, **options)
+
+
+def inherit(lock: Lock) -> None:
+    """This lock is now one that the parent of a forked child holds."""
+    lease_of(lock).pid -= 1
