@@ -1333,3 +1333,8 @@ def redis_py_lock(name: str, **options: Any) -> Any:
 def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
     """The shell that ends a program of ``redislocks run`` whose command was killed."""
     patch.setattr("django_redislock.cli.program.SHELL", shell)
+
+
+def inherit(lock: Lock) -> None:
+    """This lock is now one that the parent of a forked child holds."""
+    lease_of(lock).pid -= 1

@@ -100,3 +100,14 @@ def test_a_caller_can_wait_for_its_own_lock_if_that_ends_by_itself(crowd: Crowd)
     fence = me.read(lambda: lock.fence)
     assert me(lock, "acquire") is True
     assert me.read(lambda: lock.fence) > fence
+
+
+def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd, eventually: Callable[..., Any]) -> None:
+    me = crowd()
+    for ttl in (0.2, 600):
+        locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
+        for lock in locks:
+            me(lock, "acquire", blocking_timeout=GENEROUS)
+        eventually(lambda ttl=ttl, lock=lock: ttl > 1 or me.read(lambda: lock.lost))
+    for lock in locks:
+        me(lock, "release")

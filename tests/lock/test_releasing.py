@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockNotOwned
+from django_redislock import Lock, LockLost, LockNotOwned, force_release
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers
+from tests.inside import inherit
 
 
 def test_using_a_lock_that_is_not_held_here_says_what_cannot_be_done(crowd: Crowd, using: str) -> None:
@@ -77,3 +78,12 @@ def test_an_answer_that_is_lost_makes_a_release_neither_fail_nor_report_a_loss(
     me(lock, "release")
     assert lost.over.is_set()
     assert (holder(client), losses) == ("", [])
+
+
+def test_a_child_that_was_forked_inside_a_block_does_not_release_its_lock(client: redis.Redis) -> None:
+    """Simulated here; project/test_forks.py has a real child."""
+    lock = Lock(NAME)
+    with pytest.raises(LockNotOwned, match="Cannot release"), lock:
+        inherit(lock)
+    assert holder(client)
+    assert force_release(NAME)
