@@ -191,6 +191,7 @@ def closed_over(settings: Any) -> Iterator[Callable[[], None]]:
 
     yield close
     computes._log_destroy_pending = False  # type: ignore[attr-defined]
+    computes.get_coro().close()  # else it would end in the midst of a later test
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["waits already", "comes later"])
