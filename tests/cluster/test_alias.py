@@ -117,9 +117,10 @@ def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
 def client_of_a_cluster(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Any:
     """An alias whose client is redis-py's for clusters; it leads to this URL."""
 
-    def lead_to(url: str) -> None:
+    def lead_to(url: str, *, recognized: bool = True) -> None:
         make = lambda self, write=True: RedisCluster.from_url(url)  # noqa: E731
-        monkeypatch.setattr("django_redis.client.DefaultClient.get_client", make)
+        if recognized:
+            monkeypatch.setattr("django_redis.client.DefaultClient.get_client", make)
         locks = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
         settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, url), "drop-in": locks}
         settings.REDISLOCK = {"CACHE": "locks"}
@@ -135,7 +136,7 @@ def test_a_client_of_a_cluster_is_recognised(cluster: Cluster, client_of_a_clust
 @pytest.mark.django_db
 @pytest.mark.parametrize("known_by", ["its client", "the setting"])
 def test_a_cluster_that_is_away_is_unavailable(known_by: str, client_of_a_cluster: Any, settings: Any) -> None:
-    client_of_a_cluster(NOWHERE)
+    client_of_a_cluster(NOWHERE, recognized=known_by == "its client")
     if known_by == "the setting":
         settings.REDISLOCK = {**CLUSTER, "RETRY_FOR": 0}
     with pytest.raises(LockUnavailable, match="cannot be reached for"):
@@ -143,8 +144,8 @@ def test_a_cluster_that_is_away_is_unavailable(known_by: str, client_of_a_cluste
     drop_in: Any = caches["drop-in"]
     with pytest.raises(redis.ConnectionError, match="cannot be reached for"):
         drop_in.lock("a").acquire()
-    assert ids() == ["W004"]
-    assert ids(deploy=False) == []
+    assert "W004" in ids()
+    assert "W004" not in ids(deploy=False)
     settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
     view = locked_view("a")(lambda request: HttpResponse("ran"))
     assert view(RequestFactory().get("/")).status_code == 503

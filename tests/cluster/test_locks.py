@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -179,6 +180,20 @@ def test_readings_of_a_slot_that_has_moved_are_read_again(elsewhere: tuple[str, 
     with Lock(name):
         believe_at(name, there)
         assert [lock.name for lock in list_locks()] == [name]
+
+
+def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(
+    elsewhere: tuple[str, int, int], eventually: Eventually
+) -> None:
+    name, _, there = elsewhere
+    ears = Subscription(name)
+    ears.start()
+    eventually(lambda: ears.hears)  # else this may be what finds it
+    with Lock(name, ttl=3) as lock:
+        believe_at(name, there)
+        end = monotonic() + lock.remaining()
+        eventually(lambda: monotonic() + lock.remaining() > end + 0.5)
+        assert not lock.lost
 
 
 def test_a_subscription_at_a_replica_does_not_count(
