@@ -663,14 +663,7 @@ def exchange_by(connection: Any, commands: Sequence[Command]) -> list[Any]:
 
 def after_round_trips(patch: pytest.MonkeyPatch, note: Callable[[int], object]) -> None:
     """After each round trip of a thread of this process, ``note`` with the number of its commands."""
-    exchange = LockStore.exchange
-
-    def noted(store: LockStore, node: Any, commands: Any, *args: Any) -> Any:
-        answer = exchange(store, node, commands, *args)
-        note(len(commands))
-        return answer
-
-    patch.setattr(LockStore, "exchange", noted)
+    note_round_trips(patch, after=lambda port, commands: note(len(commands)))
 
 
 def idle(connections: LoopConnections) -> list[Any]:

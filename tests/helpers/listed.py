@@ -11,7 +11,7 @@ import redis
 
 from django_redislock import Lock
 from redisserver import RedisServer
-from tests.inside import PREFIX, after_round_trips, note_round_trips
+from tests.inside import PREFIX, after_round_trips
 
 from .actors import server_time
 from .state import INDEX, put
@@ -42,8 +42,6 @@ def two_aliases(settings: Any, server: RedisServer) -> None:
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of commands in each round trip of this process's threads."""
     made: list[int] = []
-    note_round_trips(monkeypatch, before=lambda port, commands: made.append(len(commands)))
-
     after_round_trips(monkeypatch, made.append)
     return made
 
