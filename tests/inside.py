@@ -340,6 +340,15 @@ def pending_releases(using: str | None = None) -> int:
 leave_block = _leave  # the function that ends a ``with`` block
 
 
+def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """The ends of all ``with`` blocks are interrupted before they do anything."""
+
+    def strike(*args: object) -> None:
+        raise error
+
+    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", strike)
+
+
 def release_in_the_background(lock: Lock) -> None:
     """Have the renewer send the release of a lock that this thread or task holds."""
     runtime().watchdog.release_later(lease_of(lock).request, unknown=False)

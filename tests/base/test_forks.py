@@ -73,18 +73,23 @@ def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id(first: i
     def look() -> bool:
         lock = Lock("a", ttl=60)
         lock.acquire()
-        channel, parent = own_channel(), os.getpid()
-        old, peek_at_old = per_process(object)
-        parents = old()
+        channel, getpid = own_channel(), os.getpid
+        parent = getpid()
+        (old, peek_at_old), (got, _) = per_process(object), per_process(object)
+        parents = old(), got()
         os.getpid = lambda: parent + 1
-        new, _ = per_process(object)
-        mine = new()
-        return (
-            peek_at_old() is None
-            and is_free_of_its_parent(first, lock, channel)
-            and old() is not parents
-            and new() is mine  # which another thread may have made before this one has noticed the fork
-        )
+        try:
+            new, _ = per_process(object)
+            mine = new()
+            notices: list[Callable[[], bool]] = [lambda: got() is not parents[1], lambda: peek_at_old() is None]
+            return (
+                all(notice() for notice in (notices if first else notices[::-1]))
+                and is_free_of_its_parent(first, lock, channel)
+                and old() is not parents[0]
+                and new() is mine  # which another thread may have made before this one has noticed the fork
+            )
+        finally:
+            os.getpid = getpid
 
     assert in_child(look)
 

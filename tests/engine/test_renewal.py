@@ -16,6 +16,7 @@ from django_redislock.testing import lose
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Other
 from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.processes import Worker
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, QUEUE, holder
 from tests.inside import all_seen, hears, renew_all
@@ -139,12 +140,37 @@ def test_a_lock_whose_end_is_moved_is_looked_after_before_it_wherever_that_is_in
     lock.release()
 
 
-def test_a_lock_whose_end_is_moved_again_and_again_costs_no_memory(holds: Callable[..., Lock]) -> None:
-    lock = holds()
+# in a process of its own: where thousands of locks were held before, more may pile up
+MOVES = """
+from tests.inside import planned
+with Lock("moved", ttl=600) as lock:
     for _ in range(2200):
         lock.reacquire()
-    assert inside.planned() < 1100
-    lock.release()
+    say("planned", planned())
+"""
+
+
+def test_a_lock_whose_end_is_moved_again_and_again_costs_no_memory(start: Callable[..., Worker]) -> None:
+    assert int(start(MOVES).expect("planned")[0]) < 1100
+
+
+def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(crowd: Crowd, far: Proxy, eventually: Eventually) -> None:
+    ears = inside.Ears("far")
+    ears.start()
+    eventually(lambda: ears.ready)  # else the lease would be asked about when it is
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, ttl=1.5, auto_renew=False, on_lost=losses.append, using="far")
+    me(lock, "acquire")
+    held = far.hold_answer("add")
+    extending = me.start(lock, "extend", 600)
+    eventually(lambda: losses)
+    held.let_go()
+    with pytest.raises(LockLost):
+        extending.result(GENEROUS)
+    assert me.read(lambda: lock.lost)
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert [loss.reason for loss in losses] == [inside.WAS_NOT_RENEWED]
 
 
 def test_a_lock_that_is_released_just_before_its_renewal_may_have_lost_its_thread(

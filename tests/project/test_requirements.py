@@ -11,7 +11,7 @@ from tests.project.programs import ROOT, environment
 
 pytestmark = pytest.mark.complete
 
-NEEDS_A_BROWSER = "tests/admin/test_browser.py::test_search_and_sort"
+NEEDS_A_BROWSER = "tests/admin/test_browser.py::test_the_index_leads_to_the_list_which_sorts_and_searches"
 CHROMIUM = "Chromium (apt-get install chromium, or name an executable in CHROMIUM)"
 
 

@@ -22,7 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 import django_redislock
-from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
+from django_redislock import Lock, LockNotOwned, LockPool, locked, locked_get_or_set, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS
 from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
@@ -241,6 +241,28 @@ def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once
             leave_interrupted(one)
     with lock:
         pass
+
+
+def test_the_end_of_a_block_that_nobody_has_entered_releases_nothing(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = Lock(NAME)
+    with pytest.raises(LockNotOwned):
+        lock.__exit__(None, None, None)
+    inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
+    with pytest.raises(Interrupt):
+        lock.__exit__(None, None, None)
+    assert leftovers(client) == []
+
+
+def test_a_block_ends_what_was_acquired_again_inside_it(client: redis.Redis) -> None:
+    lock = Lock(NAME)
+    with lock:
+        lock.release()
+        lock.acquire()
+    assert leftovers(client) == []
+    with pytest.raises(LockNotOwned), lock:
+        lock.release()
 
 
 def leave_interrupted(lock: Lock) -> None:
