@@ -1153,6 +1153,10 @@ class Subscription(Ears):
         partition = self._listener.partition
         return self.hears and partition.subscribed_at is partition.node
 
+    def shares_connection(self, other: Subscription) -> bool:
+        """Both are subscribed by one connection."""
+        return self._listener.receiver is not None and self._listener.receiver is other._listener.receiver
+
     def end(self) -> None:
         """Its own subscription is over; that of others on the same connection goes on."""
         self._listener.unsubscribed()

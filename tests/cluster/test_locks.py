@@ -289,9 +289,9 @@ def test_nobody_stays_on_a_connection_whose_reader_was_interrupted(
     """Nor the one that is sent elsewhere when all of them subscribe anew."""
     one, two = neighbours
     two.start()
-    eventually(lambda: two.hears)
+    eventually(lambda: two.hears and two.shares_connection(one))
     generations = one.generation, two.generation
-    refused = refuse_subscription(monkeypatch, one, lambda number, itself: itself and number > 1)
+    refused = refuse_subscription(monkeypatch, one, lambda number, itself: itself)
     one.interrupt()
     one.subscribe_anew(two)
     eventually(lambda: refused and one.hears and two.hears)
