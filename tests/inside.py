@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
-import re
 import socket
 import sys
 import threading
@@ -21,7 +20,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
-from importlib.resources import files
 from linecache import getline
 from pathlib import Path
 from time import monotonic
@@ -257,12 +255,6 @@ def changed_scripts(without: Collection[str] = (), clock: tuple[str, str] | None
         yield
     finally:
         change_scripts()
-
-
-def rules_in_scripts() -> set[str]:
-    """The names of all rules in the scripts."""
-    texts = [path.read_text() for path in Path(str(files(_scripts.__package__) / "lua")).rglob("*.lua")]
-    return {name for text in texts for name in re.findall(r"--(?:\[\[)?@([a-z-]+)", text)} - {"or"}
 
 
 def use_tokens_as_ids() -> None:
