@@ -22,7 +22,6 @@ from .engine import (
     ExitMethod,
     WithBlock,
     block_of,
-    current_owner,
     release,
     release_by_token,
     renew,
@@ -228,7 +227,7 @@ class CacheLock:
     ) -> LockNotAcquired | None:
         """Why it failed, if it did. ``given``: the token as the caller knows it; ``ours``: as Redis does."""
         options = self._options()
-        section = _ask(lambda: Acquisition(current_owner(), lambda lease: lease, self.name, options, token=ours))
+        section = _ask(lambda: Acquisition(self.name, options, token=ours))
         try:
             if block is not None:
                 block.enter(section)
@@ -236,7 +235,7 @@ class CacheLock:
             if refusal is not None:
                 return refusal
             if not self.thread_local:
-                section.held.follow(section, self)
+                section.keep_for(self)
             if not self.thread_local or self.timeout:
                 # it ends by itself or in another thread, so whoever waits for it in this one may wait
                 section.disown()

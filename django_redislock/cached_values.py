@@ -23,9 +23,9 @@ from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Deadline, Seconds, monotonic
 from .computations import Computation, computations
 from .conf import conf
-from .engine import Acquisition, Frame, Owner, current_owner, release_quietly
+from .engine import Acquisition, Frame, holds, release_quietly
 from .engine.messages.waiters import Park, lone_waiter
-from .engine.owners.bridges import launching_task
+from .engine.owners.held import served_loop
 from .exceptions import LockError, LockNotAcquired, LockUnavailable
 from .options import Options, check_timeout
 from .store.stores import get_partition
@@ -120,13 +120,13 @@ def get_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -
     if iscoroutinefunction(default):
         raise TypeError(f"The default {default!r} is a coroutine function: await alocked_get_or_set() instead.")
     lookup = _Lookup(cache, alias, key, default, **options)
-    return run_blocking(lookup.get(current_owner()), "Await alocked_get_or_set() instead")
+    return run_blocking(lookup.get(), "Await alocked_get_or_set() instead")
 
 
 async def aget_or_set(cache: Any, alias: str, key: str, default: Any, **options: Any) -> Any:
     """See get_or_set()."""
     lookup = _Lookup(cache, alias, key, default, **options)
-    return await arun(lookup.get(current_owner()))
+    return await arun(lookup.get())
 
 
 class _Lookup:
@@ -153,7 +153,7 @@ class _Lookup:
         self.lock_alias: str | None = getattr(cache, "lock_alias", None)
         self.alias = self.lock_alias or alias
 
-    def get(self, owner: Owner) -> Steps[Any]:
+    def get(self) -> Steps[Any]:
         value = yield self._get(MISSING)
         if value is not MISSING:
             return value
@@ -166,8 +166,8 @@ class _Lookup:
         frame = Frame()
         # a default that asks for its own value does not wait for itself: the lock raises the error
         computation: Computation | None = None
-        while owner.lease_on(get_partition(self.lock_alias, name), name) is None:
-            computation, leads = computations.get().join((self.lock_alias, name), owner, frame)
+        while holds(get_partition(self.lock_alias, name), name) is None:
+            computation, leads = computations.get().join((self.lock_alias, name), frame)
             if leads:
                 break
             ended = yield from self._wait_for(computation, deadline)
@@ -181,7 +181,7 @@ class _Lookup:
                 return (yield from self._compute())
             if ended and computation.trouble is not None:
                 raise LockUnavailable(str(computation.trouble), name) from computation.trouble
-        section = Acquisition(owner, lambda lease: self, name, options)
+        section = Acquisition(name, options)
         section.undo_after(frame)
         if computation is not None:
             computation.section = section
@@ -216,7 +216,7 @@ class _Lookup:
         computation.waiters[waiter] = None
         try:
             while True:
-                needed = _may_be_needed_by(computation.leader)
+                needed = _may_be_needed_by(computation)
                 # who ends it says so first, and wakes those who wait then
                 if not computation.ended:
                     yield Park(waiter, min(deadline.left(), LOOK_EVERY))
@@ -253,8 +253,6 @@ class _Lookup:
         return f"Could not compute the value of the cache key {self.key!r}: what computes it asks for that very value."
 
 
-def _may_be_needed_by(leader: Owner) -> bool:
-    """Whether this thread runs sync code for the event loop of ``leader``, which may need the thread itself."""
-    task = leader.task
-    launcher = None if asyncio._get_running_loop() is not None else launching_task(task)
-    return task is not None and launcher is not None and launcher.get_loop() is task.get_loop()
+def _may_be_needed_by(computation: Computation) -> bool:
+    """Whether this thread runs sync code for the event loop of that computation, which may need the thread itself."""
+    return asyncio._get_running_loop() is None and computation.loop is not None and served_loop() is computation.loop

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 
 from .base.per_process import PerProcess
-from .engine import Acquisition, Frame, Owner
+from .engine import Acquisition, Frame
+from .engine.owners.held import Runner, running_task, runs, served_loop
 from .engine.messages.waiters import Waiter
 from .exceptions import LockUnavailable
 
@@ -17,8 +19,9 @@ class Computation:
     It carries no value: each reads its own from the cache, since no two should share a mutable object.
     """
 
-    def __init__(self, leader: Owner, frame: Frame) -> None:
-        self.leader = leader
+    def __init__(self, leader: Runner, frame: Frame) -> None:
+        self.leader = weakref.ref(leader)
+        self.loop = loop_here()  # for which it is computed
         self.section: Acquisition | None = None  # once it asks for the lock
         self.ended: bool = False
         self.trouble: LockUnavailable | None = None  # by which it ended
@@ -30,12 +33,17 @@ class Computation:
         """Whether it may still come to its end, so that nobody else should compute."""
         lease = None if self.section is None else self.section.lease
         over = lease is not None and (lease.lost or lease.closed)
-        return self._frame() is not None and self.leader.alive() and not over
+        return self._frame() is not None and (leader := self.leader()) is not None and runs(leader) and not over
 
     def end(self, trouble: LockUnavailable | None) -> None:
         self.trouble, self.ended = trouble, True
         for waiter in list(self.waiters):
             waiter.wake()
+
+
+def loop_here() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread, or for which it runs sync code."""
+    return asyncio._get_running_loop() or served_loop()
 
 
 class _Computations:
@@ -45,12 +53,13 @@ class _Computations:
         self._mutex = threading.RLock()  # a finalizer may run on this thread and compute as well
         self._under_way: dict[tuple[str | None, str], Computation] = {}
 
-    def join(self, key: tuple[str | None, str], leader: Owner, frame: Frame) -> tuple[Computation, bool]:
+    def join(self, key: tuple[str | None, str], frame: Frame) -> tuple[Computation, bool]:
         """The computation of this value, and whether the caller has to do it."""
+        leader = running_task() or threading.current_thread()
         with self._mutex:
             known = self._under_way.get(key)
             # a finalizer may want the value for which its own thread is about to ask
-            if known is not None and known.goes_on and known.leader is not leader:
+            if known is not None and known.goes_on and known.leader() is not leader:
                 return known, False
             self._under_way[key] = made = Computation(leader, frame)
             return made, True

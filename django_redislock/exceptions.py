@@ -64,10 +64,17 @@ class LockNotOwned(LockError, redis.exceptions.LockNotOwnedError):
     """This thread or task does not hold the lock that it tried to use: it never acquired it, or has released it."""
 
     @classmethod
-    def to(cls, verb: str, name: str, *, adoptable: bool = False) -> LockNotOwned:
-        """The error of somebody who tries ``verb`` on a lock that somebody else holds, or nobody."""
-        hint = " Acquire it first: with its token, that adopts it." if adoptable else ""
-        return cls(f"Cannot {verb} the lock {name!r}: this thread or task does not hold it.{hint}", name)
+    def to(cls, verb: str, name: str, *, adoptable: bool = False, elsewhere: bool = False) -> LockNotOwned:
+        """The error of somebody who tries ``verb`` on a lock that somebody else holds, or nobody.
+
+        ``elsewhere``: the same thread or task holds it through another object.
+        """
+        why = "this thread or task does not hold it."
+        if elsewhere:
+            why = "this thread or task holds it through another object: use that one."
+        elif adoptable:
+            why += " Acquire it first: with its token, that adopts it."
+        return cls(f"Cannot {verb} the lock {name!r}: {why}", name)
 
 
 class LockLost(LockNotOwned):

@@ -6,6 +6,8 @@ Most of this module is docstrings: they are the reference, for sync and async ca
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from asgiref.sync import sync_to_async
@@ -19,7 +21,7 @@ from .base.suggestions import refuse_arguments, takes_by_name
 from .base.times import Seconds, seconds, ttl_seconds
 from .base.warn import is_ours
 from .conf import conf
-from .engine import Acquisition, Caller, Lease, Owner, Section, WithBlock, current_owner, twin
+from .engine import Acquisition, Lease, Section, WithBlock, find, holds, twin
 from .exceptions import LockNotOwned, LockUnavailable
 from .fencing import claim
 from .inspection import LockInfo, LockStatus
@@ -115,7 +117,7 @@ class Lock:
     monotonic clock stands still while it sleeps.
     """
 
-    __slots__ = ("__weakref__", "_latest", "_options", "_token", "name")
+    __slots__ = ("__weakref__", "_latest", "_options", "_sections", "_token", "name")
 
     @takes_by_name
     def __init__(self, name: str, *wrong: NoReturn, token: str | None = None, **options: Unpack[LockOptions]) -> None:
@@ -124,7 +126,8 @@ class Lock:
             warn_of_fields(name)
         self._options = read_options(options, "Lock()", beside=["token"], wrong=wrong)
         self._token = None if token is None else check_token(token)
-        self._latest: Lease | None = None  # acquired by any thread or task
+        self._sections: list[Acquisition] = []  # of all threads and tasks
+        self._latest: Lease | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -153,7 +156,7 @@ class Lock:
         """
         if wrong or unknown:
             refuse_arguments("Lock.acquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
-        section = self._section(current_owner(), token)
+        section = self._section(token)
         del token  # error reports show local variables
         try:
             timeout = check_timeout(blocking_timeout)
@@ -164,21 +167,24 @@ class Lock:
 
     @twin
     @takes_by_name
-    async def aacquire(
+    def aacquire(
         self,
-        caller: Caller,
-        /,
         *wrong: NoReturn,
         blocking: bool | None = None,
         blocking_timeout: Seconds | None = None,
         token: str | None = None,
         **unknown: NoReturn,
-    ) -> bool:
-        """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue."""
+    ) -> Coroutine[Any, Any, bool]:
+        """See acquire(). Cancelled at any moment, it leaves neither a lock nor a place in the queue.
+
+        The lock belongs to whoever *calls* this, whichever task awaits it (``wait_for``, ``gather``, ``create_task``).
+        """
         if wrong or unknown:
             refuse_arguments("Lock.aacquire()", wrong, unknown, _ACQUIRE, "blocking_timeout")
-        section = self._section(caller.owner(), token)
-        del token  # error reports show local variables
+        section = self._section(token)
+        return section.awaited(self._aobtain(section, blocking, blocking_timeout))
+
+    async def _aobtain(self, section: Acquisition, blocking: bool | None, blocking_timeout: Seconds | None) -> bool:
         try:
             return await arun(section.obtain(blocking, check_timeout(blocking_timeout))) is None
         except BaseException as error:
@@ -195,7 +201,7 @@ class Lock:
         Raises LockUnavailable, and LockError when this thread or task holds the lock itself (with ``reentrant``, that
         counts as one more acquire).
         """
-        section = self._section(current_owner(), None)
+        section = self._section(None)
         try:
             run_blocking(section.obtain(seizes=True), "Await aseize() instead")
         except BaseException:
@@ -203,9 +209,12 @@ class Lock:
             raise
 
     @twin
-    async def aseize(self, caller: Caller) -> None:
+    def aseize(self) -> Coroutine[Any, Any, None]:
         """See seize()."""
-        section = self._section(caller.owner(), None)
+        section = self._section(None)
+        return section.awaited(self._aseize(section))
+
+    async def _aseize(self, section: Acquisition) -> None:
         try:
             await arun(section.obtain(seizes=True))
         except BaseException as error:
@@ -214,7 +223,7 @@ class Lock:
 
     def __enter__(self) -> Self:
         block = engine.block_of(self)
-        section = self._section(current_owner(), None)
+        section = self._section(None)
         try:
             run_blocking(self._enter(section, block), "Use async with instead.")
             return self
@@ -224,10 +233,10 @@ class Lock:
 
     def __aenter__(self) -> Any:
         """See __enter__()."""
-        return self._aenter(engine.block_of(self))
+        section = self._section(None)
+        return section.awaited(self._aenter(section, engine.block_of(self)))
 
-    async def _aenter(self, block: WithBlock | None) -> Self:
-        section = self._section(current_owner(), None)
+    async def _aenter(self, section: Acquisition, block: WithBlock | None) -> Self:
         try:
             await arun(self._enter(section, block))
             return self
@@ -244,12 +253,12 @@ class Lock:
         LockUnavailable when Redis cannot be reached: then it can be tried again; if not, the lease ends by itself after
         the seconds in the error's ``lease_left``.
         """
-        run_blocking(self._release(current_owner()), "Await arelease() instead")
+        run_blocking(self._release(self._own()), "Await arelease() instead")
 
     @twin
-    async def arelease(self, caller: Caller) -> None:
+    def arelease(self) -> Coroutine[Any, Any, None]:
         """See release(). If cancelled, it completes in the background."""
-        await arun(self._release(caller.owner()))
+        return arun(self._release(self._own()))
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """End renewal and ownership here without a release; return the token with which another process can go on.
@@ -258,12 +267,12 @@ class Lock:
         the lock. Until then the lease runs, for ``ttl`` seconds (None: that of the lock): give as many as the other
         process may take to begin. Raises LockNotOwned, LockLost, LockUnavailable.
         """
-        return run_blocking(self._detach(current_owner(), ttl), "Await adetach() instead")
+        return run_blocking(self._detach(self._own(), ttl), "Await adetach() instead")
 
     @twin
-    async def adetach(self, caller: Caller, ttl: Seconds | None = None) -> str:
+    def adetach(self, ttl: Seconds | None = None) -> Coroutine[Any, Any, str]:
         """See detach()."""
-        return await arun(self._detach(caller.owner(), ttl))
+        return arun(self._detach(self._own(), ttl))
 
     # -- while it is held -------------------------------------------------------------------------------------------
 
@@ -275,25 +284,25 @@ class Lock:
         ``auto_renew=False`` or :meth:`detach`. Always returns True.
         Raises LockNotOwned, LockLost, LockUnavailable.
         """
-        return run_blocking(self._extend(current_owner(), additional, replace_ttl), "Await aextend() instead")
+        return run_blocking(self._extend(self._own(), additional, replace_ttl), "Await aextend() instead")
 
     @twin
-    async def aextend(self, caller: Caller, additional: Seconds, *, replace_ttl: bool = False) -> bool:
+    def aextend(self, additional: Seconds, *, replace_ttl: bool = False) -> Coroutine[Any, Any, bool]:
         """See extend()."""
-        return await arun(self._extend(caller.owner(), additional, replace_ttl))
+        return arun(self._extend(self._own(), additional, replace_ttl))
 
     def reacquire(self) -> bool:
         """Make the lease end a full TTL from now. Raises like :meth:`extend`."""
-        return run_blocking(self._extend(current_owner(), None, True), "Await areacquire() instead")
+        return run_blocking(self._extend(self._own(), None, True), "Await areacquire() instead")
 
     @twin
-    async def areacquire(self, caller: Caller) -> bool:
+    def areacquire(self) -> Coroutine[Any, Any, bool]:
         """See reacquire()."""
-        return await arun(self._extend(caller.owner(), None, True))
+        return arun(self._extend(self._own(), None, True))
 
     def check(self) -> None:
         """Raise LockLost if the lock is lost, LockNotOwned if it is not held here. For long loops: no round trip."""
-        lease = self._held(current_owner(), "use").held
+        lease = self._held("use").held
         if lease.lost:
             raise lease.lost_error()
 
@@ -310,32 +319,32 @@ class Lock:
         these errors roll your transaction back. Where the database asks to repeat a transaction (REPEATABLE READ and
         above), its error propagates: :func:`locked_atomic` repeats by itself.
         """
-        claim(self._held(current_owner(), "claim").held, using)
+        claim(self._held("claim").held, using)
 
-    @twin
-    async def aclaim(self, caller: Caller, using: str = DEFAULT_DB_ALIAS) -> None:
+    async def aclaim(self, using: str = DEFAULT_DB_ALIAS) -> None:
         """See claim(). For a transaction in the thread of Django's async ORM (``sync_to_async``)."""
-        await sync_to_async(claim)(self._held(caller.owner(), "claim").held, using)
+        await sync_to_async(claim)(self._held("claim").held, using)
 
     @property
     def lost(self) -> bool:
         """Whether the lock is known to be lost, or must be presumed lost by the local clock. No round trip.
 
-        In a thread or task that has not acquired it (a helper of the holder), this tells of the holder's acquisition,
-        or of the latest one through this object. False where nothing was acquired, and after a release.
+        In a thread or task that has not acquired it (a helper of the holder), whether the latest acquisition through
+        this object is lost. False where nothing was acquired, and after a release.
         """
-        lease = self._shown_lease()
-        return lease is not None and lease.lost
+        section = self._own()
+        lease = self._latest if section is None else section.held
+        return lease is not None and lease.here and lease.lost
 
     def remaining(self) -> float:
-        """Seconds of lease left by the local monotonic clock; 0.0 when lost or not held. See :attr:`lost`."""
-        lease = self._shown_lease()
-        return 0.0 if lease is None else lease.remaining()
+        """Seconds of lease left by the local monotonic clock; 0.0 when lost or not held here."""
+        section = self._own()
+        return 0.0 if section is None else section.held.remaining()
 
     @property
     def token(self) -> str | None:
         """The secret of the current acquisition: whoever has it can adopt or release the lock."""
-        section = current_owner().section(self)
+        section = self._own()
         if section is None:
             return None if self._token is None else str(self._token)
         engine.start_listening(section.held)
@@ -347,12 +356,12 @@ class Lock:
 
         Raises LockNotOwned when this thread or task does not hold the lock: there is no number to write down then.
         """
-        return self._held(current_owner(), "read the fence of").held.fence
+        return self._held("read the fence of").held.fence
 
     @property
     def ttl(self) -> float:
         """Seconds after which Redis frees the lock if nobody renews it."""
-        section = current_owner().section(self)
+        section = self._own()
         if section is not None:
             return section.held.ttl
         return conf().ttl_of(self.name) if self._options.ttl is None else self._options.ttl
@@ -372,21 +381,21 @@ class Lock:
 
         One that has not acquired it asks for the token given to the constructor: whether any acquisition has that.
         """
-        return run_blocking(self._owned(current_owner()), "Await aowned() instead")
+        return run_blocking(self._owned(self._own()), "Await aowned() instead")
 
     @twin
-    async def aowned(self, caller: Caller) -> bool:
+    def aowned(self) -> Coroutine[Any, Any, bool]:
         """See owned()."""
-        return await arun(self._owned(caller.owner()))
+        return arun(self._owned(self._own()))
 
     def status(self) -> LockStatus:
         """The :class:`LockStatus`. LOCKED means held *here*: by this thread or task, or by the constructor's token."""
-        return run_blocking(self._status(current_owner()), "Await astatus() instead")
+        return run_blocking(self._status(self._own()), "Await astatus() instead")
 
     @twin
-    async def astatus(self, caller: Caller) -> LockStatus:
+    def astatus(self) -> Coroutine[Any, Any, LockStatus]:
         """See status()."""
-        return await arun(self._status(caller.owner()))
+        return arun(self._status(self._own()))
 
     def info(self) -> LockInfo | None:
         """What Redis says now: holder, since, lease, fence, waiters in order. None when it is free."""
@@ -423,13 +432,23 @@ class Lock:
 
     # -- for sync and async alike -----------------------------------------------------------------------------------
 
-    def _section(self, owner: Owner, token: str | None) -> Acquisition:
+    def _section(self, token: str | None) -> Acquisition:
         given = self._token if token is None else check_token(token)
-        return Acquisition(owner, self._acquired, self.name, self._options, token=given)
+        return Acquisition(self.name, self._options, through=self, token=given)
 
-    def _acquired(self, lease: Lease) -> Self:
-        self._latest = lease
-        return self
+    def entered(self, section: Acquisition) -> None:
+        self._sections = [other for other in self._sections if not other.held.lost]
+        self._sections.append(section)
+        self._latest = section.held
+
+    def left(self, section: Acquisition) -> None:
+        with suppress(ValueError):  # it was never entered; or the watchdog has come here as well
+            self._sections.remove(section)
+
+    def _own(self) -> Acquisition | None:
+        """The acquisition of which this object speaks here; see engine.find()."""
+        found: Acquisition | None = find(self._sections)
+        return found
 
     def _enter(self, section: Acquisition, block: WithBlock | None) -> Steps[None]:
         if block is not None:
@@ -438,8 +457,8 @@ class Lock:
         if refusal is not None:
             raise refusal
 
-    def _release(self, owner: Owner) -> Steps[None]:
-        section = owner.section(self)
+    def _release(self, own: Acquisition | None) -> Steps[None]:
+        section = own or self._own()  # a framework may make the call in no task, and await it in the right one
         if section is not None:
             try:
                 free = yield from section.give_back()
@@ -453,7 +472,7 @@ class Lock:
         else:
             free = False
         if section is None and not free:
-            raise LockNotOwned.to("release", self.name)
+            raise self._not_owned("release")
         if free:
             warn_of_release(self.name, unclaimed=section is not None and section.held.unclaimed)
 
@@ -463,23 +482,23 @@ class Lock:
         if lease is not None and lease.detached:
             return  # handed over inside the block
         if section is not None and section.lease is not None and section.lease.closed:
-            section = current_owner().section(self)  # released inside the block, and perhaps acquired again
+            section = self._own()  # released inside the block, and perhaps acquired again
         if section is None:
             if error is None:
-                raise LockNotOwned.to("release", self.name)
+                raise self._not_owned("release")
         elif (yield from section.exit(error)) and error is None:
             warn_of_release(section.held.name, unclaimed=section.held.unclaimed)
 
     __exit__: engine.ExitMethod = engine.exit_of(_end)
     __aexit__: engine.ExitMethod = engine.aexit_of(_end)
 
-    def _detach(self, owner: Owner, ttl: Seconds | None) -> Steps[str]:
-        section = self._held(owner, "detach")
+    def _detach(self, own: Acquisition | None, ttl: Seconds | None) -> Steps[str]:
+        section = self._held("detach", own)
         left = section.held.ttl if ttl is None else ttl_seconds(ttl, "ttl")
         return (yield from engine.detach(section, left))
 
-    def _extend(self, owner: Owner, additional: Seconds | None, replaces: bool) -> Steps[bool]:
-        lease = self._held(owner, "extend").held
+    def _extend(self, own: Acquisition | None, additional: Seconds | None, replaces: bool) -> Steps[bool]:
+        lease = self._held("extend", own).held
         check = ttl_seconds if replaces else seconds
         left = lease.ttl if additional is None else check(additional, "additional")
         yield from engine.renew(lease, "set" if replaces else "add", left)
@@ -489,33 +508,31 @@ class Lock:
         held, _ = yield from read_holder(self._partition(), self.name)
         return held
 
-    def _owned(self, owner: Owner) -> Steps[bool]:
-        id, token = self._known_here(owner)
+    def _owned(self, own: Acquisition | None) -> Steps[bool]:
+        id, token = self._known(own)
         if id is None and token is None:
             return False
         _, holder = yield from read_holder(self._partition(), self.name)
         return holder is not None and holder.is_of(id, token)
 
-    def _status(self, owner: Owner) -> Steps[LockStatus]:
-        return (yield from read_status(self._partition(), self.name, *self._known_here(owner)))
+    def _status(self, own: Acquisition | None) -> Steps[LockStatus]:
+        return (yield from read_status(self._partition(), self.name, *self._known(own)))
 
-    def _known_here(self, owner: Owner) -> tuple[str | None, str | None]:
-        """The id by which this thread or task holds the lock, through any object; else the constructor's token."""
-        id = owner.id_on(self._partition(), self.name)
-        return id, self._token if id is None else None  # another acquisition may have the same token
+    def _known(self, called: Acquisition | None) -> tuple[str | None, str | None]:
+        """The id by which this object holds the lock here; else the constructor's token."""
+        own = called or self._own()
+        # another acquisition may have the same token
+        return (None, self._token) if own is None else (own.held.id, None)
 
-    def _held(self, owner: Owner, verb: str) -> Section:
-        section = owner.section(self)
+    def _held(self, verb: str, called: Acquisition | None = None) -> Acquisition:
+        section = called or self._own()
         if section is None:
-            raise LockNotOwned.to(verb, self.name, adoptable=self._token is not None)
+            raise self._not_owned(verb)
         return section
 
-    def _shown_lease(self) -> Lease | None:
-        """The lease of this thread or task; if it has none, that of a parent task or of a sharer of this object."""
-        owner = engine.shown_owner()
-        section = None if owner is None else owner.section(self)
-        lease = self._latest if section is None else section.held
-        return lease if lease is not None and lease.here else None
+    def _not_owned(self, verb: str) -> LockNotOwned:
+        elsewhere = holds(self._partition(), self.name) is not None
+        return LockNotOwned.to(verb, self.name, adoptable=self._token is not None, elsewhere=elsewhere)
 
     def _partition(self) -> Partition:
         return get_partition(self._options.using, self.name)

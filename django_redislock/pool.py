@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,7 +11,7 @@ from .base.names import check_name, member_name, pool_name, quote
 from .base.steps import Steps, arun, run_blocking
 from .base.suggestions import takes_by_name
 from .base.times import Seconds, monotonic
-from .engine import Acquisition, Caller, Owner, current_owner, twin
+from .engine import Acquisition, holds, twin
 from .exceptions import LockNotAcquired, LockUnavailable
 from .inspection import LockStatus
 from .inspection.pools import PoolInfo, count_states, inspect_pool, read_items, read_keys
@@ -130,16 +130,15 @@ class LockPool:
 
     def items_locked_status(self) -> list[tuple[str, LockStatus]]:
         """Each member with its :class:`LockStatus` (LOCKED: held by this thread or task), in two round trips."""
-        return run_blocking(self._items(current_owner()), "Await aitems_locked_status() instead")
+        return run_blocking(self._items(), "Await aitems_locked_status() instead")
 
-    @twin
-    async def aitems_locked_status(self, caller: Caller) -> list[tuple[str, LockStatus]]:
+    async def aitems_locked_status(self) -> list[tuple[str, LockStatus]]:
         """See items_locked_status()."""
-        return await arun(self._items(caller.owner()))
+        return await arun(self._items())
 
     def values_lock_status(self) -> list[LockStatus]:
         """The statuses of :meth:`keys`, in their order; see items_locked_status()."""
-        return _statuses(run_blocking(self._items(current_owner()), "Await avalues_lock_status() instead"))
+        return _statuses(run_blocking(self._items(), "Await avalues_lock_status() instead"))
 
     async def avalues_lock_status(self) -> list[LockStatus]:
         """See values_lock_status()."""
@@ -147,7 +146,7 @@ class LockPool:
 
     def health_check(self) -> tuple[int, int]:
         """How many members are (held, free), whoever holds them."""
-        return count_states(run_blocking(self._items(current_owner()), "Await ahealth_check() instead"))
+        return count_states(run_blocking(self._items(), "Await ahealth_check() instead"))
 
     async def ahealth_check(self) -> tuple[int, int]:
         """See health_check()."""
@@ -196,10 +195,10 @@ class LockPool:
         with the same meaning: ``ttl``, ``auto_renew``, ``max_hold``, ``on_lost``, ``poll``, ``backoff``, ``attempts``,
         ``replicas``, ``slow_wait``, ``note``, ``purpose``, ``template``.
         """
-        section = self._section(current_owner(), wrong, options)
+        section = self._section(wrong, options)
         try:
             # named first: what a signal handler raises as the call returns is met here as well
-            member = run_blocking(self._obtain(section), "Await aacquire() instead")
+            member = run_blocking(self._obtain(section, options), "Await aacquire() instead")
             return member  # noqa: RET504
         except BaseException:
             section.undo()
@@ -207,29 +206,31 @@ class LockPool:
 
     @twin
     @takes_by_name
-    async def aacquire(self, caller: Caller, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> PoolMember:
+    def aacquire(self, *wrong: NoReturn, **options: Unpack[AcquireOptions]) -> Coroutine[Any, Any, PoolMember]:
         """See acquire(): ``async with await pool.aacquire() as account``."""
-        section = self._section(caller.owner(), wrong, options)
+        section = self._section(wrong, options)
+        return section.awaited(self._aobtain(section, options))
+
+    async def _aobtain(self, section: Acquisition, options: AcquireOptions) -> PoolMember:
         try:
-            return await arun(self._obtain(section))
+            return await arun(self._obtain(section, options))
         except BaseException as error:
             section.undo_cancelled(error)
             raise
 
     # -- for sync and async alike ------------------------------------------------------------------------------------
 
-    def _section(self, owner: Owner, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
+    def _section(self, wrong: Sequence[object], given: AcquireOptions) -> Acquisition:
         read_options(given, "LockPool.acquire()", AcquireOptions, wrong=wrong, number="blocking_timeout")
-        options: Any = {**given, "using": self.using}
-        checked = read_options(options, "LockPool.acquire()")
-        return Acquisition(owner, lambda lease: PoolMember.of(lease, options), pool_name(self.name), checked)
+        checked = read_options({**given, "using": self.using}, "LockPool.acquire()")
+        return Acquisition(pool_name(self.name), checked)
 
-    def _obtain(self, section: Acquisition) -> Steps[PoolMember]:
+    def _obtain(self, section: Acquisition, options: AcquireOptions) -> Steps[PoolMember]:
         refusal = yield from section.obtain()
         if refusal is not None:
             raise (yield from self._explained(refusal))
-        assert isinstance(section.through, PoolMember)
-        return section.through
+        kept: Any = {**options, "using": self.using}
+        return PoolMember.of(section, kept)
 
     def _explained(self, refusal: LockNotAcquired) -> Steps[LockNotAcquired]:
         """Say that the pool has no members where none was held, so that no other refusal costs a round trip more."""
@@ -291,9 +292,15 @@ class LockPool:
         name = member_name(self.name, key)
         return (yield from resume(get_partition(self.using, name), name))
 
-    def _items(self, owner: Owner) -> Steps[list[tuple[str, LockStatus]]]:
+    def _items(self) -> Steps[list[tuple[str, LockStatus]]]:
         partition = self._partition()
-        return (yield from read_items(partition, self.name, partial(owner.id_on, partition)))
+        return (yield from read_items(partition, self.name, partial(_id_on, partition, pool_name(self.name))))
+
+
+def _id_on(partition: Partition, pool: str, member: str) -> str | None:
+    """The id by which the running code holds this member."""
+    lease = holds(partition, member, pool)
+    return None if lease is None else lease.id
 
 
 def _statuses(items: list[tuple[str, LockStatus]]) -> list[LockStatus]:

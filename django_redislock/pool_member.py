@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import engine
 from .base.names import unquoted
-from .engine import Lease, current_owner
+from .engine import Acquisition, Lease
 from .exceptions import LockError
 from .lock import Lock
 from .options import LockOptions
@@ -30,9 +30,11 @@ class PoolMember(Lock):
         self._entered: Lease | None = None  # by a block, which will release it
 
     @classmethod
-    def of(cls, lease: Lease, options: LockOptions) -> Self:
-        """The member that this lease is for."""
-        return cls(lease.name, **options)._acquired(lease)
+    def of(cls, section: Acquisition, options: LockOptions) -> Self:
+        """The member that was acquired."""
+        member = cls(section.held.name, **options)
+        section.belongs_to(member)
+        return member
 
     def __enter__(self) -> Self:
         if not self._go_on(None):
@@ -40,15 +42,21 @@ class PoolMember(Lock):
             self._entered = self._latest
         return self
 
-    async def _aenter(self, block: engine.WithBlock | None) -> Self:
-        if not self._go_on(block):
-            await super()._aenter(block)
-            self._entered = self._latest
+    def __aenter__(self) -> Any:
+        block = engine.block_of(self)
+        return self._go_on_here() if self._go_on(block) else self._enter_anew(block)
+
+    async def _go_on_here(self) -> Self:
+        return self
+
+    async def _enter_anew(self, block: engine.WithBlock | None) -> Self:
+        await self._aenter(self._section(None), block)
+        self._entered = self._latest
         return self
 
     def _go_on(self, block: engine.WithBlock | None) -> bool:
         """Whether it is held already, so that the block only has to release it."""
-        section = current_owner().section(self)
+        section = self._own()
         if section is None:
             return False
         if section.held.lost:  # and may be somebody else's

@@ -41,7 +41,7 @@ from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
-from django_redislock.engine import Acquisition, Frame, Lease, Section, current_owner, draw_new_fence
+from django_redislock.engine import Acquisition, Frame, Lease, Section, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
@@ -123,7 +123,6 @@ _LIMITS = {
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
-    "launching_within": "engine.owners.bridges.LAUNCHING_WITHIN",
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "asking_takes": "store.cluster.ASKING_TAKES",
@@ -292,7 +291,7 @@ def note_attempts(on_end: Callable[[int | None], object], on_presumed: Callable[
 
 def lease_of(lock: Lock) -> Lease:
     """The lease of this thread or task."""
-    section = current_owner().section(lock)
+    section = lock._own()
     assert section is not None
     return section.held
 
@@ -1020,7 +1019,7 @@ def waiting_for_values() -> int:
 def joins_at_the_end(asynchronous: bool) -> bool:
     """Wait for a computation that ends just before; whether it is noticed."""
     frame = Frame()
-    computation = Computation(current_owner(), frame)
+    computation = Computation(threading.current_thread(), frame)
     computation.end(None)
     lookup = _Lookup(None, "ours", "x", 1, timeout=None, version=None, blocking_timeout=None)
     steps = lookup._wait_for(computation, NEVER)

@@ -7,33 +7,33 @@ from .acquiring.extension import detach, draw_new_fence, renew, renew_by_token, 
 from .acquiring.release import release, release_by_token, release_quietly, release_surely
 from .leases.lease import Lease, Section
 from .owners.description import describe_owner
-from .owners.owner import Owner, current_owner, shown_owner
-from .owners.twin import Caller, twin
+from .owners.held import find, hide, holds, under
+from .owners.twin import twin
 from .owners.with_block import ExitMethod, WithBlock, aexit_of, block_of, exit_of
 
 __all__ = [
     "Acquisition",
-    "Caller",
     "ExitMethod",
     "Frame",
     "Lease",
-    "Owner",
     "Section",
     "WithBlock",
     "aexit_of",
     "block_of",
-    "current_owner",
     "describe_owner",
     "detach",
     "draw_new_fence",
     "exit_of",
+    "find",
+    "hide",
+    "holds",
     "release",
     "release_by_token",
     "release_quietly",
     "release_surely",
     "renew",
     "renew_by_token",
-    "shown_owner",
     "start_listening",
     "twin",
+    "under",
 ]

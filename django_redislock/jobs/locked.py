@@ -25,7 +25,7 @@ from ..call_names import (
     template_of,
     wraps,
 )
-from ..engine import Acquisition, current_owner
+from ..engine import Acquisition
 from ..fencing import begin
 from ..open_transactions import open_aliases, warn_of_release
 from ..options import LockOptions, Options, mark_locked, read_options, refuse_fenced
@@ -121,7 +121,7 @@ class _LockedFunction:
 
     def _guarded(self, args: Any, kwargs: Any) -> Steps[Any]:
         name, note, token = self.texts.fill(self.function, self.signature, args, kwargs)
-        section = Acquisition(current_owner(), lambda lease: lease, name, self.options.with_note(note), token=token)
+        section = Acquisition(name, self.options.with_note(note), token=token)
         section.at_least = self.at_least
 
         def claiming() -> Any:

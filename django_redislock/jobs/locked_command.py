@@ -17,7 +17,7 @@ from ..base.names import lock_name
 from ..base.steps import refuse_event_loop, run
 from ..base.suggestions import did_you_mean
 from ..base.times import Seconds, seconds
-from ..engine import current_owner, release_surely
+from ..engine import release_surely
 from ..exceptions import LockLost, LockNotAcquired, LockUnavailable
 from ..lock import Lock
 from ..open_transactions import warn_of_release
@@ -190,7 +190,7 @@ def held(lock: Lock, *, busy_status: int, at_least: float = 0.0, own: str = "") 
 
 
 def _give_back(lock: Lock, at_least: float) -> None:
-    section = current_owner().section(lock)
+    section = lock._own()
     if section is None:
         return  # released by the command itself
     section.at_least = at_least

@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 
 from ..base.steps import Steps, arun, run
-from ..engine import Acquisition, Frame, current_owner, release_quietly
+from ..engine import Acquisition, Frame, hide, release_quietly, under
 from .responses import note_held
 
 CONTENT = ""  # beside the aliases of databases
@@ -44,12 +44,12 @@ class LateRelease:
             response._resource_closers.append(partial(self.ended, CONTENT, keeper))
             if not isinstance(response, FileResponse):  # servers may send that without iterating over it
                 response.streaming_content = self._follow(response, keeper)
-        section.disown(known=not streams)
+        if streams:
+            hide(section)
         if atomic == begun:
-            section.held.follow(section, keeper)
-            section.undo_after(keeper)
+            section.keep_for(keeper, undo=True)
         else:
-            section.held.follow(section, request)
+            section.keep_for(request)
         _after_close(request, self.release)
 
     def ended(self, part: str, keeper: object) -> None:
@@ -89,7 +89,7 @@ class LateRelease:
         try:
             try:
                 while True:
-                    with current_owner().under(self._section.held):
+                    with under(self._section):
                         part = next(content, self)
                     if part is self:
                         return
@@ -104,7 +104,7 @@ class LateRelease:
         try:
             try:
                 while True:
-                    with current_owner().under(self._section.held):
+                    with under(self._section):
                         try:
                             part = await content.__anext__()
                         except StopAsyncIteration:

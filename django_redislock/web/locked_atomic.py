@@ -17,7 +17,7 @@ from ..base.names import check_name
 from ..base.steps import refuse_event_loop
 from ..base.suggestions import takes_by_name
 from ..call_names import CallTexts, Name, check_function, given_name, refuse_body, template_of, wraps
-from ..engine import ExitMethod, Lease, WithBlock, block_of, current_owner
+from ..engine import ExitMethod, Lease, WithBlock, block_of
 from ..exceptions import LockLost
 from ..fencing import begin
 from ..lock import Lock
@@ -159,7 +159,7 @@ class locked_atomic:  # noqa: N801 (reads as Django's ``atomic`` does)
 
 
 def _lease_of(lock: Lock) -> Lease:
-    section = current_owner().section(lock)
+    section = lock._own()
     assert section is not None
     return section.held
 

@@ -27,7 +27,7 @@ from ..call_names import (
     wraps,
 )
 from ..conf import conf
-from ..engine import Acquisition, Frame, Lease, current_owner, release_surely
+from ..engine import Acquisition, Frame, Lease, release_surely
 from ..exceptions import LockLost, LockUnavailable
 from ..fencing import begin, open_together
 from ..open_transactions import open_aliases, warn_of_release, warn_unclaimed
@@ -177,7 +177,7 @@ class _LockedView:
         options = self.options.with_note(note)
         purpose = yield Evaluate(lambda: describe_request(request))
         try:
-            section = Acquisition(current_owner(), lambda lease: lease, made, options, token=token, purpose=purpose)
+            section = Acquisition(made, options, token=token, purpose=purpose)
         except LockUnavailable as error:  # a cluster that was never reached has not said where this lock is
             return (yield from _unavailable(request, made, purpose, error))
         frame = Frame()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Coroutine
 from logging import WARNING
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ...base.log import log_event
 from ...base.steps import Step, Steps
@@ -20,7 +21,7 @@ from ..leases.canceller import Canceller
 from ..leases.interruptions import Witness
 from ..leases.lease import Lease
 from ..leases.loss import reason_of
-from ..owners.owner import Owner, running_task
+from ..owners.held import Ground, Key, Runner, caller, hide, leases_on, show
 from ..runtime import runtime
 from . import wait_loop
 from .announcements import tell_acquired, tell_refused
@@ -29,6 +30,8 @@ from .effective_options import apply_to, deadline_of, make_canceller, make_reque
 from .extension import detach
 from .release import release, release_later
 
+T = TypeVar("T")
+
 
 class Frame:
     """Made and kept by a function in a local variable, this lives as long as the function runs; see undo_after()."""
@@ -36,40 +39,72 @@ class Frame:
     __slots__ = ("__weakref__",)
 
 
+class Through(Protocol):
+    """The object by which users hold a lock: a Lock, say. While it lives, the lock is renewed."""
+
+    def entered(self, section: Acquisition) -> None: ...
+
+    def left(self, section: Acquisition) -> None: ...
+
+
 class Acquisition:
-    """One attempt to acquire a lock for ``owner``, and then the lock, until it is released.
+    """One attempt to acquire a lock for whoever makes this object, and then the lock, until it is released.
 
     It exists before anything is sent, and always knows what there is to give back: :meth:`undo` does so, wherever an
-    exception was raised.
+    exception was raised. From the beginning, the context shows it.
 
-    ``name`` is that of a lock, or of a pool, any member of which will do. ``through`` is called with the lease, and
-    returns the object (a Lock, for instance) by which the owner finds this section. ``purpose`` is shown after the
-    owner: a request path, for instance.
+    ``name`` is that of a lock, or of a pool, any member of which will do. ``through``: see there; None, where the
+    section ends with a function that runs. ``purpose`` is shown after the owner: a request path, for instance.
     """
 
     def __init__(
         self,
-        owner: Owner,
-        through: Callable[[Lease], object],
         name: str,
         options: Options,
         *,
+        through: Through | None = None,
         token: str | None = None,
         purpose: str = "",
     ) -> None:
-        self.owner: Owner = owner
-        self._through = through
-        self.through: object = None  # once it is got
         self.name: str = name
         self.options: Options = options
         self.token: str | None = token
         self.purpose: str = purpose
         self.at_least: float = 0.0  # seconds for which it stays held, though by nobody, if it ends sooner and well
         self.partition: Partition = get_partition(options.using, name)
-        self._runtime = runtime()
+        self.keys: tuple[Key, ...] = ((self.partition, name),)
         self.lease: Lease | None = None
+        self.over: bool = False  # given back, or never got
+        self._pid = os.getpid()
+        self._caller = _reference(caller())
+        self._through = _reference(through)
+        self._keeper = self._through
+        self._ground: Ground | None = None
+        self._runtime = runtime()
         self._attempt: Attempt | None = None
         self._witness: Witness | None = None
+        self._call: weakref.ref[Any] | None = None
+        self._above = show(self, self.keys[0])
+
+    @property
+    def caller(self) -> Runner | None:
+        """The task or thread that has called for it, as long as that exists; None where the context alone counts."""
+        return None if self._caller is None else self._caller()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the coroutine that was to get it has never run."""
+        return self.lease is None and self._call is not None and self._call() is None
+
+    @property
+    def here(self) -> bool:
+        """Whether it was made in this process, not in the one that it was forked from."""
+        return self._pid == os.getpid()
+
+    def awaited(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return this coroutine, which is to get it."""
+        self._call = weakref.ref(call)
+        return call
 
     # -- getting it -------------------------------------------------------------------------------------------------
 
@@ -82,11 +117,9 @@ class Acquisition:
         itself.
         """
         begun, deadline = monotonic(), deadline_of(self.options, blocking, blocking_timeout)
-        canceller = make_canceller(self.options, self.owner, self.name)
-        held = self.owner.lease_on(self.partition, self.name)
-        if held is not None and self._runtime.watchdog.interruptions.undo_under(held):
-            held = self.owner.lease_on(self.partition, self.name)  # another section may use it as well
-        if held is not None and (yield from self._enter_again(held, deadline, seizes=seizes)):
+        canceller = make_canceller(self.options, self.caller, self.name)
+        above, own = self._held_above()
+        if above is not None and (yield from self._enter_again(above, own, deadline, seizes=seizes)):
             return None
         attempt = self._attempt = self._make_attempt(deadline)
         attempt.begun = begun
@@ -98,8 +131,8 @@ class Acquisition:
             except LockUnavailable:
                 self.undo()
             attempt.leave()
-            self._witness = None  # there is nothing to undo
-            refusal = attempt.refusal(adopting=adopts, own=None if held is None else held.id)
+            self._end()
+            refusal = attempt.refusal(adopting=adopts, own=above.id if above is not None and own else None)
             yield from tell_refused(self.name, self.options.template or self.name, refusal)
             return refusal
         self._take(attempt, granted, canceller)
@@ -107,15 +140,22 @@ class Acquisition:
         yield from tell_acquired(self.held, monotonic() - begun, attempt.seized)
         return None
 
-    def _enter_again(self, held: Lease, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
-        """What ``held``, the owner's own lease on this name, means; True: it was entered another time.
+    def _held_above(self) -> tuple[Lease | None, bool]:
+        """The lease under which this was called for, if it is held still; and whether it is the caller's own."""
+        found = leases_on(self.name, self._above)
+        if found and self._runtime.watchdog.interruptions.undo_under(found[0][0]):
+            found = leases_on(self.name, self._above)  # another section may use it as well
+        return found[0] if found else (None, False)
 
-        LockError where the owner would wait for itself without end. Redis is asked: the lease may be gone.
+    def _enter_again(self, held: Lease, own: bool, deadline: Deadline, *, seizes: bool) -> Steps[bool]:
+        """What ``held``, under which this was called for, means; True: it was entered another time.
+
+        LockError where whoever called would wait for itself without end. Redis is asked: the lease may be gone.
         """
         adopts, endless = self.options.adopt and not seizes, deadline.endless and self.options.attempts is None
         reentrant = (self.options.reentrant and not adopts) or (self.token is not None and held.token == self.token)
-        if not reentrant and not seizes and (adopts or not endless):
-            return False  # it waits for itself, but not without end; or wants another acquisition than its own
+        if not reentrant and (not own or (not seizes and (adopts or not endless))):
+            return False  # it waits for a parent; or for itself, but not without end; or wants another acquisition
         by = give_up_at(deadline)
         answer = yield from calls.renew(held.request, "confirm", held.ttl, held.fence, until=deadline.at, by=by)
         if answer.state != calls.HELD:
@@ -159,16 +199,16 @@ class Acquisition:
         )
         apply_to(lease, self.options, self.name)
         lease.canceller = canceller
-        lease.owner = weakref.ref(self.owner)
         self._enter(lease)
         self._runtime.watchdog.watch(lease)
 
     def _enter(self, lease: Lease) -> None:
+        self._ground, self._above = Ground(), ()
         self.lease = lease
-        self.through = self._through(lease)
-        self.owner.enter(self, lease)
-        if self._witness is not None and self.owner.task is not None and running_task() is None:
-            lease.follow(self, self._witness())  # the task may be cancelled, and its sync code goes on
+        lease.shares.add(self)
+        through = None if self._through is None else self._through()
+        if through is not None:
+            through.entered(self)
 
     # -- having it --------------------------------------------------------------------------------------------------
 
@@ -178,9 +218,32 @@ class Acquisition:
         assert self.lease is not None
         return self.lease
 
-    def disown(self, *, known: bool = False) -> None:
-        """It is for somebody else to release. ``known``: until then, whoever has acquired it goes on under the lock."""
-        self.owner.disown(self, self.held, known=known)
+    def belongs_to(self, through: Through) -> None:
+        """It is held by this object from now on: a pool's member."""
+        self._through = self._keeper = weakref.ref(through)
+        through.entered(self)
+        key = self.partition, self.held.name
+        self.keys = (*self.keys, key)
+        show(self, key)
+
+    def keep_for(self, keeper: object, *, undo: bool = False) -> None:
+        """Renew it as long as ``keeper`` lives, whatever has become of the thread or task that acquired it.
+
+        ``undo``: give it back when that has died.
+        """
+        self._keeper, self._ground, self._witness = weakref.ref(keeper), None, None
+        if undo:
+            self.undo_after(keeper)
+
+    def may_be_given_back(self) -> bool:
+        """Whether anybody is left who could do so."""
+        if self._ground is not None and not self._ground.stands():
+            return False
+        return self._keeper is None or self._keeper() is not None
+
+    def disown(self) -> None:
+        """It is for somebody else to release: the context does not show it any more."""
+        hide(self)
         self._witness = None
 
     def undo_after(self, block: object) -> None:
@@ -227,14 +290,12 @@ class Acquisition:
         lease = self.held
         if lease.detached or not lease.here:
             self.leave()
-            self._witness = None  # there is nothing to undo
             raise LockNotOwned.to("release", lease.name)
-        last = lease.shares.keys() <= {self}  # this one may have been undone in the background meanwhile
+        last = lease.shares <= {self}  # this one may have been undone in the background meanwhile
         if last:
             yield from release(lease, self)
         else:
             self.leave()
-        self._witness = None
         if not last and lease.lost:
             raise lease.lost_error()
         return last
@@ -246,7 +307,7 @@ class Acquisition:
             self.undo()
             return False
         left = lease.since + self.at_least - monotonic()
-        if failed or left < 0.001 or not lease.shares.keys() <= {self}:
+        if failed or left < 0.001 or not lease.shares <= {self}:
             return (yield from self.give_back())
         yield from detach(self, left)
         return True
@@ -276,8 +337,17 @@ class Acquisition:
         return False
 
     def leave(self) -> None:
-        """This section no longer uses the lease, and its owner no longer finds it."""
-        self.owner.leave(self, self.held)
+        """This section no longer uses the lease. May be called again, and from any thread."""
+        self.held.shares.discard(self)
+        self._end()
+
+    def _end(self) -> None:
+        """There is nothing to give back any more."""
+        self.over, self._witness, self._above = True, None, ()
+        hide(self)
+        through = None if self._through is None else self._through()
+        if through is not None:
+            through.left(self)
 
     def fail(self, error: BaseException) -> Steps[None]:
         """Give back what there is: ``error`` was raised, while the lock was held or before or after."""
@@ -289,7 +359,7 @@ class Acquisition:
     def undo(self) -> None:
         """Give back all that there may be, in the background: this was interrupted, or Redis could not be told."""
         attempt, lease = self._attempt, self.lease
-        here = self.owner.here  # in a process that was forked meanwhile, it is the parent's to give back
+        here = self.here  # in a process that was forked meanwhile, it is the parent's to give back
         if lease is not None:
             self.leave()
             if here and not lease.shares and not lease.closed:
@@ -300,4 +370,9 @@ class Acquisition:
             self._runtime.watchdog.release_later(attempt.request, unknown=unknown, how=calls.WITHDRAWAL)
         if here and attempt is not None:
             attempt.leave()
-        self._witness = None
+        self._end()
+
+
+def _reference(thing: Any) -> Any:
+    """A weak reference; None for None."""
+    return None if thing is None else weakref.ref(thing)

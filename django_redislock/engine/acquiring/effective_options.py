@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 
 from ...base.display import Secret
@@ -15,7 +16,7 @@ from ...store.lock_store import Partition
 from ..leases.canceller import Canceller
 from ..leases.lease import OVER, Lease
 from ..owners.description import describe_owner
-from ..owners.owner import Owner, running_task
+from ..owners.held import Runner
 
 
 def deadline_of(options: Options, blocking: bool | None, blocking_timeout: float | None) -> Deadline:
@@ -51,18 +52,17 @@ def make_request(partition: Partition, name: str, options: Options, token: str |
     )
 
 
-def make_canceller(options: Options, owner: Owner, name: str) -> Canceller | None:
-    """What cancels the owner's task when the lock is lost; TypeError if that was asked for, and there is no task."""
+def make_canceller(options: Options, caller: Runner | None, name: str) -> Canceller | None:
+    """What cancels the calling task when the lock is lost; TypeError if that was asked for, and there is no task."""
     if options.on_lost != "cancel":
         return None
-    task = owner.task
-    if task is None or running_task() is None:
+    if not isinstance(caller, asyncio.Task):
         noun, shown = known_as(name)
         raise TypeError(
             f"on_lost='cancel' cancels the task that holds the {noun} {shown!r}, but sync code is not a task: give a "
             f"function, or use aacquire() or async with."
         )
-    return Canceller(task)
+    return Canceller(caller)
 
 
 def apply_to(lease: Lease, options: Options, name: str) -> None:

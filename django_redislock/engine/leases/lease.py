@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol
 
 from ...base.steps import Steps
@@ -24,12 +23,6 @@ ADOPTED = "the bearer of its token has adopted it elsewhere"
 ENDED = "its lease ended before it could be renewed"
 OVER = "its lease ended, and it was not to be renewed"
 LIMITED = "its lease ended, and it was not to be renewed beyond max_hold"
-
-
-class Lives(Protocol):
-    """Whoever has acquired a lock."""
-
-    def alive(self) -> bool: ...
 
 
 class Lease:
@@ -54,9 +47,7 @@ class Lease:
         self.template: str = request.name  # the name as it was written
         self.on_lost: OnLost | None = None
         self.canceller: Canceller | None = None
-        self.owner: weakref.ref[Lives] | None = None  # who acquired it
-        # the sections that use it (several, if it is reentrant), and what keeps each of them alive; None: the owner
-        self.shares: dict[Section, Callable[[], object] | None] = {}
+        self.shares: set[Section] = set()  # those that use it: several, if it is reentrant
         self.lost_reason: str = ""
         self.closed: bool = False  # released or detached
         self.tried_release: bool = False
@@ -160,19 +151,9 @@ class Lease:
 
     # -- who may release it -----------------------------------------------------------------------------------------
 
-    def follow(self, section: Section, keeper: object | None) -> None:
-        """From now on, renew it for ``section`` as long as ``keeper`` lives (None: no longer).
-
-        This holds whatever happens to its owner, which may have gone on, or ended.
-        """
-        self.shares[section] = (lambda: None) if keeper is None else weakref.ref(keeper)
-
     def may_be_released(self) -> bool:
         """Whether anybody is left who could release it."""
-        owner = None if self.owner is None else self.owner()
-        owned = owner is not None and owner.alive()
-        keepers = list(self.shares.values()) or [None]
-        return any(owned if keeper is None else keeper() is not None for keeper in keepers)
+        return any(section.may_be_given_back() for section in tuple(self.shares))
 
     # -- errors -----------------------------------------------------------------------------------------------------
 
@@ -222,11 +203,9 @@ class Section(Protocol):
     at_least: float
 
     @property
-    def through(self) -> object:
-        """The object by which its owner finds it."""
-
-    @property
     def held(self) -> Lease: ...
+
+    def may_be_given_back(self) -> bool: ...
 
     def give_back(self) -> Steps[bool]: ...
 

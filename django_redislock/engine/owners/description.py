@@ -9,7 +9,7 @@ import threading
 
 from ...base.per_process import PerProcess
 from .background_job import running_job
-from .owner import running_task
+from .held import running_task
 
 MAX_BYTES = 200
 

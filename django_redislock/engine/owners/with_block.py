@@ -19,7 +19,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from ...base.steps import Steps, arun, run_blocking
 from ...exceptions import LockError
 from ..leases.lease import Section
-from .owner import current_owner
+from .twin import twin
 
 # what ends a block: the steps of (the lock; the section, if there is one; the error, if there is one)
 End = Callable[[Any, Section | None, BaseException | None], Steps[None]]
@@ -31,7 +31,7 @@ class WithBlock:
     __slots__ = ("__weakref__", "_exit", "context", "lock", "section")
 
     def __init__(self, lock: object) -> None:
-        self.lock: object = lock
+        self.lock: Any = lock
         self.section: Section | None = None  # once it was entered
         self.context: Any = None  # or another context manager, to be left at the end
         self._exit: Callable[[], object] = lambda: None
@@ -59,12 +59,16 @@ class WithBlock:
 class ExitMethod:
     """``__exit__`` of a lock, as a descriptor. ``function`` takes a :class:`WithBlock` instead of self."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, awaited: bool = False) -> None:
+        def of_class(lock: Any, *args: Any) -> Any:
+            return function(WithBlock(lock), *args)
+
         self._function = function
+        self._of_class: Callable[..., Any] = twin(of_class) if awaited else of_class
 
     def __get__(self, lock: Any, kind: type | None = None) -> Callable[..., Any]:
         if lock is None:  # of the class: ExitStack does so, and hands over the lock itself
-            return lambda lock, *args: self._function(WithBlock(lock), *args)
+            return self._of_class
         block = WithBlock(lock)
         _last.block = weakref.ref(block)
         return block.looked_up(self._function)
@@ -77,7 +81,7 @@ def exit_of(end: End) -> ExitMethod:
 
 def aexit_of(end: End) -> ExitMethod:
     """``__aexit__`` of the same."""
-    return ExitMethod(partial(_aleave, end))
+    return ExitMethod(partial(_aleave, end), awaited=True)
 
 
 def _leave(
@@ -116,7 +120,8 @@ async def _await_end(end: End, block: WithBlock, error: BaseException | None, ke
 
 def _section_of(block: WithBlock) -> Section | None:
     """An ExitStack enters the lock itself, so its block has none."""
-    return block.section or current_owner().section(block.lock)
+    section: Section | None = block.section or block.lock._own()
+    return section
 
 
 class _Last(threading.local):

@@ -267,7 +267,8 @@ class Watchdog:
             # first time there may have been no thread to be had
             self._listen(lease.partition)
         if lease.renewing and released:
-            self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
+            if not first:  # else it was acquired and dropped, to end by itself
+                self._notifier.log(WARNING, "owner-ended", name=lease.name, fence=lease.fence, detail=UNRENEWED)
             lease.stop_renewing(OVER)
         if lease.renewing and lease.max_hold is not None and now - lease.since >= lease.max_hold:
             self._notifier.log(WARNING, "max-hold", name=lease.name, fence=lease.fence, detail=UNRENEWED)

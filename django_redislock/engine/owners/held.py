@@ -1,0 +1,216 @@
+"""What is held here. It stands in the context, as an immutable value: a child's context is a copy, so a child sees what
+was held when it was started, and nothing that came later.
+
+What the context shows belongs to the running code, unless it is that of another task, or of another thread, which still
+runs. So sync code that a task runs, and coroutines of sync code, go on with what either of them holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from asgiref.sync import AsyncToSync, SyncToAsync
+
+from ...store.lock_store import Partition
+from ..leases.lease import Lease
+
+Task = asyncio.Task[Any]
+Runner = Task | threading.Thread
+Key = tuple[Partition, str]
+
+FEW = 16  # entries that are copied each time
+
+
+class Held(Protocol):
+    """An Acquisition, as seen by code that does not make it."""
+
+    lease: Lease | None
+    keys: tuple[Key, ...]  # under which it is shown
+    over: bool
+
+    @property
+    def caller(self) -> Runner | None: ...
+
+    @property
+    def here(self) -> bool: ...
+
+    @property
+    def forgotten(self) -> bool: ...
+
+
+class _Shown:
+    """An immutable map: by partition and name, the acquisitions that the context shows.
+
+    A change copies what was changed lately, and seldom all, so that the ten-thousandth lock costs what the first does.
+    """
+
+    __slots__ = ("_all", "_late")
+
+    def __init__(self, all: Mapping[Key, tuple[Held, ...]], late: Mapping[Key, tuple[Held, ...]]) -> None:
+        self._all = all
+        self._late = late
+
+    def get(self, key: Key) -> tuple[Held, ...]:
+        found = self._late.get(key)
+        return self._all.get(key, ()) if found is None else found
+
+    def put(self, key: Key, shown: tuple[Held, ...]) -> _Shown:
+        late = {**self._late, key: shown}
+        if not shown and key not in self._all:
+            del late[key]
+        if len(late) <= FEW or len(late) ** 2 <= len(self._all):
+            return _Shown(self._all, late)
+        return _Shown({key: left for key, shown in {**self._all, **late}.items() if (left := _not_over(shown))}, {})
+
+
+_shown: ContextVar[_Shown] = ContextVar("django_redislock.held", default=_Shown({}, {}))
+
+
+def _not_over(shown: tuple[Held, ...]) -> tuple[Held, ...]:
+    """Without those that are over, or lost and never released, or never asked for."""
+    return tuple(one for one in shown if not (one.over or (one.forgotten if one.lease is None else one.lease.lost)))
+
+
+def show(acquisition: Held, key: Key) -> tuple[Held, ...]:
+    """Show it in this context under one of its keys, though nothing may be held yet. Returns what was shown before."""
+    known = _shown.get()
+    above = known.get(key)
+    if above:
+        above = _not_over(above)
+    _shown.set(known.put(key, (*above, acquisition)))
+    return above
+
+
+def hide(acquisition: Held) -> None:
+    """No longer show it in this context; others know by its ``over``."""
+    for key in acquisition.keys:
+        known = _shown.get()
+        shown = known.get(key)
+        if acquisition in shown:
+            _shown.set(known.put(key, tuple(one for one in shown if one is not acquisition)))
+
+
+def is_shown(acquisition: Held) -> bool:
+    """Whether this context shows it."""
+    known = _shown.get()
+    return any(acquisition in known.get(key) for key in acquisition.keys)
+
+
+@contextmanager
+def under(acquisition: Held) -> Iterator[None]:
+    """During a block, this context shows an acquisition that was made in another one."""
+    known = is_shown(acquisition)
+    try:
+        if not known:
+            show(acquisition, acquisition.keys[0])
+        yield
+    finally:
+        if not known:
+            hide(acquisition)
+
+
+def running_task() -> Task | None:
+    """The task that runs in this thread, if any."""
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()
+
+
+def served_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop for one of whose tasks this thread runs sync code by ``sync_to_async``, if any."""
+    # vars(): a fifth of the time of a getattr() that finds nothing
+    loop: asyncio.AbstractEventLoop | None = vars(SyncToAsync.threadlocal).get("main_event_loop")
+    return loop if loop is not None and loop.is_running() else None
+
+
+def caller() -> Runner | None:
+    """The running task or thread. None in sync code that a thread runs for a task: such threads run that of others,
+    too."""
+    if asyncio._get_running_loop() is not None:
+        return asyncio.current_task()
+    return None if served_loop() is not None else threading.current_thread()
+
+
+def is_foreign(acquisition: Held, runner: Runner | None) -> bool:
+    """Whether an acquisition that the context shows is that of another task, or thread, which still runs."""
+    other = acquisition.caller
+    return (
+        other is not None
+        and runner is not None
+        and other is not runner
+        and asyncio.isfuture(other) == asyncio.isfuture(runner)
+        and runs(other)
+    )
+
+
+def runs(runner: Runner) -> bool:
+    """Whether this task or thread has not ended."""
+    if asyncio.isfuture(runner):
+        # a task whose loop was closed never goes on
+        return not runner.done() and not runner.get_loop().is_closed()
+    # during atexit, is_alive() is already False for the main thread, which runs it
+    return runner is threading.main_thread() or runner.is_alive()
+
+
+def find(acquisitions: Sequence[Held]) -> Any:
+    """That of these, all made through one object, which belongs to the running code; the latest one. Else None."""
+    if not acquisitions:
+        return None
+    runner = caller()
+    for one in reversed(acquisitions):
+        if one.here and is_shown(one) and not is_foreign(one, runner):
+            return one
+    for one in reversed(acquisitions):
+        if one.here and runner is not None and one.caller is runner:
+            return one
+    return None
+
+
+def leases_on(name: str, acquisitions: Sequence[Held]) -> list[tuple[Lease, bool]]:
+    """The leases on this lock that may be held still, the latest first; and whether each is the running code's own."""
+    runner = caller()
+    # after a failed release, nothing renews it, and the lock may be somebody else's by now
+    return [
+        (one.lease, not is_foreign(one, runner))
+        for one in reversed(acquisitions)
+        if one.lease is not None
+        and one.lease.name == name
+        and one.here
+        and not (one.over or one.lease.closed or one.lease.lost or one.lease.tried_release)
+    ]
+
+
+def holds(partition: Partition, name: str, pool: str = "") -> Lease | None:
+    """The lease on the lock of this name that is the running code's own, through whichever object. None: it has none.
+
+    ``pool``: of which it may be a member.
+    """
+    known = _shown.get()
+    shown = (*known.get((partition, pool)), *known.get((partition, name)))
+    return next((lease for lease, own in leases_on(name, shown) if own), None)
+
+
+class Ground:
+    """The thread (of sync code) or event loop (of coroutines) that an acquisition was made in."""
+
+    __slots__ = ("_loop", "_thread")
+
+    def __init__(self) -> None:
+        loop = asyncio._get_running_loop()
+        # sync code that waits for a loop of its own goes on with what that has acquired
+        executor = None if loop is None else AsyncToSync.loop_thread_executors.get(loop)
+        thread = threading.current_thread() if loop is None else getattr(executor, "_work_thread", None)
+        self._loop = None if thread is not None or loop is None else weakref.ref(loop)
+        self._thread = None if thread is None else weakref.ref(thread)
+
+    def stands(self) -> bool:
+        """Whether anything can still be given back there."""
+        if self._loop is not None:
+            loop = self._loop()
+            return loop is not None and not loop.is_closed()
+        thread = None if self._thread is None else self._thread()
+        return thread is not None and runs(thread)
