@@ -43,7 +43,8 @@ _ACQUIRE = ("blocking", "blocking_timeout", "token")
 class Lock:
     """A lock on ``name`` for all processes that share the Redis of a cache alias, strictly first come, first served.
 
-    It belongs to the thread or task that acquires it; one object may be shared by many, each has its own acquisition.
+    It belongs to the thread or task that acquires it, and an object speaks of its own acquisition there; one may be
+    shared by many, each has its own.
     Every method that talks to Redis has a twin for coroutines (``aacquire`` ...); ``async with`` works like ``with``.
 
     ``name``
@@ -56,8 +57,8 @@ class Lock:
         Whether to wait for a busy lock, and at most how many seconds: 0 tries once, None takes the setting
         (by default: wait without end).
     ``auto_renew``
-        Renew in the background at a third of the TTL, while the thread or task that acquired the lock lives; None: from
-        the settings. False: the lock ends after its TTL.
+        Renew in the background at a third of the TTL, while this object lives, and the thread or event loop that
+        acquired the lock; None: from the settings. False: the lock ends after its TTL.
     ``max_hold``
         Seconds after which renewal stops, whatever happens: the lock ends at most a TTL later. None: from the settings.
     ``max_waiters``
@@ -72,7 +73,8 @@ class Lock:
         it is gone, so that others may have held the lock since, and fails like that of a busy lock if it is still used
         where it was acquired.
     ``reentrant``
-        A thread or task that holds the name may acquire it again; the last release frees it.
+        A thread or task that holds the name may acquire it again, and so may children that were started meanwhile; the
+        last release frees it.
     ``on_lost``
         Called once, from a background thread, with a :class:`LockLost` when the lock is lost while held. Its exceptions
         are logged. ``"cancel"``, for coroutines: the task that holds the lock is cancelled, and its ``async with``
@@ -377,7 +379,7 @@ class Lock:
         return await arun(self._locked())
 
     def owned(self) -> bool:
-        """Whether this thread or task holds the lock; asks Redis.
+        """Whether this thread or task holds the lock through this object; asks Redis.
 
         One that has not acquired it asks for the token given to the constructor: whether any acquisition has that.
         """
@@ -389,7 +391,7 @@ class Lock:
         return arun(self._owned(self._own()))
 
     def status(self) -> LockStatus:
-        """The :class:`LockStatus`. LOCKED means held *here*: by this thread or task, or by the constructor's token."""
+        """The :class:`LockStatus`. LOCKED means held *here*: through this object, or by the constructor's token."""
         return run_blocking(self._status(self._own()), "Await astatus() instead")
 
     @twin
