@@ -6,18 +6,16 @@ import asyncio
 import gc
 import logging
 import random
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockError, LockNotAcquired, LockNotOwned, LockStatus, get_lock
-from tests.helpers.actors import GENEROUS
+from django_redislock import Lock, LockNotOwned, LockStatus
 from tests.helpers.state import NAME
 
-from .kin import BOTH, RUNS, Kin, both, owner_rule
+from .kin import RUNS, Kin, both, owner_rule
 
 # -- of which acquisition ----------------------------------------------------------------------------------------------
 
@@ -33,22 +31,6 @@ def read(look: Callable[[Lock], Any]) -> Ask:
         return look(lock)
 
     return ask
-
-
-async def block(kin: Kin, lock: Lock) -> None:
-    if kin.tasks:
-        async with lock:
-            raise AssertionError("not reached")
-    with lock:
-        raise AssertionError("not reached")
-
-
-async def leave_block(kin: Kin, lock: Lock) -> None:
-    """The end of a block that was never entered."""
-    if kin.tasks:
-        await type(lock).__aexit__(lock, None, None, None)
-    else:
-        type(lock).__exit__(lock, None, None, None)
 
 
 # what is asked, and what an object answers that holds nothing while the lock is held
@@ -68,55 +50,59 @@ REFUSED: dict[str, Ask] = {
     "detach": method("detach"),
     "check": read(lambda lock: lock.check()),
     "fence": read(lambda lock: lock.fence),
-    "exit": leave_block,
+    "exit": method("exit", None, None, None),  # of a block that was never entered
 }
+OTHERS = ["another object", "child", "stranger"]
 
 
-async def untouched(kin: Kin, lock: Lock, known: tuple[int, str | None]) -> None:
-    """The object that holds the lock still speaks of it, in all its methods."""
-    assert (lock.fence, lock.token) == known
-    assert await kin(lock, "owned")
-    assert await kin(lock, "status") is LockStatus.LOCKED
-    assert not lock.lost
-    assert lock.remaining() > 0
-    lock.check()
-    assert await kin(lock, "extend", 1)
-    assert await kin(lock, "reacquire")
-    await kin(lock, "release")
-    assert await kin.info() is None
+async def asked_by(who: str, kin: Kin, shared: Lock, ask: Ask) -> Any:
+    """What another object, or the same in another thread or task, answers; the holder still speaks of its lock."""
+    await kin(shared, "acquire")
+    known = shared.fence, shared.token
+    try:
+        if who == "another object":
+            return await ask(kin, Lock(NAME))
+        return await kin.end(kin.child(lambda: ask(kin, shared), stranger=who == "stranger"))
+    finally:
+        assert (shared.fence, shared.token) == known
+        assert await kin(shared, "owned")
+        assert await kin(shared, "status") is LockStatus.LOCKED
+        assert not shared.lost
+        assert shared.remaining() > 0
+        shared.check()
+        assert await kin(shared, "extend", 1)
+        assert await kin(shared, "reacquire")
+        await kin(shared, "release")
+        assert await kin.info() is None
 
 
-def each(names: Any, *, fails: tuple[str, ...] = ()) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "what", [pytest.param(name, marks=owner_rule if name in fails else ()) for name in names]
-    )
+def fails_today(who: str, what: str) -> bool:
+    return what in (("owned", "status") if who == "another object" else ("remaining",))
 
 
-@each(ANSWERS, fails=("owned", "status"))
-@both()
-async def test_another_object_of_the_name_in_the_same_thread_or_task_holds_nothing(kin: Kin, what: str) -> None:
-    mine, other = Lock(NAME), Lock(NAME)
+@pytest.mark.parametrize(
+    ("who", "what"),
+    [pytest.param(who, what, marks=owner_rule if fails_today(who, what) else ()) for who in OTHERS for what in ANSWERS],
+)
+@both
+async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str, what: str) -> None:
+    """Another object of the name in the same thread or task, and the same object in another."""
     ask, answer = ANSWERS[what]
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    assert await ask(kin, other) == answer
-    await untouched(kin, mine, known)
+    assert await asked_by(who, kin, Lock(NAME), ask) == answer
 
 
-@each(REFUSED)
-@both(fails=BOTH)
-async def test_another_object_is_refused_and_told_that_an_object_here_holds_the_lock(kin: Kin, what: str) -> None:
-    """With the very words: another ... object. (An end of a block by hand that was not entered included.)"""
-    mine, other = Lock(NAME), Lock(NAME)
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    with pytest.raises(LockNotOwned, match=r"(?i)another\b.*\bobject"):
-        await REFUSED[what](kin, other)
-    await untouched(kin, mine, known)
+@pytest.mark.parametrize("who", [pytest.param("another object", marks=owner_rule), "child", "stranger"])
+@pytest.mark.parametrize("what", REFUSED)
+@both
+async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str) -> None:
+    """Another object is told that an object here holds the lock, with the very words: another ... object."""
+    words = r"(?i)another\b.*\bobject" if who == "another object" else None
+    with pytest.raises(LockNotOwned, match=words):
+        await asked_by(who, kin, Lock(NAME), REFUSED[what])
 
 
 @pytest.mark.parametrize("what", REFUSED)
-@both()
+@both
 async def test_an_object_is_refused_in_other_words_where_nobody_here_holds_the_lock(kin: Kin, what: str) -> None:
     with pytest.raises(LockNotOwned) as caught:
         await REFUSED[what](kin, Lock(NAME))
@@ -124,94 +110,8 @@ async def test_an_object_is_refused_in_other_words_where_nobody_here_holds_the_l
     assert await kin.info() is None
 
 
-@both()
-async def test_another_object_that_would_wait_without_end_gets_an_error(kin: Kin) -> None:
-    mine = Lock(NAME)
-    await kin(mine, "acquire")
-    known = mine.fence, mine.token
-    for wait in (method("acquire"), block):
-        with pytest.raises(LockError, match=r"(?i)this (very )?(thread|task)"):
-            await wait(kin, Lock(NAME))
-    with pytest.raises(LockNotAcquired):
-        await block(kin, Lock(NAME, blocking_timeout=0))
-    await untouched(kin, mine, known)
-
-
-@both(fails=BOTH)
-async def test_if_owned_then_reacquire_works_with_whichever_object_is_asked(kin: Kin) -> None:
-    """Code that guards itself so must never be refused."""
-    mine, other = Lock(NAME), Lock(NAME)
-    await kin(mine, "acquire")
-    for lock in (mine, other):
-        if await kin(lock, "owned"):
-            assert await kin(lock, "reacquire")
-    await kin(mine, "release")
-    for lock in (mine, other):
-        assert not await kin(lock, "owned")
-        assert await kin(lock, "status") is LockStatus.FREE
-
-
-@pytest.mark.parametrize("who", ["child", "stranger"])
-@each(ANSWERS, fails=("remaining",))
-@both()
-async def test_an_object_that_another_thread_or_task_has_acquired_holds_nothing_here(
-    kin: Kin, who: str, what: str
-) -> None:
-    shared = Lock(NAME)
-    ask, answer = ANSWERS[what]
-    await kin(shared, "acquire")
-    known = shared.fence, shared.token
-    assert await getattr(kin, who)(lambda: ask(kin, shared)).result() == answer
-    await untouched(kin, shared, known)
-
-
-@pytest.mark.parametrize("who", ["child", "stranger"])
-@pytest.mark.parametrize("what", REFUSED)
-@both()
-async def test_an_object_that_another_thread_or_task_has_acquired_is_refused_here(
-    kin: Kin, who: str, what: str
-) -> None:
-    shared = Lock(NAME)
-    await kin(shared, "acquire")
-    known = shared.fence, shared.token
-    with pytest.raises(LockNotOwned):
-        await getattr(kin, who)(lambda: REFUSED[what](kin, shared)).result()
-    await untouched(kin, shared, known)
-
-
-@both()
-async def test_an_object_speaks_of_the_acquisition_of_whoever_asks(kin: Kin) -> None:
-    """One object on two names is two; one object, whose holder is another by now, says nothing of the new one."""
-    shared = Lock(NAME)
-    await kin(shared, "acquire")
-    first = shared.fence, shared.token
-
-    async def next_one() -> tuple[int, str | None]:
-        assert await kin(shared, "acquire", blocking_timeout=GENEROUS)
-        has.set()
-        await kin.until(leave.is_set)
-        known = shared.fence, shared.token
-        await kin(shared, "release")
-        return known
-
-    has, leave = threading.Event(), threading.Event()
-    child = kin.child(next_one)
-    await kin.queued()
-    await kin(shared, "release")
-    await kin.until(has.is_set)
-    assert not await kin(shared, "owned")
-    assert shared.token is None
-    with pytest.raises(LockNotOwned):
-        await kin(shared, "release")
-    leave.set()
-    fence, token = await child.result()
-    assert fence > first[0]
-    assert token != first[1]
-    assert await kin.info() is None
-
-
 @pytest.mark.parametrize("objects", ["one object", "two objects"])
-@both()
+@both
 async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects: str) -> None:
     """As ``threading.RLock`` does for each, and the lock is free after the last."""
     first = Lock(NAME, reentrant=True)
@@ -230,26 +130,11 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
 
 # -- how long it is renewed --------------------------------------------------------------------------------------------
 
-TTL = 2.0
+TTL = 1.5
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("django_redislock")
-        and record.levelno >= logging.WARNING
-        and NAME in record.getMessage()
-    ]
-
-
-@both()
-async def test_a_lock_is_renewed_while_its_object_and_its_thread_or_task_live(kin: Kin) -> None:
-    lock = Lock(NAME, ttl=TTL)
-    await kin(lock, "acquire")
-    assert await kin.renewed(TTL)
-    assert not lock.lost
-    await kin(lock, "release")
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]
 
 
 @owner_rule
@@ -258,76 +143,50 @@ def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_l
 
     async def main() -> None:
         lock, kin = Lock(NAME, ttl=TTL), Kin(tasks=True)
-
-        async def acquire() -> None:
-            await lock.aacquire()
-
-        await asyncio.create_task(acquire())
-        assert await kin.renewed(TTL)
-        assert await kin.renewed(TTL)
+        await kin.end(kin.child(lambda: kin(lock, "acquire")))
+        for _ in range(2):
+            assert await kin.renewed(TTL)
 
     Kin(tasks=True).live(main())
 
 
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-@both(fails=BOTH)
+@owner_rule
+@both
 async def test_a_lock_whose_object_is_dropped_ends_with_its_ttl_and_is_not_released(
-    kin: Kin, renewed: bool, caplog: pytest.LogCaptureFixture
+    kin: Kin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning, if it was renewed until then."""
+    """One warning, as it was renewed until then."""
     lock = Lock(NAME, ttl=TTL)
     await kin(lock, "acquire")
-    assert not renewed or await kin.renewed(TTL)
+    assert await kin.renewed(TTL)
     del lock
     gc.collect()
     assert await kin.info() is not None
     assert not await kin.renewed(TTL)
+    await kin.until(lambda: warnings_of(caplog))
+    assert len(warnings_of(caplog)) == 1
+
+
+@both
+async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin: Kin) -> None:
+    lock, other = Lock(NAME, ttl=TTL), Kin(tasks=kin.tasks)
+
+    async def acquire() -> None:
+        await other(lock, "acquire")
+        assert await other.renewed(TTL)
+
+    await asyncio.to_thread(other.live, acquire()) if kin.tasks else other.live(acquire())
+    assert not await kin.renewed(TTL)
     assert await kin.info() is None
-    if renewed:
-        await kin.until(lambda: warnings_of(caplog))
-    assert len(warnings_of(caplog)) == renewed
 
 
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-def test_a_lock_whose_thread_has_ended_ends_with_its_ttl(renewed: bool) -> None:
-    lock = Lock(NAME, ttl=TTL)
-
-    async def acquire() -> None:
-        lock.acquire()
-        assert not renewed or await Kin(tasks=False).renewed(TTL)
-
-    async def look_on() -> None:
-        await kin.child(acquire).result()
-        assert not await kin.renewed(TTL)
-        assert await kin.info() is None
-
-    kin = Kin(tasks=False)
-    kin.live(look_on())
-
-
-@pytest.mark.parametrize("renewed", [False, True], ids=["at once", "after it was renewed"])
-def test_a_lock_whose_event_loop_has_ended_ends_with_its_ttl(renewed: bool) -> None:
-    lock = Lock(NAME, ttl=TTL)
-
-    async def acquire() -> None:
-        await lock.aacquire()
-        assert not renewed or await Kin(tasks=True).renewed(TTL)
-
-    async def look_on() -> None:
-        assert not await Kin(tasks=False).renewed(TTL)
-
-    Kin(tasks=True).live(acquire())
-    Kin(tasks=False).live(look_on())
-    assert get_lock(NAME) is None
-
-
-def test_a_lock_that_sync_code_of_a_task_has_acquired_is_renewed_after_that_code_has_ended() -> None:
+@pytest.mark.parametrize("run", ["one thread", "any thread"])
+def test_a_lock_that_sync_code_of_a_task_has_acquired_is_renewed_after_that_code_has_ended(run: str) -> None:
     async def main() -> None:
-        for how in ("one thread", "any thread"):
-            lock = Lock(NAME, ttl=TTL)
-            await RUNS[how](lock.acquire)
-            assert await Kin(tasks=True).renewed(TTL)
-            await lock.arelease()
+        lock = Lock(NAME, ttl=TTL)
+        await RUNS[run](lock.acquire)
+        assert await Kin(tasks=True).renewed(TTL)
+        await lock.arelease()
 
     Kin(tasks=True).live(main())
 
@@ -345,7 +204,7 @@ def test_a_lock_that_a_coroutine_of_sync_code_has_acquired_is_renewed_after_its_
 
 
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.complete)])
-@both()
+@both
 async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, number: int) -> None:
     """What one costs more than another is for ``lockbench``."""
     locks = [Lock(f"seat:{seat}", ttl=600) for seat in range(number)]
@@ -353,17 +212,14 @@ async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, 
         assert await kin(lock, "acquire")
     assert len({lock.token for lock in locks}) == number
     random.Random(7).shuffle(locks)
-    for lock in locks[:50]:
-        assert await kin(lock, "owned")
-        assert not await kin(Lock(lock.name), "acquire", blocking=False)
 
-    async def child() -> list[bool]:
-        return [await kin(Lock(lock.name), "acquire", blocking=False) for lock in locks[:50]]
+    async def child() -> None:
+        for lock in locks[:50]:
+            assert not await kin(Lock(lock.name), "acquire", blocking=False)
 
-    assert not any(await kin.child(child).result())
+    await child()
+    await kin.end(kin.child(child))
     for lock in locks:
         lock.check()
         await kin(lock, "release")
     assert not any([await kin(lock, "locked") for lock in locks[:50]])
-    with pytest.raises(LockNotOwned):
-        await kin(locks[0], "release")
