@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,15 +30,10 @@ NAME = "get_or_set:ours::1:x"  # of the lock on the value x
 class Value:
     """``person(value, "get")`` asks for the value, with a default that counts its calls and waits for ``go``."""
 
-    def __init__(
-        self, value: Any = "computed", *, key: str = "x", using: str = "ours", held_up: bool = False, **options: Any
-    ):
-        self.value = value
-        self.key = key
-        self.options = {"using": using, **options}
-        self.calls = 0
-        self.called = threading.Event()
-        self.go = threading.Event()
+    def __init__(self, value: Any = "computed", *, key: str = "x", held_up: bool = False, **options: Any):
+        self.value, self.key, self.options = value, key, {"using": "ours", **options}
+        self.calls, self.turn = 0, Future[Any]()
+        self.called, self.go = threading.Event(), threading.Event()
         if not held_up:
             self.go.set()
 
@@ -48,19 +44,17 @@ class Value:
         return await alocked_get_or_set(self.key, self.acompute, **self.options)
 
     def compute(self) -> Any:
-        self._begin()
+        self.calls += 1
+        self.called.set()
         assert self.go.wait(GENEROUS)
         return self._end()
 
     async def acompute(self) -> Any:
-        self._begin()
+        self.calls += 1
+        self.called.set()
         while not self.go.is_set():
             await asyncio.sleep(0.002)
         return self._end()
-
-    def _begin(self) -> None:
-        self.calls += 1
-        self.called.set()
 
     def _end(self) -> Any:
         if isinstance(self.value, BaseException):
@@ -73,21 +67,12 @@ Computing = Callable[..., AbstractContextManager[Value]]
 
 @pytest.fixture(autouse=True)
 def _aliases(settings: Any, server: RedisServer) -> Iterator[None]:
-    settings.CACHES = {
-        **settings.CACHES,
-        **{
-            alias: {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
-            for alias, backend in BACKENDS.items()
-        },
-    }
+    for alias, backend in BACKENDS.items():
+        cache = {"BACKEND": backend, "LOCATION": server.url if "edis" in backend else ""}
+        settings.CACHES = {**settings.CACHES, alias: cache}
     caches["locmem"].clear()
     yield
     assert not values_under_way()
-
-
-@pytest.fixture(params=["ours", "django-redis", "django", "locmem"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
@@ -103,12 +88,12 @@ def computing(crowd: Crowd) -> Computing:
     @contextmanager
     def computing(value: Any = "theirs", **options: Any) -> Iterator[Value]:
         wanted = Value(value, held_up=True, **options)
-        turn = crowd().start(wanted, "get")
+        wanted.turn = crowd().start(wanted, "get")
         assert wanted.called.wait(GENEROUS)
         try:
             yield wanted
         finally:
             wanted.go.set()
-            turn.exception(GENEROUS)
+            wanted.turn.exception(GENEROUS)
 
     return computing

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from time import monotonic
+from contextlib import ExitStack
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -16,12 +17,11 @@ from django_redislock import Lock, LockNotAcquired, LockUnavailable, force_relea
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
-from tests.inside import values_under_way, waiting_for_values
+from tests.inside import limit, waiting_for_values
 
 from .conftest import NAME, Computing, Value
 
 Eventually = Callable[..., Any]
-Start = Callable[..., Worker]
 
 
 def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list[Future[Any]]:
@@ -35,11 +35,13 @@ def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list
 # -- of one process ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alias", ["ours", "locmem"])
 def test_callers_that_come_meanwhile_wait_and_each_reads_an_object_of_its_own(
     crowd: Crowd, computing: Computing, eventually: Eventually, alias: str
 ) -> None:
     late = Value("never", using=alias)
     with computing({"a": []}, using=alias) as value:
+        assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
         turns = ask(crowd, late, 5, eventually)
         value.go.set()
         found = [turn.result(GENEROUS) for turn in turns]
@@ -48,42 +50,38 @@ def test_callers_that_come_meanwhile_wait_and_each_reads_an_object_of_its_own(
     assert (value.calls, late.calls) == (1, 0)
 
 
-@pytest.mark.parametrize("leads", ["thread", "task"])
-def test_coroutines_and_threads_wait_for_each_other(eventually: Eventually, leads: str) -> None:
-    value, late = Value("theirs", held_up=True), Value("never")
-    threads, tasks = Crowd(tasks=False), Crowd(tasks=True)
+def test_coroutines_and_threads_wait_for_each_other_however_long(
+    crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, value_look=0.001)
+    others, late = Crowd(tasks=not crowd.awaits), Value("never")
     try:
-        turns = [(threads if leads == "thread" else tasks)().start(value, "get")]
-        assert value.called.wait(GENEROUS)
-        turns += ask(threads, late, 3, eventually) + ask(tasks, late, 3, eventually)
-        value.go.set()
-        assert [turn.result(GENEROUS) for turn in turns] == ["theirs"] * 7
+        with computing() as value:
+            turns = ask(others, late, 3, eventually) + ask(crowd, late, 3, eventually)
+            sleep(0.1)  # many looks
+            value.go.set()
+            assert [turn.result(GENEROUS) for turn in turns] == ["theirs"] * 6
     finally:
-        value.go.set()
-        tasks.close()
-        threads.close()
+        others.close()
     assert late.calls == 0
 
 
-@pytest.mark.parametrize("key", ["y", "x"])
-def test_other_values_are_computed_meanwhile(me: Any, computing: Computing, key: str) -> None:
-    with computing():
-        assert me(Value("mine", key=key, version=1 if key == "y" else 2), "get") == "mine"
-
-
-# -- the next one tries -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), LockUnavailable("of another lock", "another")], ids=repr)
-def test_an_exception_lets_the_next_one_try(
-    error: Exception, crowd: Crowd, computing: Computing, eventually: Eventually
+@pytest.mark.parametrize("end", [ValueError("no"), LockUnavailable("of another lock", "another"), "force-released"])
+def test_if_the_one_that_computes_fails_or_loses_its_lock_the_next_one_tries(
+    end: Any, crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit(monkeypatch, value_look=0.05)
     late = Value("second")
-    with computing(error) as value:
+    with computing(end) as value:
         turns = ask(crowd, late, 3, eventually)
-        value.go.set()
+        if end == "force-released":
+            assert force_release(NAME)
+        else:
+            value.go.set()
         assert [turn.result(GENEROUS) for turn in turns] == ["second"] * 3
     assert (value.calls, late.calls) == (1, 1)
+    # what was stored meanwhile takes precedence, and the loss costs nobody the value
+    assert (end == "force-released" and value.turn.result() == "second") or value.turn.exception() is end
 
 
 async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable[..., Any]) -> None:
@@ -103,10 +101,27 @@ async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable
 
 # -- of many processes ------------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("how", ["released", "died"])
+def test_a_caller_waits_for_another_process_and_reads_the_cache_again(
+    how: str, crowd: Crowd, eventually: Eventually
+) -> None:
+    elsewhere, late, lock = crowd(), Value("mine"), Lock(NAME, ttl=1, auto_renew=False)
+    assert elsewhere(lock, "acquire")
+    turn = crowd().start(late, "get")
+    eventually(lambda: list_locks()[0].waiters == 1)
+    if how == "released":
+        caches["ours"].set("x", "theirs")
+        elsewhere(lock, "release")
+    assert turn.result(GENEROUS) == ("theirs" if how == "released" else "mine")
+    assert late.calls == (how == "died")
+    eventually(lambda: list_locks() == [])
+
+
 PROCESS = """
 from django.conf import settings
 settings.CACHES["ours"] = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": url}
-calls, got = [], []
+calls, got, gate = [], [], threading.Barrier(100)
 
 def compute():
     calls.append(1)
@@ -114,61 +129,10 @@ def compute():
     return "value"
 
 def ask():
-    got.append(locked_get_or_set("x", compute, using="ours"))
-"""
-
-
-def test_another_process_waits_and_reads(
-    computing: Computing, start: Start, eventually: Eventually, server: RedisServer
-) -> None:
-    with computing() as value:
-        worker = start(PROCESS + "ask()\nsay('got', *got, 'computed', len(calls))", url=server.url)
-        eventually(lambda: list_locks("get_or_set:*")[0].waiters == 1)
-        value.go.set()
-        assert worker.expect("got") == ["theirs", "computed", "0"]
-
-
-def test_a_caller_that_gets_the_lock_reads_the_cache_again(crowd: Crowd, eventually: Eventually) -> None:
-    elsewhere, late, lock = crowd(), Value("never"), Lock(NAME)
-    assert elsewhere(lock, "acquire")
-    turn = crowd().start(late, "get")
-    eventually(lambda: list_locks()[0].waiters == 1)
-    caches["ours"].set("x", "theirs")
-    elsewhere(lock, "release")
-    assert turn.result(GENEROUS) == "theirs"
-    assert late.calls == 0
-    eventually(lambda: list_locks() == [])
-
-
-def test_a_process_that_dies_lets_the_next_one_try(me: Any, start: Start, server: RedisServer) -> None:
-    dying = PROCESS.replace("time.sleep(0.2)", "say('computes'); time.sleep(60)")
-    worker = start(f"{dying}\nsettings.REDISLOCK = {{'TTL': 0.5}}\nask()", url=server.url)
-    worker.expect("computes")
-    worker.kill()
-    assert me(Value(), "get") == "computed"
-
-
-FORKS = """
-locked_get_or_set("y", 5)
-def fork():
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if locked_get_or_set("z", lambda: 5) == 5 else 9)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-say("child", locked_get_or_set("x", fork))
-"""
-
-
-def test_a_forked_child_computes_for_itself(start: Start) -> None:
-    assert start(FORKS).expect("child") == ["0"]
-
-
-CROWD = """
-gate = threading.Barrier(100)
-def run():
     gate.wait()
-    ask()
-crowd = [threading.Thread(target=run) for _ in range(100)]
+    got.append(locked_get_or_set("x", compute, using="ours"))
+
+crowd = [threading.Thread(target=ask) for _ in range(100)]
 say("ready")
 hear()
 for thread in crowd: thread.start()
@@ -178,8 +142,10 @@ say("done", len(calls), *sorted(set(got)), len(got))
 
 
 @pytest.mark.complete
-def test_200_threads_of_2_processes_compute_it_once(start: Start, client: redis.Redis, server: RedisServer) -> None:
-    workers = [start(PROCESS + CROWD, url=server.url) for _ in range(2)]
+def test_200_threads_of_2_processes_compute_it_once(
+    start: Callable[..., Worker], client: redis.Redis, server: RedisServer
+) -> None:
+    workers = [start(PROCESS, url=server.url) for _ in range(2)]
     for worker in workers:
         worker.expect("ready")
     client.config_resetstat()
@@ -203,81 +169,39 @@ def test_a_caller_whose_timeout_has_passed_gets_an_error(
     crowd: Crowd, computing: Computing, elsewhere: bool, patience: float | None, setting: float | None, settings: Any
 ) -> None:
     settings.REDISLOCK = {"BLOCKING_TIMEOUT": setting}
-
-    def ask() -> None:
+    with ExitStack() as stack:
+        if elsewhere:
+            crowd()(Lock(NAME), "acquire")
+        else:
+            stack.enter_context(computing())
         with pytest.raises(LockNotAcquired, match="'x' in time: it is being computed elsewhere") as raised:
             crowd()(Value("never", blocking_timeout=patience), "get")
-        assert raised.value.name == NAME
-        assert raised.value.outcome == ("busy" if patience == 0 else "timeout")
-        assert raised.value.waited >= (setting or patience or 0)
-
-    if elsewhere:
-        crowd()(Lock(NAME), "acquire")
-        ask()
-        assert not values_under_way()
-    else:
-        with computing():
-            ask()
-
-
-def test_a_caller_with_a_longer_timeout_outwaits_the_others(crowd: Crowd, eventually: Eventually) -> None:
-    crowd()(Lock(NAME), "acquire")
-    first = crowd().start(Value("first", blocking_timeout=0.5), "get")
-    eventually(values_under_way)
-    second = crowd().start(Value("second"), "get")
-    with pytest.raises(LockNotAcquired):
-        first.result(GENEROUS)
-    force_release(NAME)
-    assert second.result(GENEROUS) == "second"
-
-
-def test_a_loop_that_ends_after_a_coroutine_gave_up_gets_no_more_wakes(
-    computing: Computing, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def give_up() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(Value("never").aget(), 0.05)
-
-    with computing():
-        asyncio.run(give_up())
-    assert not [record for record in caplog.records if record.name in ("asyncio", "concurrent.futures")]
+    assert raised.value.name == NAME
+    assert raised.value.outcome == ("busy" if patience == 0 else "timeout")
+    assert raised.value.waited >= (setting or patience or 0)
 
 
 # -- without the Redis server used for locks --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def apart(own: RedisServer, settings: Any) -> RedisServer:
-    """The server used for locks; the values are in this process."""
-    settings.REDISLOCK = {"CACHE": "default"}
-    return own
-
-
-def test_during_an_outage_a_value_that_is_there_is_read_and_a_missing_one_not_computed(
-    crowd: Crowd, apart: RedisServer
+def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_computed(
+    crowd: Crowd, own: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caches["locmem"].set("there", 1)
-    apart.stop()
-    assert crowd()(Value(key="there", using="locmem"), "get") == 1
-    value, begun = Value(using="locmem"), monotonic()
-    turns = [crowd().start(value, "get") for _ in range(10)]
+    settings.REDISLOCK = {"CACHE": "default", "RETRY_FOR": 0.5}  # the values are in this process
+    there, missing = Value(using="locmem", held_up=True), Value(key="y", using="locmem")
+    turn = crowd().start(there, "get")
+    assert there.called.wait(GENEROUS)
+    assert list_locks()
+    own.stop()
+    there.go.set()
+    assert turn.result(GENEROUS) == "computed"
+    assert "event=not-released name=get_or_set:locmem::1:x" in caplog.text
+    assert crowd()(Value("never", using="locmem"), "get") == "computed"
+    begun = monotonic()
+    turns = [crowd().start(missing, "get") for _ in range(10)]
     for turn in turns:
         with pytest.raises(LockUnavailable) as raised:
             turn.result(GENEROUS)
-        assert raised.value.name == "get_or_set:locmem::1:x"
-    assert monotonic() - begun < 6  # not one after the other
-    assert value.calls == 0
-
-
-def test_a_release_that_cannot_be_sent_costs_nobody_the_value(
-    me: Any, apart: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    value = Value("mine", using="locmem", held_up=True)
-    turn = me.start(value, "get")
-    assert value.called.wait(GENEROUS)
-    assert list_locks()
-    apart.stop()
-    value.go.set()
-    assert turn.result(GENEROUS) == "mine"
-    assert caches["locmem"].get("x") == "mine"
-    assert "event=not-released name=get_or_set:locmem::1:x" in caplog.text
+        assert raised.value.name == "get_or_set:locmem::1:y"
+    assert monotonic() - begun < 4  # not one after the other
+    assert missing.calls == 0
