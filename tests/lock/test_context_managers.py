@@ -18,11 +18,8 @@ from django_redislock import (
     PoolMember,
     aforce_release,
     force_release,
-    get_lock,
     lock_name,
-    locked_atomic,
 )
-from tests.helpers.databases import Account
 from tests.helpers.state import NAME
 
 from .kin import Kin, both, owner_rule
@@ -31,16 +28,10 @@ Way = Callable[[Kin, Any], contextlib.AbstractAsyncContextManager[None]]
 
 
 class Subclass(Lock):
-    """As sites have them, with something of their own around each block."""
-
-    def __enter__(self) -> Any:
-        return super().__enter__()
+    """As sites have them, with something of their own at the end of each block."""
 
     def __exit__(self, *error: Any) -> Any:
         return super().__exit__(*error)
-
-    async def __aenter__(self) -> Any:
-        return await super().__aenter__()
 
     async def __aexit__(self, *error: Any) -> Any:
         return await super().__aexit__(*error)
@@ -76,31 +67,6 @@ async def by_a_stack_that_was_moved(kin: Kin, manager: Any) -> AsyncIterator[Non
 
 
 @contextlib.asynccontextmanager
-async def by_pushing_its_exit(kin: Kin, manager: Any) -> AsyncIterator[None]:
-    await kin(manager, "enter")
-    if kin.tasks:
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_exit(manager)
-            yield
-    else:
-        with contextlib.ExitStack() as sync_stack:
-            sync_stack.push(manager)
-            yield
-
-
-@contextlib.asynccontextmanager
-async def by_hand(kin: Kin, manager: Any) -> AsyncIterator[None]:
-    await kin(manager, "enter")
-    try:
-        yield
-    except BaseException as error:
-        if not await kin(manager, "exit", type(error), error, error.__traceback__):
-            raise
-    else:
-        await kin(manager, "exit", None, None, None)
-
-
-@contextlib.asynccontextmanager
 async def by_the_type(kin: Kin, manager: Any) -> AsyncIterator[None]:
     """Looked up there first, as ``enterContext()`` of unittest does it."""
     enter, exit = (getattr(type(manager), f"__{'a' * kin.tasks}{method}__") for method in ("enter", "exit"))
@@ -118,8 +84,6 @@ async def by_the_type(kin: Kin, manager: Any) -> AsyncIterator[None]:
 WAYS: dict[str, Way] = {
     "statement": by_statement,
     "pop_all": by_a_stack_that_was_moved,
-    "push": by_pushing_its_exit,
-    "by hand": by_hand,
     "through the type": by_the_type,
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -149,21 +113,6 @@ async def test_a_lock_is_held_until_its_context_manager_is_left(kin: Kin, way: W
                 if fails:
                     raise ZeroDivisionError
         assert await kin.info(name) is None
-
-
-@every_way
-@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
-def test_so_it_is_with_what_only_sync_code_has(way: Way, account: Account, cache_lock: Callable[..., Any]) -> None:
-    kin = Kin(tasks=False)
-
-    async def enter_and_leave() -> None:
-        for manager, using in ((cache_lock(NAME), "ours"), (locked_atomic(NAME), None)):
-            async with way(kin, manager):
-                assert get_lock(NAME, using=using) is not None
-            assert get_lock(NAME, using=using) is None
-
-    with pytest.raises(StopIteration):  # it never suspends
-        enter_and_leave().send(None)
 
 
 @every_way

@@ -11,9 +11,8 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS, server_time
-from tests.helpers.state import LOCK, NAME, holder, queued
-from tests.inside import drop_idle
+from tests.helpers.actors import server_time
+from tests.helpers.state import LOCK, NAME, holder
 
 Eventually = Callable[..., Any]
 
@@ -51,26 +50,6 @@ async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis
         end = server_time(client) / 1000 + int(client.pttl(LOCK))
         eventually(lambda: server_time(client) / 1000 + int(client.pttl(LOCK)) > end + 300)  # blocks
         assert not lock.lost
-
-
-def test_waiters_whose_event_loop_was_closed_delay_nobody_however_many_they_are(client: redis.Redis) -> None:
-    async def all_wait() -> None:
-        tasks.extend(asyncio.create_task(Lock(NAME, ttl=300).aacquire()) for _ in range(150))
-        while queued(client) < len(tasks):
-            await asyncio.sleep(0.01)
-
-    held, tasks = Lock(NAME, ttl=300), list[asyncio.Task[bool]]()
-    held.acquire()
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *args: None)
-    try:
-        loop.run_until_complete(all_wait())
-        drop_idle(loop)
-    finally:
-        loop.close()
-    held.release()
-    assert Lock(NAME, ttl=300).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 100 s
-    assert not any(task.done() for task in tasks)
 
 
 def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(

@@ -10,19 +10,8 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import Crowd
 from tests.helpers.state import LOCK, NAME, holder
-
-from .blocks import Block
-
-
-def test_threads_or_tasks_that_share_an_object_exclude_each_other(crowd: Crowd, using: str) -> None:
-    lock, fences = Lock(NAME, using=using, blocking_timeout=GENEROUS), list[int]()
-    block = Block(lock, lambda: fences.append(lock.fence), times=10)
-    for future in [crowd().start(block, "run") for _ in range(8)]:
-        future.result(GENEROUS)
-    assert len(fences) == 80
-    assert fences == sorted(set(fences))
 
 
 def test_a_lock_that_is_not_reentrant_is_entered_again_through_an_object_that_is(

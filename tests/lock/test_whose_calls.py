@@ -6,13 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import subprocess
 import sys
 import unittest
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ import pytest
 from django_redislock import Lock, LockNotOwned, LockPool, get_lock
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
-from tests.project.programs import environment
 
 from .kin import FACTORIES, Kin, owner_rule
 
@@ -112,27 +109,6 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
 
 
 @pytest.mark.parametrize(
-    ("around", "factory"),
-    [
-        ("gather", "plain"),
-        pytest.param("helper", "plain", marks=owner_rule),
-        pytest.param("create_task", "wrapping", marks=owner_rule),
-    ],
-)
-def test_such_a_lock_is_renewed(around: str, factory: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def task() -> None:
-        lock = Lock(NAME, ttl=TTL)
-        assert await AROUND[around](lock.aacquire())
-        assert await Kin(tasks=True).renewed(TTL)
-        assert not lock.lost
-        await lock.arelease()
-
-    live(factory, task)
-    # of this lock: the listener may report that an earlier test's server has gone
-    assert not [one for one in caplog.records if one.levelname == "WARNING" and NAME in one.getMessage()]
-
-
-@pytest.mark.parametrize(
     "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
 )
 def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_locks(factory: str) -> None:
@@ -216,15 +192,6 @@ class ByStack(Base):
         return await stack.enter_async_context(lock)
 
 
-class ByHand(Base):
-    """As ``enterAsyncContext`` does it, which Python 3.10 has not."""
-
-    async def enter(self, lock: Lock) -> Lock:
-        await type(lock).__aenter__(lock)
-        self.addAsyncCleanup(type(lock).__aexit__, lock, None, None, None)
-        return lock
-
-
 class BySyncCode(Base):
     """In the thread of the event loop, which stands still then."""
 
@@ -238,15 +205,12 @@ class BySyncCode(Base):
 
 
 # in Python 3.10, they are one task
-works_today = (ByMethods, ByStack, ByHand) if sys.version_info < (3, 11) else ()
+works_today = (ByMethods, ByStack) if sys.version_info < (3, 11) else ()
 
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=() if case in works_today else owner_rule)
-        for case in (ByMethods, ByStack, ByHand, BySyncCode)
-    ],
+    [pytest.param(case, marks=() if case in works_today else owner_rule) for case in (ByMethods, ByStack, BySyncCode)],
 )
 def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
     result = unittest.TestResult()
@@ -258,38 +222,3 @@ def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_d
     assert [traceback for _, traceback in result.errors + result.failures] == []
     assert left is None
     assert [str(warning.message) for warning in warned] == []
-
-
-FIXTURES = """
-import pytest
-from django_redislock import Lock, get_lock
-
-@pytest.fixture
-async def lock():
-    async with Lock("order:42", ttl=2) as lock:
-        yield lock
-
-async def test_held(lock):
-    assert await lock.aowned()
-    assert await lock.aextend(0.1)
-    lock.check()
-
-def test_free():
-    assert get_lock("order:42") is None
-"""
-
-
-@owner_rule
-@pytest.mark.complete
-def test_an_async_fixture_that_yields_holds_a_lock_during_the_test(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\nasyncio_mode = auto\n"
-    )
-    (tmp_path / "test_fixtures.py").write_text(FIXTURES)
-    # the rest is set by the test run that this test is part of
-    known = {name: known for name, known in environment(tmp_path).items() if not name.startswith(("PYTEST_", "COV"))}
-    words = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:valkey", "-q"]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=known, capture_output=True, text=True, timeout=4 * GENEROUS
-    )
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,4 @@
 """The owner shown for a view's lock: the request, and its user if known."""
-# mypy: disable-error-code="misc, untyped-decorator, no-untyped-call"
 
 from __future__ import annotations
 
@@ -8,13 +7,10 @@ from typing import Any
 
 import pytest
 import redis
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.test import RequestFactory
 from django.utils.asyncio import async_unsafe
-from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
-from rest_framework.authentication import BaseAuthentication
-from rest_framework.views import APIView
 
 from django_redislock import list_locks, locked_view
 from tests.helpers.actors import Crowd
@@ -52,6 +48,8 @@ def not_loaded() -> Any:
             "user=a%20b GET /a/",
         ),
         ({}, "GET /a/"),
+        # as in a view of Django REST framework, once it is authenticated
+        ({"_request": RequestFactory().get("/a/"), "_user": SimpleNamespace(pk=7)}, "user=7 GET /a/"),
         # a path cannot imitate another owner
         (
             {"path": "/a%20user=1%20POST%20/b%0Aweb:1:MainThread%25%E2%80%AE"},
@@ -61,18 +59,6 @@ def not_loaded() -> Any:
 )
 def test_the_owner_is_the_request_and_a_loaded_user(attributes: dict[str, Any], owner: str) -> None:
     assert owner_of(**attributes) == owner
-
-
-def test_the_user_of_a_rest_view_is_known_once_it_is_authenticated() -> None:
-    class Authentication(BaseAuthentication):
-        def authenticate(self, request: Any) -> tuple[Any, None]:
-            return SimpleNamespace(pk=7, is_active=True, is_authenticated=True), None
-
-    class View(APIView):
-        authentication_classes = (Authentication,)
-        get = method_decorator(locked_view("who"))(lambda self, request: HttpResponse(list_locks()[0].owner))
-
-    assert View.as_view()(RequestFactory().get("/a/")).content.endswith(b" user=7 GET /a/")
 
 
 @async_unsafe  # like everything that queries the database
