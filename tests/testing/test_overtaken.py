@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, ProgrammingError, connections, models, transaction
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 
-from django_redislock import Lock, LockLost, get_lock, locked_atomic, locked_view
+from django_redislock import Lock, LockLost, get_lock, locked_atomic
 from django_redislock.fencing import FencedManager, FenceField
 from django_redislock.models import Fence
 from django_redislock.testing import overtaken
@@ -49,16 +47,13 @@ def anywhere(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("anywhere")
 def test_the_database_refuses_whoever_is_overtaken(account: Account) -> None:
-    @locked_atomic(NAME, fenced=True)
-    def book() -> None:
-        account.book()
-
     def book_by_hand() -> None:
         with Lock(NAME) as lock, transaction.atomic():
             lock.check()
             lock.claim()
             account.book()
 
+    book = locked_atomic(NAME, fenced=True)(account.book)
     for function in (book, book_by_hand):
         with overtaken(NAME), pytest.raises(LockLost, match=REFUSED):
             function()
@@ -67,54 +62,33 @@ def test_the_database_refuses_whoever_is_overtaken(account: Account) -> None:
     assert account.balance == 1
 
 
-def test_a_view_is_refused_as_well(account: Account) -> None:
-    account.options["ATOMIC_REQUESTS"] = True
-
-    @locked_view("account:{pk}", fenced=True)
-    def view(request: HttpRequest, pk: int) -> HttpResponse:
-        raise AssertionError("not reached")
-
-    with overtaken("account:7"), pytest.raises(LockLost, match=REFUSED):
-        view(RequestFactory().get("/"), pk=7)
+def test_the_example_in_the_documentation_works(account: Account) -> None:
+    (block,) = (block for block in blocks(page("testing")) if "overtaken" in block)
+    values: dict[str, Any] = {"transfer": locked_atomic("account:7", fenced=True)(account.book)}
+    exec(block, values)
+    values["test_late"]()
+    assert account.balance == 0
 
 
 @pytest.mark.usefixtures("anywhere")
 def test_rows_with_a_fence_are_those_of_the_younger_holder() -> None:
     parcel = Parcel.objects.create()
     refused = pytest.raises(LockLost, match="a younger holder has changed 1 of the rows")
-    with overtaken(NAME, rows=Parcel.objects.all()), refused, Lock(NAME) as lock:
+    with overtaken(NAME, rows=Parcel.objects.all()), refused, Lock(NAME) as lock, Lock("another") as other:
+        assert other.owned()  # the locks of others are left alone
         Parcel.objects.fenced(lock).update(state="sent")
     parcel.refresh_from_db()
     assert parcel.state == "new"
 
 
-def test_the_locks_of_others_are_left_alone(account: Account) -> None:
-    with overtaken(NAME), Lock("another") as lock:
-        with pytest.raises(LockLost), locked_atomic(NAME, fenced=True):
-            pass
-        assert lock.owned()
-    assert [fence.name for fence in Fence.objects.exclude(key="")] == [NAME]
-
-
-def test_where_nobody_is_overtaken_nothing_was_tested() -> None:
+def test_where_nobody_is_overtaken_nothing_was_tested_and_what_goes_wrong_reaches_the_test() -> None:
     with pytest.raises(AssertionError, match=f"Nobody acquired the lock '{NAME}' in this block"), overtaken(NAME):
         pass
     with pytest.raises(ZeroDivisionError), overtaken(NAME):
         raise ZeroDivisionError
-
-
-def test_what_goes_wrong_reaches_the_test(account: Account) -> None:
     with connections["default"].schema_editor() as editor:
         editor.delete_model(Fence)
     with pytest.raises((OperationalError, ProgrammingError), match="redislock_fence"), overtaken(NAME):
         Lock(NAME).acquire()
     with connections["default"].schema_editor() as editor:
         editor.create_model(Fence)
-
-
-def test_the_example_in_the_documentation_works(account: Account, settings: Any) -> None:
-    (block,) = (block for block in blocks(page("testing")) if "overtaken" in block)
-    values: dict[str, Any] = {"transfer": locked_atomic("account:7", fenced=True)(account.book)}
-    exec(block, values)
-    values["test_late"]()
-    assert account.balance == 0
