@@ -32,9 +32,6 @@ def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list
     return turns
 
 
-# -- of one process ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alias", ["ours", "locmem"])
 def test_callers_that_come_meanwhile_wait_and_each_reads_an_object_of_its_own(
     crowd: Crowd, computing: Computing, eventually: Eventually, alias: str
@@ -99,9 +96,6 @@ async def test_a_cancelled_coroutine_lets_the_next_one_try(aeventually: Callable
     assert cancelled.cancelled()
 
 
-# -- of many processes ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["released", "died"])
 def test_a_caller_waits_for_another_process_and_reads_the_cache_again(
     how: str, crowd: Crowd, eventually: Eventually
@@ -160,9 +154,6 @@ def test_200_threads_of_2_processes_compute_it_once(
     assert counts["cmdstat_evalsha"]["calls"] < 20
 
 
-# -- giving up --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in this process", "elsewhere"])
 @pytest.mark.parametrize(("patience", "setting"), [(0, None), (0.05, None), (None, 0.05)])
 def test_a_caller_whose_timeout_has_passed_gets_an_error(
@@ -179,9 +170,6 @@ def test_a_caller_whose_timeout_has_passed_gets_an_error(
     assert raised.value.name == NAME
     assert raised.value.outcome == ("busy" if patience == 0 else "timeout")
     assert raised.value.waited >= (setting or patience or 0)
-
-
-# -- without the Redis server used for locks --------------------------------------------------------------------------
 
 
 def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_computed(

@@ -30,9 +30,6 @@ Main = Callable[[], Awaitable[Any]]
 PATIENCE = 2  # seconds of who would wait for ever without
 
 
-# -- the waiter sits in the thread that the computation needs ---------------------------------------------------------
-
-
 def by_wsgi(main: Main) -> Any:
     """As an async view is run there."""
 
@@ -79,9 +76,6 @@ def test_sync_code_does_not_wait_for_a_coroutine_that_needs_its_thread(
 
     assert run(main) == ["of sync code"] * 2
     assert "event=computed-twice key=x" in caplog.text
-
-
-# -- the one that computes is gone ------------------------------------------------------------------------------------
 
 
 def test_if_the_loop_of_the_computing_coroutine_is_closed_the_next_caller_tries(
