@@ -194,7 +194,7 @@ def test_a_lock_is_renewed_after_the_sync_code_of_a_task_or_the_coroutine_of_syn
     Kin(tasks=False).live(code())
 
 
-@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.complete)])
+@pytest.mark.parametrize("number", [300, pytest.param(3_000, marks=pytest.mark.complete)])
 @both
 async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, number: int) -> None:
     locks = [Lock(f"seat:{seat}", ttl=600) for seat in range(number)]
