@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Callable
 
 import pytest
 
 from django_redislock import Lock, LockNotOwned, list_locks
-from tests.helpers.actors import GENEROUS, Other, stands_in
-from tests.helpers.waiting import until
+from tests.helpers.actors import GENEROUS
 from tests.inside import own_channel, per_process
 
 
@@ -65,7 +63,7 @@ def test_a_child_owns_nothing_of_its_parents_and_has_connections_of_its_own(firs
     assert own_channel() == channel
 
 
-@pytest.mark.parametrize("first", range(3))
+@pytest.mark.parametrize("first", range(2))
 def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id(first: int) -> None:
     """As of uWSGI without ``py-call-osafterfork``. In a process that is its own parent: a fork by the C library beside
     other threads may hang in Python itself."""
@@ -75,39 +73,16 @@ def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id(first: i
         lock.acquire()
         channel, getpid = own_channel(), os.getpid
         parent = getpid()
-        (old, peek_at_old), (got, _) = per_process(object), per_process(object)
-        parents = old(), got()
+        old, peek_at_old = per_process(object)
+        parents = old()
         os.getpid = lambda: parent + 1
         try:
-            new, _ = per_process(object)
-            mine = new()
-            notices: list[Callable[[], bool]] = [lambda: got() is not parents[1], lambda: peek_at_old() is None]
             return (
-                all(notice() for notice in (notices if first else notices[::-1]))
+                (bool(first) or peek_at_old() is None)
                 and is_free_of_its_parent(first, lock, channel)
-                and old() is not parents[0]
-                and new() is mine  # which another thread may have made before this one has noticed the fork
+                and old() is not parents
             )
         finally:
             os.getpid = getpid
 
     assert in_child(look)
-
-
-def test_threads_that_come_first_together_share_what_their_process_makes(other: Callable[[], Other]) -> None:
-    began, go_on = threading.Event(), threading.Event()
-
-    def make() -> object:
-        began.set()
-        assert go_on.wait(GENEROUS)
-        return object()
-
-    get, _ = per_process(make)
-    first = other().start(get)
-    assert began.wait(GENEROUS)
-    thread = threading.Thread(target=get)
-    thread.start()
-    until(lambda: stands_in(thread, "get"))
-    go_on.set()
-    thread.join(GENEROUS)
-    assert first.result(GENEROUS) is get()

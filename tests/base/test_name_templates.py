@@ -27,9 +27,7 @@ def filled(template: str, **values: Any) -> str:
 def note_filled(template: str, **values: Any) -> str:
     @locked(NAME, note=template)
     def function(**values: Any) -> str:
-        info = get_lock(NAME)
-        assert info is not None
-        return info.note
+        return get_lock(NAME).note  # type: ignore[union-attr]
 
     return function(**values)
 
@@ -52,11 +50,9 @@ VALUES = {
     ("template", "name"),
     [
         ("import", "import"),
-        ("order:{pk}", "order:42"),
         ("order:{pk:05}", "order:00042"),
         ("user:{request.user.pk}", "user:7"),
         ("item:{items[0]}", "item:a%3Ab"),
-        ("{text}", "a%3Ab%20%7B%25"),
         ("{text!r}", "'a%3Ab%20%7B%25'"),
         ("a{{b}}", "a{b}"),
         ("{items[_a._b]}", "c"),
@@ -75,15 +71,13 @@ def test_a_note_is_filled_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("template", "trouble"),
     [
-        *((template, "valid template|plain name") for template in ("order:{}", "order:{0}", "order:{a b}", "order:{")),
-        *((template, "valid template|plain name") for template in ("order:{a[0]b}", "order:}")),
+        *((template, "valid template|plain name") for template in ("a:{}", "a:{0}", "a:{a b}", "a:{", "a:}")),
+        ("a:{a[0]b}", "valid template|plain name"),
         ("", "must not be empty"),
         ("a\n", "control characters"),
         ("x" * 513, "at most 512"),
         ("{year:>{width}}", r"has a field whose format contains another field: {year:>{width}}"),
-        ("{pk:{width}}", "has a field whose format contains another field"),
         ("{year:>999999999}", "has a field whose format is too long: {year:>999999999}. At most 512"),
-        ("{year:.513f}", "has a field whose format is too long"),
         ("{self._secret}", "has a field with the private attribute '_secret': {self._secret}"),
         ("{self.x[0].__class__.__init__}", "has a field with the private attribute '__class__'"),
         ("{pk!d}", "has a field with the unknown conversion 'd': {pk!d}"),
@@ -98,20 +92,13 @@ def test_a_template_that_cannot_be_filled_or_whose_values_could_do_harm_is_refus
     assert re.search(trouble.replace("{", r"\{").replace("[", r"\["), str(caught.value))
 
 
-def test_a_template_is_a_str() -> None:
-    wrong: Any = 7
-    with pytest.raises(TypeError, match="A token must be a str, not 7"):
-        locked("a", token=wrong)
-
-
 @pytest.mark.parametrize("fill", [filled, note_filled])
 @pytest.mark.parametrize(
     ("template", "values", "trouble"),
     [
         ("order:{pk.missing}", {"slug": "a", "pk": 42}, r"AttributeError: .* Available values: pk, slug\.$"),
         ("order:{pk[0]}", {"slug": "a", "pk": 42}, r"TypeError: .* Available values: pk, slug\.$"),
-        ("order:{id}", {"slug": "a", "pk": 42}, r"it was called without 'id'\. Available values: pk, slug\.$"),
-        ("order:{id}", {}, r"Available values: none\.$"),
+        ("order:{id}", {}, r"it was called without 'id'\. Available values: none\.$"),
         ("{year:d}", {"year": "2024"}, r"ValueError: Unknown format code 'd'.*: year\.$"),
     ],
 )
@@ -130,17 +117,13 @@ def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> Non
     assert re.fullmatch("session:[0-9a-f]{32}", name)
     assert name == filled(template, session=session) == lock_name("session", lock_digest("s3cret"))
     assert filled("session:{session.key!r:digest}", session=session) != name
+    digests = {lock_digest(value) for value in (None, 7, "é", "\ud800", b"x", "x" * 10_000)}
+    assert len(digests) == 6
     settings.SECRET_KEY = "another"
     assert filled(template, session=session) != name
 
 
-@pytest.mark.parametrize("value", [None, 7, "é", "\ud800", b"x", "x" * 10_000])
-def test_any_value_has_a_digest_of_its_own(value: object) -> None:
-    assert re.fullmatch("[0-9a-f]{32}", lock_digest(value))
-    assert lock_digest(value) != lock_digest("other")
-
-
-@pytest.mark.parametrize("value", [Thing().name, Thing(), len, lambda: 1])
+@pytest.mark.parametrize("value", [Thing().name, Thing(), len])
 @pytest.mark.parametrize("field", ["value", "value:digest"])
 def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
     """It would be another lock in each process."""
@@ -148,7 +131,7 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) 
         filled(f"a:{{{field}}}", value=value)
 
 
-@pytest.mark.parametrize("value", ["x" * 513, "order-" * 100, "a:" * 300, lock_name("x" * 600)])
+@pytest.mark.parametrize("value", ["x" * 513, "a:" * 300, lock_name("x" * 600)])
 def test_a_template_names_what_is_too_long_as_lock_name_does(value: str) -> None:
     assert filled("order:{slug}", slug=value) == lock_name("order", value)
     with pytest.raises(ValueError, match="must not be empty"):

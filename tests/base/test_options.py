@@ -8,13 +8,17 @@ import re
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from decimal import Decimal
+from inspect import signature
 from typing import Any
 
 import pytest
 import redis
-from redis.backoff import AbstractBackoff, ConstantBackoff, DecorrelatedJitterBackoff
+from django.core.cache import caches
+from django.core.management import call_command
+from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff
 
-from django_redislock import Lock, LockPool, locked, locked_atomic, locked_view
+import django_redislock
+from django_redislock import Lock, LockedCommand, LockPool, locked, locked_atomic, locked_get_or_set, locked_view
 from tests.helpers.actors import Crowd, server_time
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put
 
@@ -37,10 +41,6 @@ MAKERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "locked_atomic()": (lambda **options: locked_atomic("a", **options), [*OF_LOCKS, "db", "name", "token"]),
     "LockPool.acquire()": (lambda **options: LockPool("a").acquire(**options), OF_POOLS),
 }
-
-
-def brief(value: object) -> str:
-    return ascii(value)[:20] if value != 10**5000 else "10**5000"
 
 
 @pytest.fixture(params=MAKERS)
@@ -71,8 +71,6 @@ def refused(what: str, client: redis.Redis) -> Callable[..., str]:
     [
         ("fair", ""),
         ("timeout", " Did you mean 'ttl' or 'blocking_timeout'?"),  # redis-py's and threading's
-        ("expire", " Did you mean 'ttl'?"),
-        ("auto_renewal", " Did you mean 'auto_renew'?"),
         ("on_loss", " Did you mean 'on_lost'?"),
         ("id", " Did you mean 'token'?"),
     ],
@@ -85,6 +83,65 @@ def test_the_error_about_an_unknown_option_lists_the_existing_ones_and_suggests_
     assert refused(**{wrong: 5}) == f"{what} takes no option {wrong!r}.{hint} The options are: {', '.join(known)}."
 
 
+def ours() -> Any:
+    """Our cache backend."""
+    return caches["ours"]
+
+
+a: Any = django_redislock  # whose types are not checked here
+# a call with an argument that there is not, and what the error says: of whom, of which argument, and what it suggests
+HINTS: list[tuple[Callable[[], Any], str, str, str]] = [
+    (lambda: a.Lock("x", 10), "Lock()", "by name, not 10", "ttl=10"),
+    (lambda: a.Lock("x", True), "Lock()", "by name, not True", "blocking=True"),
+    (lambda: a.Lock("x", "a-token-that-is-secret"), "Lock()", "by name, not a str", ""),
+    (lambda: a.locked("x", 10), "locked()", "by name, not 10", "ttl=10"),
+    (lambda: a.locked_view("x", 10), "locked_view()", "by name, not 10", "ttl=10"),
+    (lambda: a.locked_atomic("x", 10), "locked_atomic()", "by name, not 10", "ttl=10"),
+    (lambda: a.Lock("x").acquire(timeout=1), "Lock.acquire()", "timeout", "'blocking_timeout'"),
+    (lambda: a.Lock("x").acquire(False), "Lock.acquire()", "by name, not False", "blocking=False"),
+    (lambda: asyncio.run(a.Lock("x").aacquire(1.5)), "Lock.aacquire()", "by name, not 1.5", "blocking_timeout=1.5"),
+    (lambda: a.LockPool("x").acquire(5), "LockPool.acquire()", "by name, not 5", "blocking_timeout=5"),
+    (lambda: asyncio.run(a.LockPool("x").aacquire(5)), "LockPool.acquire()", "by name, not 5", "blocking_timeout=5"),
+    (lambda: ours().lock("x", expire=3), "cache.lock()", "expire", "'timeout'"),
+    (lambda: ours().lock("x").acquire(timeout=3), "acquire() of cache.lock()", "timeout", "'blocking_timeout'"),
+    (lambda: a.locked_get_or_set("x", int, expire=3), "locked_get_or_set()", "expire", "'timeout'"),
+    (lambda: a.locked_get_or_set("x", int, 60), "locked_get_or_set()", "by name, not 60", "timeout=60"),
+    (lambda: asyncio.run(a.alocked_get_or_set("x", int, ttl=3)), "alocked_get_or_set()", "ttl", "'timeout'"),
+    (lambda: ours().locked_get_or_set("x", int, ttl=3), "locked_get_or_set()", "ttl", "'timeout'"),
+    (lambda: asyncio.run(ours().alocked_get_or_set("x", int, ex=3)), "alocked_get_or_set()", "ex", "'timeout'"),
+]
+
+
+@pytest.mark.parametrize(("call", "what", "wrong", "meant"), HINTS)
+def test_an_argument_of_other_libraries_or_by_position_is_an_error_that_names_ours(
+    call: Callable[[], Any], what: str, wrong: str, meant: str, settings: Any
+) -> None:
+    backend = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": backend}
+    trouble = f"its options {wrong}" if " " in wrong else f"no option {wrong!r}"
+    hint = f" Did you mean {meant}?" if meant else ""
+    with pytest.raises(TypeError, match=re.escape(f"{what} takes {trouble}.{hint} The options are: ")):
+        call()
+
+
+def test_the_options_of_a_command_are_those_of_a_lock() -> None:
+    class Command(LockedCommand):
+        lock_options = {"expire": 3}
+
+    with pytest.raises(TypeError, match=r"^Lock\(\) takes no option 'expire'\. Did you mean 'ttl'"):
+        call_command(Command())
+    with pytest.raises(TypeError, match=r"^Wrong has lock_expire = 3, .* Did you mean 'lock_ttl'"):
+        type("Wrong", (LockedCommand,), {"lock_expire": 3})
+
+
+def test_signatures_show_only_what_can_be_given() -> None:
+    functions: list[Any] = [Lock, Lock.acquire, Lock.aacquire, LockPool.acquire, LockPool.aacquire, locked_get_or_set]
+    functions += [locked, locked_view, locked_atomic]
+    for function in functions:
+        assert {"wrong", "unknown", "caller"}.isdisjoint(signature(function).parameters)
+    assert [*signature(Lock.aacquire).parameters] == ["self", "blocking", "blocking_timeout", "token"]
+
+
 def test_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
     settings.REDISLOCK = {"TTL": 7, "BLOCKING_TIMEOUT": 0}
     left: Any = dict.fromkeys(["ttl", "blocking_timeout", "auto_renew", "poll", "using", "on_lost"])
@@ -93,27 +150,21 @@ def test_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
         assert not Lock("a", **left).acquire()
 
 
-# -- durations --------------------------------------------------------------------------------------------------------
+# -- values -----------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("ttl", [0.003, 1.5, 7, YEARS])
-def test_durations_are_seconds_or_timedeltas(ttl: float) -> None:
-    assert Lock("a", ttl=ttl).ttl == Lock("a", ttl=timedelta(seconds=ttl)).ttl == ttl
-
-
-NO_NUMBERS: list[Any] = ["30", "", "x" * MEGA, b"30", True, [30], {}, ..., 30j, Decimal(30)]
 FINITE = "seconds and finite, not "
-WRONG: list[tuple[Any, str]] = [
-    *((value, FINITE) for value in (-1, -0.5, math.nan, math.inf, -math.inf, 10**400)),
-    (timedelta(seconds=-1), FINITE),
+NO_DURATIONS: list[tuple[Any, str]] = [
+    *((value, FINITE) for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
     (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
     (YEARS + 1, "at most ten years, not "),
-    *((value, r"seconds \(int, float or timedelta\), not ") for value in NO_NUMBERS),
+    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
 ]
 
 
 @pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout"])
-@pytest.mark.parametrize(("value", "text"), WRONG, ids=brief)
+@pytest.mark.parametrize(
+    ("value", "text"), NO_DURATIONS, ids=lambda value: ascii(value)[:20] if value != 10**5000 else ""
+)
 def test_an_invalid_duration_is_refused_and_named(
     option: str, value: Any, text: str, refused: Callable[..., str]
 ) -> None:
@@ -123,51 +174,31 @@ def test_an_invalid_duration_is_refused_and_named(
     assert value == 10**5000 or repr(value)[:40] in error
 
 
-@pytest.mark.parametrize("option", ["ttl", "max_hold"])
-@pytest.mark.parametrize("value", [0, 0.0001, timedelta(0)], ids=repr)
-def test_a_lease_lasts_a_few_milliseconds_at_least(option: str, value: Any, refused: Callable[..., str]) -> None:
-    least = 0.003 if option == "ttl" else 0.001
-    assert refused(**{option: value}) == f"{option} must be at least {least} {FINITE}{value!r}."
+def test_a_duration_is_seconds_or_a_timedelta_within_bounds(refused: Callable[..., str]) -> None:
+    for ttl in (0.003, 1.5, YEARS):
+        assert Lock("a", ttl=ttl).ttl == Lock("a", ttl=timedelta(seconds=ttl)).ttl == ttl
+    for option, least in (("ttl", 0.003), ("max_hold", 0.001)):
+        for short in (0, 0.0001, timedelta(0)):
+            assert refused(**{option: short}) == f"{option} must be at least {least} {FINITE}{short!r}."
+    for value in (0, math.inf, "never", True):
+        error = refused(slow_wait=value)
+        assert error.startswith("slow_wait, unless it is False, must be ")
+        assert error.endswith(f"not {value!r}.")
 
 
-@pytest.mark.parametrize("value", [0, -1, math.inf, "never", True])
-def test_a_slow_wait_is_seconds_or_false(value: Any, refused: Callable[..., str]) -> None:
-    error = refused(slow_wait=value)
-    assert error.startswith("slow_wait, unless it is False, must be ")
-    assert error.endswith(f"not {value!r}.")
+async def told(error: Exception) -> None: ...
 
 
-def test_a_long_value_in_an_error_is_cut_in_the_middle(refused: Callable[..., str]) -> None:
-    assert re.search(r"not '(a+)\.\.\.(a+)b'", refused(ttl="a" * MEGA + "b"))
-    assert "not ['a', 'a', 'a', 'a', 'a', 'a', ...]" in refused(ttl=["a"] * 1000)
-
-
-# -- texts, functions, flags ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "note", ["x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", 7, None, ["x"] * 1000], ids=brief
-)
-def test_an_invalid_note_is_refused_with_a_short_error(note: Any, refused: Callable[..., str]) -> None:
-    error = refused(note=note)
-    assert "note" in error
-    assert len(error) < 400
-
-
-@pytest.mark.parametrize("note", ["", "x" * 1000, "\u00e9" * 500, "two\nlines"], ids=brief)
-def test_a_note_has_up_to_a_thousand_bytes(note: str) -> None:
-    with Lock("a", note=note) as lock:
-        info = lock.info()
-    assert info is not None
-    assert info.note == note
+LOST = "on_lost must be a plain function, 'cancel' or None, not "
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        *(({"purpose": purpose}, "purpose must be a str, not ") for purpose in (None, 7, b"/orders/")),
+        *(({"note": note}, "note") for note in ("x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", ["x"] * 1000)),
+        *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told)),
+        ({"purpose": None}, "purpose must be a str, not "),
         ({"auto_renew": "no"}, "auto_renew must be True, False or None, not 'no'"),
-        ({"poll": "polling"}, "poll must be True, False or None, not 'polling'"),
         ({"poll": 1}, "poll must be True, False or None, not 1"),
         ({"poll": True, "backoff": ConstantBackoff}, "backoff must be an instance of one of redis-py's"),
         ({"poll": True, "backoff": 0.1}, "not 0.1"),
@@ -177,7 +208,10 @@ def test_a_note_has_up_to_a_thousand_bytes(note: str) -> None:
         ({"backoff": SOON}, "backoff can only be given with poll=True"),
         ({"attempts": 3}, "attempts can only be given with poll=True"),
         ({"poll": False, "attempts": 3, "backoff": SOON}, "backoff and attempts can only be given"),
+        ({"ttl": "a" * MEGA + "b"}, "aaa...aaa"),
+        ({"ttl": ["a"] * 1000}, "not ['a', 'a', 'a', 'a', 'a', 'a', ...]"),
     ],
+    ids=lambda value: ascii(value)[:40],
 )
 def test_what_does_not_fit_is_refused_and_the_choices_named(
     options: dict[str, Any], text: str, refused: Callable[..., str]
@@ -185,24 +219,9 @@ def test_what_does_not_fit_is_refused_and_the_choices_named(
     assert text in refused(**options)
 
 
-async def told(error: Exception) -> None: ...
-
-
-@pytest.mark.parametrize("on_lost", ["stop", 7, told], ids=["word", "number", "coroutine"])
-def test_an_on_lost_that_cannot_be_called_is_refused(on_lost: Any, refused: Callable[..., str]) -> None:
-    assert refused(on_lost=on_lost).startswith("on_lost must be a plain function, 'cancel' or None, not ")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "choices"),
-    [
-        ("reentrant", 1, "True or False, not 1"),
-        ("blocking", None, "True or False, not None"),
-        ("adopt", "yes", "True or False, not 'yes'"),
-    ],
-)
-def test_flags_must_be_true_or_false(name: str, value: Any, choices: str) -> None:
-    with pytest.raises(TypeError, match=f"^{name} must be {choices}"):
+@pytest.mark.parametrize(("name", "value"), [("reentrant", 1), ("blocking", None), ("adopt", "yes")])
+def test_flags_must_be_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be True or False, not {value!r}"):
         Lock("a", **{name: value})
 
 
@@ -226,29 +245,7 @@ def test_a_backoff_that_keeps_a_state_may_be_shared(crowd: Crowd) -> None:
     assert vars(given) == before
 
 
-class Noted(AbstractBackoff):
-    """Notes how many failures it is asked about."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def compute(self, failures: int) -> float:
-        self.asked.append(failures)
-        return 0.001
-
-
-def test_a_long_wait_is_no_large_number() -> None:
-    """redis-py computes two to the power of the failures."""
-    noted = Noted()
-    with Lock("a"):
-        assert not Lock("a", poll=True, backoff=noted, attempts=100).acquire(blocking_timeout=60)
-    assert noted.asked[:60] == [*range(1, 61)]
-    assert max(noted.asked) == 64
-
-
-@pytest.mark.parametrize(
-    ("delay", "patience"), [(None, 1), (0, 1), (-math.inf, 1), (0.2, 1), (1, 4), (3600, 60), (math.inf, 60)]
-)
+@pytest.mark.parametrize(("delay", "patience"), [(None, 1), (0, 1), (1, 4), (math.inf, 60)])
 async def test_a_waiter_counts_as_alive_for_four_delays_which_stay_within_what_a_queue_bears(
     delay: float | None, patience: float, client: redis.Redis, aeventually: Callable[..., Awaitable[Any]]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import django_redislock
-from django_redislock import Lock, LockLost, LockPool, force_release, get_lock
+from django_redislock import Lock, LockPool, force_release, get_lock
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import proxy
@@ -20,23 +20,18 @@ from tests.inspection.conftest import Queue, hold
 
 pytestmark = pytest.mark.usefixtures("no_look_by_the_clock")
 
-Heard = list[tuple[str, dict[str, Any]]]
-
-
-def test_nothing_is_released_when_nobody_holds_it(crowd: Crowd, heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    assert crowd()(django_redislock, "force_release", "a") is None
-    assert heard == []
-    assert caplog.messages == []
-
 
 def test_it_returns_what_was_released_and_tells_by_whom(
-    crowd: Crowd, queue_up: Queue, heard: Heard, caplog: pytest.LogCaptureFixture
+    crowd: Crowd, queue_up: Queue, heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    me = crowd()
+    assert me(django_redislock, "force_release", "a") is None
+    assert (heard, caplog.messages) == ([], [])
     token = hold("a", note="for people")
     queue_up("a", 2)
     before = get_lock("a")
     heard.clear()
-    released = crowd()(django_redislock, "force_release", "a", by="jo")
+    released = me(django_redislock, "force_release", "a", by="jo")
     assert released is not None
     assert before is not None
     facts = ("name", "owner", "fence", "since", "waiters", "note")
@@ -47,37 +42,19 @@ def test_it_returns_what_was_released_and_tells_by_whom(
     assert token not in caplog.text
 
 
-def test_the_signal_comes_from_lock() -> None:
-    senders: list[type] = []
-    receiver = lambda sender, **facts: senders.append(sender)  # noqa: E731
-    hold("a")
-    django_redislock.lock_force_released.connect(receiver)
-    force_release("a")
-    django_redislock.lock_force_released.disconnect(receiver)
-    assert senders == [Lock]
-
-
-def test_the_next_waiter_gets_the_lock_at_once(crowd: Crowd, eventually: Callable[..., Any]) -> None:
+def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
+    crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
     me, you = crowd(), crowd()
     hold("a", ttl=600)
     waiting = me.start(Lock("a"), "acquire")
     eventually(lambda: (info := get_lock("a")) and info.waiters)
+    dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
+    client.zadd(f"{PREFIX}queue:a", dead)
+    client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
     assert you(django_redislock, "force_release", "a")
     assert waiting.result(GENEROUS)
-
-
-def test_the_old_holder_is_told(crowd: Crowd, eventually: Callable[..., Any], listens: Callable[[Lock], None]) -> None:
-    me, you = crowd(), crowd()
-    losses: list[LockLost] = []
-    lock = Lock("a", ttl=600, on_lost=losses.append)
-    me(lock, "acquire")
-    me.read(lambda: listens(lock))  # else it may find out by asking
-    you(django_redislock, "force_release", "a")
-    (loss,) = eventually(lambda: losses)
-    assert loss.reason == "it was force-released"
-    assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0)
-    with pytest.raises(LockLost, match="force-released"):
-        me(lock, "release")
+    assert client.zcard(f"{PREFIX}queue:a") == 0
 
 
 def test_a_member_of_a_pool_goes_to_whoever_wants_any(crowd: Crowd, eventually: Callable[..., Any]) -> None:
@@ -92,18 +69,6 @@ def test_a_member_of_a_pool_goes_to_whoever_wants_any(crowd: Crowd, eventually: 
     assert waiting.result(GENEROUS).key == "alice"
 
 
-def test_it_works_in_the_memory_mode_too() -> None:
-    lock = Lock("a", using="memory")
-    lock.acquire()
-    assert force_release("a", using="memory")
-    assert get_lock("a", using="memory") is None
-    with pytest.raises(LockLost):
-        lock.release()
-
-
-# -- with a fence ---------------------------------------------------------------------------------------------------
-
-
 def test_a_fence_spares_whoever_came_later(
     crowd: Crowd, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
 ) -> None:
@@ -113,19 +78,14 @@ def test_a_fence_spares_whoever_came_later(
     seen = me.read(lambda: lock.fence)
     assert you(django_redislock, "force_release", "a", fence=seen - 1) is None
     assert you(django_redislock, "force_release", "a", fence=seen)
-    later = hold("a", ttl=600)
+    hold("a", ttl=600)
     eventually(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
     caplog.clear()
     assert you(django_redislock, "force_release", "a", fence=seen) is None
     assert not caplog.records
-    Lock("a", token=later).release()
-
-
-@pytest.mark.parametrize("fence", [True, "abc", 3.5, math.nan, -1], ids=repr)
-def test_what_is_no_fence_is_refused_before_anything_is_sent(fence: Any) -> None:
-    hold("a")
-    with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
-        force_release("a", fence=fence)
+    for fence in (True, "abc", 3.5, math.nan, -1):
+        with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
+            force_release("a", fence=fence)  # type: ignore[arg-type]
     assert get_lock("a")
 
 
@@ -144,21 +104,3 @@ def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
         released = forced.result(GENEROUS)
     assert released.owner.endswith(" the later one")
     assert "the later one" in caplog.text
-
-
-# -- what stands in the way -----------------------------------------------------------------------------------------
-
-
-def test_it_gets_past_any_number_of_dead_waiters(
-    client: redis.Redis, crowd: Crowd, eventually: Callable[..., Any]
-) -> None:
-    me = crowd()
-    hold("a", ttl=600)
-    waiting = me.start(Lock("a"), "acquire")
-    eventually(lambda: (info := get_lock("a")) and info.waiters)
-    dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
-    client.zadd(f"{PREFIX}queue:a", dead)
-    client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
-    assert force_release("a")
-    assert waiting.result(GENEROUS)
-    assert client.zcard(f"{PREFIX}queue:a") == 0

@@ -64,66 +64,44 @@ async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeve
     assert fences == sorted(set(fences))
 
 
-IN_TURN = """
-lock = Lock(name)
-say("ready")
-hear()
-with lock:
-    say("acquired", lock.fence)
-    hear()
-say("done")
-hear()
-"""
-
-
-def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_previous_release(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    workers = [start(IN_TURN, name=NAME) for _ in range(3)]
-    for worker in workers:
-        worker.expect("ready")
-    workers = [workers[index] for index in (2, 0, 1)]
-    with Lock(NAME) as lock:
-        fences, before = [lock.fence or 0], holder(client)
-        for number, worker in enumerate(workers, 1):
-            worker.tell()
-            eventually(lambda number=number: queued(client) == number)
-    assert holder(client) not in ("", before)  # by the release itself
-    for number, worker in enumerate(workers, 1):
-        fences.append(int(worker.expect("acquired")[0]))
-        assert queued(client) == len(workers) - number
-        worker.tell()
-        worker.expect("done")
-    assert fences == sorted(fences)
-    assert holder(client) == ""
-
-
 SECTIONS = """
 import redis
 raw = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
 lock = Lock(name, blocking_timeout=60)
 say("ready")
 hear()
-most, fences = 0, []
-for _ in range(25):
+most, grew = 0, []
+for round in range(25):
     with lock:
+        if not round:
+            say("first", lock.fence)
         most = max(most, raw.incr("inside"))
-        fences.append((int(raw.get("last") or 0) < lock.fence))
+        grew.append(int(raw.get("last") or 0) < lock.fence)
         raw.set("last", lock.fence)
         raw.decr("inside")
-say("done", most, all(fences), len(fences))
+say("done", most, all(grew), len(grew))
 hear()
 """
 
 
-def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
+def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_other(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
     workers = [start(SECTIONS, name=NAME) for _ in range(3)]
     for worker in workers:
         worker.expect("ready")
-    for worker in workers:
-        worker.tell()
+    workers = [workers[index] for index in (2, 0, 1)]
+    with Lock(NAME) as lock:
+        fences, before = [lock.fence], holder(client)
+        for number, worker in enumerate(workers, 1):
+            worker.tell()
+            eventually(lambda number=number: queued(client) == number)
+    assert holder(client) not in ("", before)  # by the release itself
+    fences += [int(worker.expect("first")[0]) for worker in workers]
+    assert fences == sorted(fences)
     for worker in workers:
         assert worker.expect("done", within=60) == ["1", "True", "25"]
+    assert holder(client) == ""
 
 
 @pytest.mark.parametrize("age", [0, -GENEROUS])

@@ -1,4 +1,4 @@
-"""Guarantees with figures, and guarantees that hold whatever a process does. Measured times are printed (with -s)."""
+"""Guarantees with figures, and guarantees that hold whatever a process does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, force_release, list_locks
+from django_redislock import Lock, list_locks
 from redisserver import RedisServer, redis_server
 from tests.helpers.actors import server_time
 from tests.helpers.state import LOCK, NAME, WAITERS, put, queued
@@ -38,8 +38,6 @@ def connections(client: redis.Redis) -> int:
 def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
     server: RedisServer, client: redis.Redis, other_alias: Callable[..., str], eventually: Eventually
 ) -> None:
-    """However many wait, and however small the pool of the alias, the holder can release, and everybody gets the
-    lock."""
     using = other_alias(f"redis://localhost:{server.port}/0", CONNECTION_POOL_KWARGS={"max_connections": 2})
     inside, fences, errors = threading.Lock(), [], []
 
@@ -62,13 +60,11 @@ def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases
     assert connections(client) - already <= 2 + 2  # the pool's bound, the listener and the watchdog
     began = monotonic()
     mine.release()
-    took = monotonic() - began
+    assert monotonic() - began < 10  # a holder that has to wait for a connection waits for 20 s
     for thread in threads:
         thread.join(60)
-    print(f"release with 300 threads waiting: {took * 1000:.1f} ms; all through after {monotonic() - began:.2f} s")
     assert errors == []
     assert len(fences) == 300
-    assert took < 10  # a holder that has to wait for a connection waits for 20 s
 
 
 # One process that is warmed up first, and then becomes many waiters.
@@ -105,7 +101,6 @@ hear()
 def test_after_kill_9_of_all_before_it_a_waiting_process_has_the_lock_at_once_after_the_release(
     count: int, start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """Dead waiters cost a release almost nothing: no live waiter has to wait for a dead one."""
     crowd = start(FORKS, name=NAME, count=count)
     last = start(WAITS, name=NAME)
     crowd.expect("ready")
@@ -132,34 +127,7 @@ def test_after_kill_9_of_all_before_it_a_waiting_process_has_the_lock_at_once_af
     released = monotonic()
     mine.release()
     (when,) = last.expect("acquired")
-    took = float(when) - released
-    print(f"lock of the one behind {count} dead waiters after the release: {took * 1000:.1f} ms")
-    assert took < 5  # a dead waiter considered alive would cost a lease of 10 s
-
-
-HEARS = """
-from tests.inside import will_hear_of
-lock = Lock(name)
-lock.acquire()
-while not will_hear_of(lock):
-    time.sleep(0.01)
-say("acquired")
-while not lock.lost:
-    time.sleep(0.0005)
-say("lost", time.monotonic())
-hear()
-"""
-
-
-def test_a_holder_whose_lock_is_force_released_learns_it_at_once(start: Start) -> None:
-    worker = start(HEARS, name=NAME)
-    worker.expect("acquired")
-    forced = monotonic()
-    assert force_release(NAME) is not None
-    (when,) = worker.expect("lost")
-    took = float(when) - forced
-    print(f"news of the forced release: {took * 1000:.1f} ms")
-    assert took < 5  # its next renewal would be 10 s later
+    assert float(when) - released < 5  # a dead waiter considered alive would cost a lease of 10 s
 
 
 IS_FORKED = """
@@ -191,8 +159,7 @@ else:
 def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_its_parent(
     start: Start, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The child holds nothing, neither through its Lock objects nor in its watchdog; it waits like any other
-    process."""
+    """Neither through its Lock objects nor in its watchdog; it waits like any other process."""
     parent = start(IS_FORKED, name=NAME)
     (child,) = parent.expect("forked")
     try:
@@ -200,9 +167,7 @@ def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_it
         assert parent.expect("knows") == ["None", "None", "False", "0.0"]
         assert parent.expect("tried") == ["False"]
         assert parent.expect("child-lives") == ["False"]
-        found = client.get(LOCK)
-        assert isinstance(found, bytes)
-        assert f":{parent.pid}:" in found.decode()
+        assert f":{parent.pid}:" in str(client.get(LOCK))
         os.kill(parent.pid, signal.SIGSTOP)
         os.waitpid(parent.pid, os.WUNTRACED)
         eventually(lambda: not client.exists(LOCK))  # the child is alive, but does not renew
@@ -211,11 +176,10 @@ def test_a_child_forked_while_holding_neither_renews_nor_releases_the_lock_of_it
         os.kill(int(child), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("others", [100_000, pytest.param(1_000_000, marks=pytest.mark.complete)])
+@pytest.mark.parametrize("others", [10_000, pytest.param(1_000_000, marks=pytest.mark.complete)])
 def test_what_a_list_of_10_000_locks_costs_does_not_grow_with_the_other_keys(
     others: int, other_alias: Callable[..., str]
 ) -> None:
-    """list_locks() reads an index of the held locks; the other keys of the database cost nothing."""
     fill = "for i = ARGV[1], ARGV[1] + 9999 do redis.call('SET', 'page:' .. i, 'x') end"
     with redis_server() as server, server.client() as client:
         for first in range(0, others, 10_000):
@@ -226,7 +190,6 @@ def test_what_a_list_of_10_000_locks_costs_does_not_grow_with_the_other_keys(
             for name in names:
                 put(pipe, name, now=now, ttl=600)
             pipe.execute()
-        assert client.dbsize() > others + 10_000
         with Lock("warm-up", using=using):
             pass
         client.config_resetstat()

@@ -9,46 +9,50 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockError, LockLost, LockUnavailable
-from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from django_redislock import Lock, LockError, LockLost
+from tests.helpers.actors import Crowd, Ghost, server_time
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import FENCE, LOCK, NAME, QUEUE, flag, holder, value
 from tests.inside import ACQUIRE, WAS_FORCED
 
 from .blocks import Block
 
-Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
 
 FIRST, SECOND = "id-of-the-first-waiter", "id-of-the-second-waiter"
 
 
 def seizures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.levelno == logging.WARNING and record.getMessage().startswith("event=seized ")
-    ]
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [message for message in messages if message.startswith("event=seized ")]
 
 
 def test_a_seized_lock_has_a_higher_fence_and_its_old_holder_is_told(
-    crowd: Crowd, using: str, hears: Callable[[Any, Lock], None], eventually: Eventually
-) -> None:
+    crowd: Crowd, using: str, hears: Callable[[Any, Lock], None], eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture, heard: Heard, client: redis.Redis,
+) -> None:  # fmt: skip
     losses: list[LockLost] = []
     me, you = crowd(), crowd()
-    old, lock = Lock(NAME, on_lost=losses.append, using=using), Lock(NAME, using=using)
+    old, lock = Lock(NAME, on_lost=losses.append, using=using, note="no owner"), Lock(NAME, using=using)
     you(old, "acquire")
     hears(you, old)
-    before = you.read(lambda: old.fence)
+    before, fence = server_time(client), you.read(lambda: old.fence)
+    heard.clear()
     me(lock, "seize")
     eventually(lambda: losses)
     assert losses[0].reason == WAS_FORCED  # long before its next renewal
-    assert me.read(lambda: lock.fence) > before
+    assert me.read(lambda: lock.fence) > fence
     assert you.read(lambda: old.lost)
     with pytest.raises(LockLost):
         you(old, "release")
     assert me(lock, "owned")
+    assert me(lock, "info").since.timestamp() * 1e6 >= before - 1
+    (line,) = seizures(caplog)
+    assert f"name={NAME} fence={me.read(lambda: lock.fence)} by=" in line
+    assert "no owner" not in line
+    seized, acquired = (facts for which, facts in heard if which in ("force", "acquired"))
+    assert seized["name"] == acquired["name"] == NAME
+    assert seized["by"] in line
     me(lock, "release")
     assert not me(lock, "locked")
 
@@ -97,39 +101,23 @@ def test_a_seizure_whose_answer_was_lost_is_made_once_and_reported_as_well(
     fence = me.read(lambda: lock.fence)
     assert value(client)[3] == str(fence)
     assert int(client.get(FENCE) or 0) == fence  # no later fence was drawn
-    (line,) = seizures(caplog)
-    assert line.endswith(" owner=?")
+    assert seizures(caplog)[0].endswith(" owner=?")
     assert [facts["name"] for which, facts in heard if which == "force"] == [NAME]
-    me(lock, "release")
-    assert holder(client) == ""
 
 
-def test_a_holder_cannot_seize_its_own_lock(crowd: Crowd) -> None:
-    me, lock = crowd(), Lock(NAME)
+def test_a_holder_seizes_its_own_lock_only_if_it_is_reentrant_or_lost(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     for again in (lock, Lock(NAME)):
         with pytest.raises(LockError, match=f"Cannot seize the lock '{NAME}': .* holds it itself") as caught:
             me(again, "seize")
         assert caught.value.name == NAME
+    again, fence = Lock(NAME, reentrant=True), me.read(lambda: lock.fence)
+    me(again, "seize")
+    assert me.read(lambda: again.fence) == fence
+    me(again, "release")
     assert me(lock, "owned")
-
-
-def test_a_reentrant_lock_that_is_held_here_is_entered_once_more(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME, reentrant=True)
-    me(lock, "acquire")
-    fence = me.read(lambda: lock.fence)
-    me(lock, "seize")
-    assert me.read(lambda: lock.fence) == fence
-    me(lock, "release")
-    assert me(lock, "owned")
-    me(lock, "release")
-    assert holder(client) == ""
-
-
-def test_a_holder_that_has_lost_its_lock_can_seize_it_back(crowd: Crowd) -> None:
-    me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME)
-    me(lock, "acquire")
-    you(second, "seize")
+    you(second := Lock(NAME), "seize")
     me(lock, "seize")
     assert (me(lock, "owned"), you(second, "owned")) == (True, False)
 
@@ -142,44 +130,6 @@ def test_a_key_that_something_else_wrote_is_seized_too(
     me(lock, "seize")
     assert me(lock, "owned")
     assert "owner=?" in seizures(caplog)[0]
-
-
-def test_a_seizure_is_logged_and_signalled_and_the_lock_held_since_then(
-    crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture, heard: Heard
-) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    you(Lock(NAME, note="a note that is no owner"), "acquire")
-    heard.clear()
-    before = server_time(client)
-    me(lock, "seize")
-    assert me(lock, "info").since.timestamp() * 1e6 >= before - 1
-    (line,) = seizures(caplog)
-    assert f"name={NAME} fence={me.read(lambda: lock.fence)} by=" in line
-    assert "no owner" not in line
-    seized, acquired = (facts for which, facts in heard if which in ("force", "acquired"))
-    assert seized["name"] == acquired["name"] == NAME
-    assert seized["by"] in line
-
-
-def test_a_read_only_server_publishes_nothing_about_a_seizure(
-    crowd: Crowd, own: RedisServer, retry_for: Callable[[float], None]
-) -> None:
-    me, you, old = crowd(), crowd(), Lock(NAME)
-    you(old, "acquire")
-    with own.client() as client:
-        pubsub = client.pubsub(ignore_subscribe_messages=True)
-        pubsub.psubscribe("redislock*")
-        assert pubsub.get_message(timeout=GENEROUS) is None  # the reply to the subscription
-        client.config_set("min-replicas-to-write", 1)
-        with pytest.raises(LockUnavailable, match="Not enough good replicas"):
-            me(Lock(NAME), "seize")
-        client.config_set("min-replicas-to-write", 0)
-        assert you(old, "owned")
-        client.publish("redislock-end", "of the test")
-        message = pubsub.get_message(timeout=GENEROUS)
-        assert message is not None
-        assert message["data"] == b"of the test"  # and none before
-        pubsub.close()
 
 
 def test_a_detached_lock_that_is_seized_by_its_token_keeps_its_fence(crowd: Crowd) -> None:

@@ -94,41 +94,33 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
 
 
-async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str) -> None:
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(
+    using: str, aeventually: Callable[..., Any]
+) -> None:
     seen: list[tuple[str, asyncio.AbstractEventLoop]] = []
+    losses: list[str] = []
 
     async def receiver(*, name: str, **facts: object) -> None:
         await asyncio.sleep(0)
         seen.append((name, asyncio.get_running_loop()))
 
+    async def hears_losses(*, name: str, **facts: object) -> None:
+        await asyncio.sleep(0)
+        losses.append(name)
+
     lock = Lock(NAME, using=using)
-    with receiving(receiver, lock_acquired, lock_released, lock_force_released):
+    with receiving(receiver, lock_acquired, lock_released, lock_force_released), receiving(hears_losses, lock_lost):
         async with lock:
             pass
         await lock.aacquire()
         await aforce_release(NAME, using=using)
-    assert seen == [(NAME, asyncio.get_running_loop())] * 4
-
-
-@pytest.mark.parametrize("by", ["the watchdog", "a release"])
-async def test_coroutine_receivers_hear_of_losses_however_they_are_found_out(
-    by: str, using: str, aeventually: Callable[..., Any]
-) -> None:
-    seen: list[str] = []
-
-    async def receiver(*, name: str, **facts: object) -> None:
-        await asyncio.sleep(0)
-        seen.append(name)
-
-    with receiving(receiver, lock_lost):
-        lock = Lock(NAME, ttl=0.3 if by == "the watchdog" else 30, auto_renew=False, using=using)
-        await lock.aacquire()
-        if by == "a release":
-            await aforce_release(NAME, using=using)
-            with pytest.raises(LockLost):
-                await lock.arelease()
-        await aeventually(lambda: seen)
-    assert seen == [NAME]
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        await Lock("short", ttl=0.3, auto_renew=False, using=using).aacquire()
+        await aeventually(lambda: len(losses) == 2)
+    loop = asyncio.get_running_loop()
+    assert seen == [(name, loop) for name in (NAME, NAME, NAME, NAME, "short")]
+    assert losses == [NAME, "short"]
 
 
 async def test_a_task_that_is_cancelled_while_a_receiver_runs_holds_no_lock(
