@@ -22,13 +22,12 @@ from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 
 import django_redislock
-from django_redislock import Lock, LockPool
+from django_redislock import Lock
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
 from tests.checks import check
 from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
-SOURCE = Path(django_redislock.__file__).parent
 TEXTS = [README, *PAGES]
 
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
@@ -68,27 +67,6 @@ def test_all_code_compiles_and_its_imports_and_options_exist(path: Path) -> None
             assert given <= options_of(part.func.id), ast.unparse(part)
 
 
-def queued(*args: Any, **kwargs: Any) -> None:
-    """Stands for whatever a site does here."""
-
-
-# the pages whose first blocks run as they stand, with what they take for granted
-RUN: dict[str, dict[str, Any]] = {
-    "locks": {"Lock": Lock},
-    "pools": {"call_api": queued},
-    "polling": {"Lock": Lock},
-    "values": {"username": "eve", "online": 7, "announce": queued, "work": queued},
-}
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_the_code_that_a_page_begins_with_runs(name: str) -> None:
-    given = dict(RUN[name])
-    exec(as_function(blocks(page(name))[0]), given)
-    given["block"]()
-    assert name != "pools" or sorted(LockPool("accounts").keys()) == ["alice", "bob", "carol"]
-
-
 def test_handing_over_runs() -> None:
     """From the view to the worker, which gets the same fence."""
     tokens: list[str] = []
@@ -120,13 +98,12 @@ class Names(dict[str, Any]):
 OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
 OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
-# these need more than that, and have tests above; the tutorial's are run by tests/project/test_tutorial.py
-ELSEWHERE = {*((name, 0) for name in RUN), ("functions", 3)}
+# one is a part of a function, one has a test above; the tutorial's are run by tests/project/test_tutorial.py
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS
     for number, block in enumerate(blocks(path.read_text("utf-8")))
-    if (path.stem, number) not in ELSEWHERE and path.stem != "tutorial"
+    if (path.stem, number) not in (("functions", 3), ("values", 0)) and path.stem != "tutorial"
 ]
 
 
@@ -244,19 +221,3 @@ def test_the_page_of_the_command_has_every_subcommand_and_option() -> None:
         names = {*subparsers} - names if of.startswith("all") else names
         told |= {(option, name) for option in re.findall(r"``(-[\w-]+)``", options) for name in names}
     assert told == there
-
-
-def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folder() -> None:
-    mapped, folder, heading = [], "", ""
-    for line in page("where-to-change-what").partition("Around the package")[0].splitlines():
-        if set(line) == {"-"}:  # the line before was a heading
-            folder = heading.partition("``")[2].rstrip("`")
-        elif found := re.match(r"``(\w+)``  ", line):
-            mapped.append(f"{folder}{found[1]}")
-        heading = line
-    files = [path for path in [*SOURCE.rglob("*.py"), *SOURCE.glob("store/lua/*.lua")] if path.stem != "__init__"]
-    modules = [str(path.relative_to(SOURCE).with_suffix("")) for path in files]
-    pieces = [name for name in mapped if "/pieces/" in name]
-    assert all((SOURCE / f"{name}.lua").exists() for name in pieces)
-    modules = [name for name in modules if not name.startswith(("management/", "migrations/"))]
-    assert sorted(mapped) == sorted([*modules, *pieces])

@@ -38,22 +38,6 @@ def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_s
     assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
 
 
-def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def broken(record: logging.LogRecord) -> bool:
-        raise ZeroDivisionError("of the site's own")
-
-    logger = logging.getLogger("django_redislock")
-    logger.addFilter(broken)
-    try:
-        Lock("a").acquire()
-        assert force_release("a")
-    finally:
-        logger.removeFilter(broken)
-    assert "ZeroDivisionError: of the site's own" in capsys.readouterr().err
-
-
 def test_acquisitions_releases_and_losses_are_logged_and_signalled_alike(
     crowd: Crowd, caplog: pytest.LogCaptureFixture, heard: list[tuple[str, dict[str, Any]]],
     eventually: Callable[[Callable[[], Any]], Any],

@@ -1,22 +1,20 @@
-"""Names of locks, how values in them are quoted, and how durations are shown."""
+"""Names of locks, and how values in them are quoted."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Callable
+from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.utils.functional import SimpleLazyObject
 
-from django_redislock import Counter, Lock, LockPool, lock_name
+from django_redislock import Counter, Lock, LockPool, get_lock, list_locks, lock_digest, lock_name, locked
 from tests import inside
-
-
-@pytest.mark.parametrize("name", ["a", "order:42", " ", "größe", "%", "x" * 512, "é" * 256, "\u202e"])
-def test_these_are_names(name: str) -> None:
-    assert Lock(name).name == name
+from tests.helpers.state import NAME
 
 
 @pytest.mark.parametrize(
@@ -41,23 +39,11 @@ def test_what_is_no_name_is_refused_with_a_short_error_that_says_what_it_was_to_
         assert len(error) < 250
 
 
-@pytest.mark.parametrize("key", ["alice", "a:b", "50% {x}", "\u00a0", "a\ud800b"])
-def test_the_name_of_a_member_tells_its_pool_and_itself(key: str) -> None:
-    pool = LockPool("accounts: all")
-    pool.extend([key])
-    with pool.acquire() as member:
-        assert member.key == key
-        assert Lock(lock_name("pool", "accounts: all", key)).owned()
-    with pytest.raises(ValueError, match=r"^'pool:accounts:' is a pool, not a lock: LockPool\.acquire\(\) takes any"):
-        Lock("pool:accounts:")
-
-
 @pytest.mark.parametrize(
     ("parts", "name"),
     [
         (["order", 42, "a:b"], "order:42:a%3Ab"),
-        (["50%"], "50%25"),
-        (["{tag}"], "%7Btag%7D"),
+        (["50%", "{tag}"], "50%25:%7Btag%7D"),
         (["a b\tc\nd\u00a0\x7f"], "a%20b%09c%0Ad%C2%A0%7F"),
         (["a\ud800b"], "a%ED%A0%80b"),
         (["größe", "鍵"], "größe:鍵"),
@@ -90,27 +76,123 @@ def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[s
 
 def test_two_texts_or_versions_of_cache_lock_never_meet_and_what_can_be_a_name_is_its_own() -> None:
     texts = ["", "%", "%:", "%:a", "a", "%25:a", "%2:a", "2:a", "\n", "%0A", "a\ud800b", "x" * 600, "é" * 257]
-    texts += [inside.name_for("x" * 600)]
-    pairs = list(itertools.product(texts, ["", "2", "%", ":", "2:a", "m" * 1000]))
+    pairs = list(itertools.product([*texts, inside.name_for("x" * 600)], ["", "2", "%", ":", "2:a", "m" * 1000]))
     found = {inside.name_for(text, version) for text, version in pairs}
     assert len(found) == len(pairs)
     assert all(len(name.encode()) <= 512 for name in found)
     for text in ("order:42", " ", "größe", "a%b", "{a}", "x" * 512):
         assert inside.name_for(text, "") == text
-    assert [inside.name_for("order:42", version) for version in ("2", "2:0")] == ["%2:order:42", "%2%3A0:order:42"]
+
+
+# -- templates: names and notes with fields that are filled for each call ---------------------------------------------
+
+
+def filled(template: str, **values: Any) -> str:
+    """The name of the lock under which a function with these arguments runs."""
+
+    @locked(template)
+    def function(**values: Any) -> str:
+        return list_locks()[0].name
+
+    return function(**values)
+
+
+class Thing:
+    def name(self) -> str:
+        return "thing"
+
+
+VALUES = {
+    "pk": 42,
+    "request": SimpleNamespace(user=SimpleNamespace(pk=7)),
+    "items": {0: "a:b", "_a._b": "c"},
+    "text": "a:b {%",
+    "day": date(2026, 3, 1),
+}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("template", "name"),
     [
-        (0.44, "0.4 s"),
-        (9.96, "10 s"),
-        (59.6, "1 min 0 s"),
-        (200, "3 min 20 s"),
-        (3599.7, "1 h 0 min"),
-        (86400 * 4 + 3600 * 3 + 59, "4 d 3 h"),
-        (math.inf, "without end"),
+        ("order:{pk:05}", "order:00042"),
+        ("user:{request.user.pk}", "user:7"),
+        ("item:{items[0]}", "item:a%3Ab"),
+        ("{text!r}", "'a%3Ab%20%7B%25'"),
+        ("a{{b}}", "a{b}"),
+        ("{items[_a._b]}", "c"),
+        ("{day:%Y-%m}", "2026-03"),
     ],
 )
-def test_durations_are_short_and_say_their_units(seconds: float, text: str) -> None:
-    assert inside.in_words(seconds) == text
+def test_a_template_is_filled_with_quoted_values(template: str, name: str) -> None:
+    assert filled(template, **VALUES) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "trouble"),
+    [
+        *((template, "valid template|plain name") for template in ("a:{}", "a:{0}", "a:{a[0]b}", "a:{", "a:}")),
+        ("", "must not be empty"),
+        ("a\n", "control characters"),
+        ("x" * 513, "at most 512"),
+        ("{year:>{width}}", r"has a field whose format contains another field: {year:>{width}}"),
+        ("{year:>999999999}", "has a field whose format is too long: {year:>999999999}. At most 512"),
+        ("{self._secret}", "has a field with the private attribute '_secret': {self._secret}"),
+        ("{self.x[0].__class__.__init__}", "has a field with the private attribute '__class__'"),
+        ("{pk!d}", "has a field with the unknown conversion 'd': {pk!d}"),
+    ],
+    ids=lambda text: ascii(text)[:30],
+)
+def test_a_template_that_cannot_be_filled_or_whose_values_could_do_harm_is_refused_at_once(
+    template: str, trouble: str
+) -> None:
+    with pytest.raises(ValueError, match="name") as caught:
+        locked(template)
+    assert re.search(trouble.replace("{", r"\{").replace("[", r"\["), str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("template", "trouble"),
+    [
+        ("order:{pk.missing}", r"AttributeError: .* Available values: pk, slug\.$"),
+        ("order:{pk[0]}", r"TypeError: .* Available values: pk, slug\.$"),
+        ("order:{id}", r"it was called without 'id'\. Available values: pk, slug\.$"),
+        ("{slug:d}", r"ValueError: Unknown format code 'd'.*: pk, slug\.$"),
+    ],
+)
+def test_a_call_that_cannot_fill_it_is_an_error_that_names_the_values_there_are(template: str, trouble: str) -> None:
+    for noun, options in (("lock name", {"name": template}), ("note", {"name": NAME, "note": template})):
+        decorator: Any = locked
+        function = decorator(**options)(lambda **values: None)
+        with pytest.raises(ValueError, match=trouble) as caught:
+            function(slug="a", pk=42)
+        assert str(caught.value).startswith(f"Cannot fill the {noun} {template!r}: ")
+
+
+def test_a_note_is_filled_as_it_is_written_and_a_token_is_no_template() -> None:
+    @locked(NAME, note="{text} {kind} {user!s}")
+    def function(**values: Any) -> None:
+        assert get_lock(NAME).note == f"a:b % {Thing} jö"  # type: ignore[union-attr]
+
+    function(text="a:b %", kind=Thing, user=SimpleLazyObject(lambda: "jö"))
+    wrong: Any = 7
+    with pytest.raises(TypeError, match="A token must be a str, not 7"):
+        locked("a", token=wrong)
+
+
+def test_a_digest_stands_for_a_value_that_nobody_must_read(settings: Any) -> None:
+    template, session = "session:{session.key:digest}", SimpleNamespace(key="s3cret")
+    name = filled(template, session=session)
+    assert re.fullmatch("session:[0-9a-f]{32}", name)
+    assert name == filled(template, session=session) == lock_name("session", lock_digest("s3cret"))
+    assert filled("session:{session.key!r:digest}", session=session) != name
+    assert len({lock_digest(value) for value in (None, 7, "é", "\ud800", b"x", "x" * 10_000)}) == 6
+    settings.SECRET_KEY = "another"
+    assert filled(template, session=session) != name
+
+
+@pytest.mark.parametrize("value", [Thing().name, Thing(), len])
+@pytest.mark.parametrize("field", ["value", "value:digest"])
+def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) -> None:
+    """It would be another lock in each process."""
+    with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
+        filled(f"a:{{{field}}}", value=value)

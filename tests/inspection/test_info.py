@@ -1,4 +1,4 @@
-"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, foreign values in its keys, suspensions."""
+"""The state of one lock in Redis: ``get_lock()``, foreign values, suspensions; and ``force_release()``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import django_redislock
 from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
-from tests.helpers.ways import DJANGO_REDIS, alias, caches
-from tests.inside import PREFIX, page
+from tests.helpers.proxy import proxy
+from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import FORCE, PREFIX
 from tests.inspection.conftest import Queue, hold
 
 HOUR = 3600
@@ -103,16 +104,6 @@ def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: 
     assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
 
 
-@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release", "list_pools"])
-def test_redis_out_of_reach_is_lock_unavailable(ask: str, crowd: Crowd) -> None:
-    nowhere = alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")
-    with caches(nowhere):
-        with pytest.raises(LockUnavailable, match=r"cannot be reached.*alias 'default'"):
-            crowd()(django_redislock, ask, "a")
-        with pytest.raises(LockUnavailable, match="alias 'default'"):
-            page()
-
-
 # -- handed over: it has a short lease, and whoever looks is told why -------------------------------------------------
 
 
@@ -141,17 +132,6 @@ def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
     for part in ("", f"{name}/change/"):
         path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
         assert " s (being handed over)" in admin_client.get(path).content.decode()
-
-
-def test_once_the_new_holder_has_confirmed_it_that_is_over(crowd: Crowd, eventually: Callable[..., Any]) -> None:
-    me, you, lock = crowd(), crowd(), Lock("a")
-    me(lock, "acquire")
-    waiting = you.start(Lock("a"), "acquire")
-    eventually(lambda: me(lock, "info").waiters)
-    me(lock, "release")
-    assert waiting.result(GENEROUS)
-    info = eventually(lambda: not (found := me(lock, "info")).handed_over and found)
-    assert info.lease_left > 10
 
 
 # -- what somebody else may have written ----------------------------------------------------------------------------
@@ -183,45 +163,6 @@ def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
         force_release("foreign")
         with Lock("foreign", blocking=False):
             pass
-
-
-@pytest.mark.parametrize("entry", [None, b"", b"channel x y z w", b"\xff \xff \xff \xff \xff"])
-def test_a_foreign_entry_in_the_queue_hides_no_lock(entry: bytes | None, client: redis.Redis) -> None:
-    hold("a")
-    client.zadd(f"{PREFIX}queue:a", {"stranger": "-inf", "other": "inf"})
-    if entry is not None:
-        client.hset(f"{PREFIX}waiters:a", "stranger", entry)
-    info = known("a")
-    assert (info.waiters, [waiter.owner for waiter in info.queue]) == (2, ["?", "?"])
-    assert [waiter.waited for waiter in info.queue] == [pytest.approx(10 * 365 * 86400), 0.0]
-    assert [lock.waiters for lock in list_locks()] == [2]
-
-
-@pytest.mark.parametrize("key", ["lock:a", "queue:a"])
-def test_a_lock_behind_a_key_of_the_wrong_type_is_a_clear_error(key: str, client: redis.Redis) -> None:
-    hold("a")
-    client.delete(f"{PREFIX}{key}")
-    client.rpush(f"{PREFIX}{key}", "some", "list")
-    with pytest.raises(LockUnavailable, match=r"alias 'default'.*(WRONGTYPE|wrong kind)") as caught:
-        get_lock("a")
-    assert caught.value.name == "a"
-
-
-def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(client: redis.Redis) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    with pool.acquire(ttl=600) as alice:
-        client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
-        info = known(alice.name)
-        assert (info.status, info.fence) == (LockStatus.UNAVAILABLE, alice.fence)
-        assert 500 < info.lease_left <= 600
-        assert alice.status() is LockStatus.LOCKED
-    client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")  # without end
-    assert (known(alice.name).status, known(alice.name).lease_left) == (LockStatus.ERROR, math.inf)
-    assert Lock(alice.name).status() is LockStatus.ERROR
-    force_release(alice.name)
-    with pool.acquire(blocking_timeout=0) as again:
-        assert again.key == "alice"
 
 
 # -- suspensions; for their effects, see tests/protocol/test_r20_suspensions.py ---------------------------------------
@@ -273,3 +214,80 @@ def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
     for call in (lambda: Lock("a").suspend(60), Lock("a").resume):
         with pytest.raises(LockUnavailable):
             call()
+
+
+# -- force_release(): whoever holds the lock --------------------------------------------------------------------------
+
+
+def test_it_returns_what_was_released_and_tells_by_whom(
+    crowd: Crowd, queue_up: Queue, heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    me = crowd()
+    assert me(django_redislock, "force_release", "a") is None
+    assert (heard, caplog.messages) == ([], [])
+    token = hold("a", note="for people")
+    queue_up("a", 2)
+    before = get_lock("a")
+    heard.clear()
+    released = me(django_redislock, "force_release", "a", by="jo")
+    assert released is not None
+    assert before is not None
+    facts = ("name", "owner", "fence", "since", "waiters", "note")
+    assert [getattr(released, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
+    assert released.waiters == 2
+    assert [(which, facts["name"], facts["by"]) for which, facts in heard if which == "force"] == [("force", "a", "jo")]
+    assert f"event=force-released name=a by=jo owner={before.owner}" in caplog.text
+    assert token not in caplog.text
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
+    crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    me, you = crowd(), crowd()
+    hold("a", ttl=600)
+    waiting = me.start(Lock("a"), "acquire")
+    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
+    client.zadd(f"{PREFIX}queue:a", dead)
+    client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
+    assert you(django_redislock, "force_release", "a")
+    assert waiting.result(GENEROUS)
+    assert client.zcard(f"{PREFIX}queue:a") == 0
+
+
+def test_a_fence_spares_whoever_came_later(
+    crowd: Crowd, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    me, you = crowd(), crowd()
+    lock = Lock("a")
+    me(lock, "acquire")
+    seen = me.read(lambda: lock.fence)
+    assert you(django_redislock, "force_release", "a", fence=seen - 1) is None
+    assert you(django_redislock, "force_release", "a", fence=seen)
+    hold("a", ttl=600)
+    eventually(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
+    caplog.clear()
+    assert you(django_redislock, "force_release", "a", fence=seen) is None
+    assert not caplog.records
+    for fence in (True, "abc", 3.5, math.nan, -1):
+        with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
+            force_release("a", fence=fence)  # type: ignore[arg-type]
+    assert get_lock("a")
+
+
+def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
+    server: RedisServer, own_pools: None, crowd: Crowd, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, before, after = crowd(), Lock("a", token=hold("a")), Lock("a", purpose="the later one", using="straight")
+    force_release("another")  # the script is known
+    with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
+        late = network.hold_request(FORCE)
+        forced = me.start(django_redislock, "force_release", "a")
+        assert late.caught.wait(GENEROUS)
+        Lock("a", token=before.token, using="straight").release()
+        assert after.acquire()
+        late.let_go()
+        released = forced.result(GENEROUS)
+    assert released.owner.endswith(" the later one")
+    assert "the later one" in caplog.text

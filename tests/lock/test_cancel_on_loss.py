@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired, lock_lost
+from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired
 from tests.helpers.actors import GENEROUS, Actor
 from tests.helpers.state import NAME
 
@@ -48,23 +46,6 @@ def receiving(signal: Any, receiver: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         signal.disconnect(receiver)
-
-
-@pytest.fixture
-def told(eventually: Eventually) -> Iterator[Callable[[], None]]:
-    """Blocks this thread, and its event loop, until the holder of a lost lock has been told."""
-    tellers: list[threading.Thread] = []
-
-    def receiver(**facts: object) -> None:
-        tellers.append(threading.current_thread())
-
-    def told() -> None:
-        eventually(lambda: tellers)
-        for thread in tellers:
-            thread.join(GENEROUS)
-
-    with receiving(lock_lost, receiver):
-        yield told
 
 
 @pytest.mark.parametrize("own", ["raises it again", "goes on", "raises its own"])
@@ -118,42 +99,6 @@ async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, usi
     assert cancellations() == 0
 
 
-async def test_a_forced_release_cancels_the_holder(using: str, actor: Callable[[], Actor]) -> None:
-    inside = asyncio.Event()
-
-    async def hold() -> None:
-        async with cancelling(ttl=3, using=using):
-            inside.set()
-            await forever()
-
-    holding = actor().start(hold)
-    await asyncio.wait_for(inside.wait(), GENEROUS)
-    await aforce_release(NAME, using=using)
-    with pytest.raises(LockLost):
-        await asyncio.wait_for(holding, GENEROUS)
-
-
-@pytest.mark.parametrize("first", ["loss", "cancellation"])
-async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
-    first: str, actor: Callable[[], Actor], told: Callable[[], None]
-) -> None:
-    async def hold() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        async with short():
-            if first == "cancellation":
-                loop.call_soon(task.cancel)
-            told()
-            if first == "loss":
-                loop.call_soon(task.cancel)
-            await forever()
-
-    result = actor().start(hold)
-    await asyncio.wait([result], timeout=GENEROUS)
-    # without a count, either may have come first
-    assert result.cancelled() or (not COUNTS and isinstance(result.exception(), LockLost))
-
-
 async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses(
     actor: Callable[[], Actor],
 ) -> None:
@@ -172,58 +117,6 @@ async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nob
         return cancellations()
 
     assert await actor()(hold) == (1 if COUNTS else 0)
-
-
-async def test_a_loss_that_is_on_its_way_at_the_end_of_the_block_cancels_nobody(told: Callable[[], None]) -> None:
-    with pytest.raises(LockLost):
-        async with short():
-            told()  # the cancellation is scheduled in a loop that has been blocked so far
-    await asyncio.sleep(0.01)
-    assert cancellations() == 0
-
-
-def test_a_holder_whose_loop_is_gone_is_not_cancelled(eventually: Eventually, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "django_redislock")
-    lock = short()
-
-    async def hold() -> None:
-        await lock.aacquire()
-
-    asyncio.run(hold())
-    eventually(lambda: "event=expired" in caplog.text)
-    eventually(lambda: not any(thread.name == "redislock-notifier" for thread in threading.enumerate()))
-    assert "failed" not in caplog.text
-
-
-@pytest.mark.parametrize("lost", ["outer", "inner", "both"])
-async def test_the_loss_of_one_of_two_locks_releases_the_other_and_names_the_lost_one(
-    lost: str, eventually: Eventually, aeventually: Callable[..., Any]
-) -> None:
-    outer, inner = (short(name) if lost in (name, "both") else cancelling(name) for name in ("outer", "inner"))
-
-    async def hold() -> None:
-        async with outer, inner:
-            if lost == "both":
-                eventually(lambda: outer.lost and inner.lost)
-            await forever()
-
-    with pytest.raises(LockLost) as caught:
-        await hold()
-    assert lost in (caught.value.name, "both")
-    assert cancellations() == 0
-
-    async def both_free() -> bool:
-        return not await inner.alocked() and not await outer.alocked()
-
-    await aeventually(both_free)  # in the background, if the loss came while the second was acquired
-
-
-async def test_the_loss_of_a_reentrant_lock_ends_all_its_blocks() -> None:
-    with pytest.raises(LockLost):
-        async with short(reentrant=True) as lock, lock:
-            await forever()
-    assert lock.token is None
-    assert cancellations() == 0
 
 
 @pytest.mark.usefixtures("nowhere")

@@ -1,19 +1,22 @@
-"""First come, first served: among threads, tasks and processes, and nobody overtakes."""
+"""First come, first served, among threads, tasks and processes; many waiters cost little, and dead ones nothing."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
-from tests.inside import limit
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
+from tests.helpers.state import LOCK, NAME, WAITERS, flag, holder, queued
 
 from .blocks import Block
 
@@ -41,27 +44,6 @@ def test_a_lock_is_acquired_in_the_order_of_the_requests(
         for future in waiting:
             future.result(GENEROUS)
     assert order == list(range(1, 16))
-
-
-@pytest.mark.complete
-async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: Callable[..., Any]) -> None:
-    lock = Lock(NAME, ttl=300, using=using)
-    fences: list[int] = []
-
-    async def section() -> None:
-        async with Lock(NAME, blocking_timeout=100, using=using) as mine:
-            fences.append(mine.fence)
-
-    async def all_wait() -> bool:
-        info = await lock.ainfo()
-        return info is not None and info.waiters == 500
-
-    async with lock:
-        tasks = [asyncio.create_task(section()) for _ in range(500)]
-        await aeventually(all_wait, within=60)
-    await asyncio.gather(*tasks)
-    assert len(fences) == 500
-    assert fences == sorted(set(fences))
 
 
 SECTIONS = """
@@ -124,15 +106,95 @@ def test_nobody_overtakes_a_waiter(
     assert holder(client) == ID
 
 
-def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+# -- with figures -----------------------------------------------------------------------------------------------------
+
+
+def connections(client: redis.Redis) -> int:
+    return int(client.info("clients")["connected_clients"])
+
+
+def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
+    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually
 ) -> None:
-    limit(monkeypatch, look_every=0.2)
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    me(lock, "detach")  # so nothing renews it
-    waiting = you.start(lock, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: queued(client))
-    client.delete(QUEUE, LOCK)
-    assert waiting.result(GENEROUS)
-    assert not client.exists(WAITERS)
+    options = {"CONNECTION_POOL_KWARGS": {"max_connections": 2}}
+    small = {
+        "OPTIONS": options,
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"redis://localhost:{server.port}/0",
+    }
+    settings.CACHES = {**settings.CACHES, "small": small}
+    inside, fences, errors = threading.Lock(), [], []
+
+    def wait() -> None:
+        try:
+            with Lock(NAME, using="small", blocking_timeout=90) as lock:
+                assert inside.acquire(blocking=False), "two holders at once"
+                fences.append(lock.fence)
+                inside.release()
+        except BaseException as error:
+            errors.append(error)
+
+    mine = Lock(NAME, using="small")
+    assert mine.acquire()
+    already = connections(client)
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(300)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: queued(client) == 300 or errors, within=60)
+    assert connections(client) - already <= 2 + 2  # the pool's bound, the listener and the watchdog
+    began = monotonic()
+    mine.release()
+    assert monotonic() - began < 10  # a holder that has to wait for a connection waits for 20 s
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert len(fences) == 300
+
+
+# One process that is warmed up first, and then becomes many waiters.
+FORKS = """
+with Lock("warm-up"):
+    pass
+say("ready")
+hear()
+for _ in range(count):
+    child = os.fork()
+    if not child:
+        Lock(name, blocking_timeout=60).acquire()
+        os._exit(0)
+    say("child", child)
+hear()
+for _ in range(count):
+    os.wait()
+say("buried")
+hear()
+"""
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.complete)])
+def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_release(
+    count: int, start: Start, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    crowd = start(FORKS, name=NAME, count=count)
+    crowd.expect("ready")
+    mine = Lock(NAME)
+    assert mine.acquire()
+    children: list[int] = []
+    try:
+        crowd.tell()
+        children.extend(int(crowd.expect("child", within=60)[0]) for _ in range(count))
+        eventually(lambda: queued(client) == count, within=60)
+        entries: Any = client.hvals(WAITERS)
+        channels = {entry.split(b" ")[0] for entry in entries}
+        assert len(channels) == count
+        last = other().start(Lock(NAME).acquire)
+        eventually(lambda: queued(client) == count + 1)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    crowd.tell()
+    crowd.expect("buried")
+    # Redis has read the end of their connections
+    eventually(lambda: not any(client.execute_command("PUBSUB", "NUMSUB", *channels)[1::2]))
+    mine.release()
+    assert last.result(5)  # a dead waiter considered alive would cost a lease of 10 s

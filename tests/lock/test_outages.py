@@ -12,7 +12,7 @@ import django_redislock
 from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import LOCK, NAME, QUEUE, holder, queued
+from tests.helpers.state import LOCK, NAME, holder, queued
 from tests.inside import limit
 
 Eventually = Callable[..., Any]
@@ -89,34 +89,6 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     with pytest.raises(LockLost):
         me(lock, "release")
     assert you(second, "owned")
-
-
-def test_a_waiter_survives_a_flush_and_gets_its_lock(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit(monkeypatch, look_every=0.5)  # there is no message
-    me, you = crowd(), crowd()
-    me(Lock(NAME), "acquire")
-    waiting = you.start(Lock(NAME), "acquire")
-    eventually(lambda: queued(client))
-    client.flushall()
-    assert waiting.result(GENEROUS) is True
-
-
-def test_a_waiter_survives_the_loss_of_every_connection_and_of_its_place(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    waiting = you.start(Lock(NAME), "acquire")
-    eventually(lambda: client.zcard(QUEUE))
-    client.client_kill_filter(_type="pubsub", skipme=True)
-    client.client_kill_filter(_type="normal", skipme=True)
-    client.delete(QUEUE)
-    eventually(lambda: client.zcard(QUEUE))  # it queues again
-    assert not waiting.done()
-    me(lock, "release")
-    assert waiting.result(GENEROUS) is True
 
 
 DIES = """

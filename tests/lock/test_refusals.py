@@ -1,8 +1,10 @@
-"""Callers that do not get a lock: how many may wait, what the errors and signals say, and whom they name."""
+"""Callers that do not get a lock: what errors, signals and log say, and whom they name; and copies of errors."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import re
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -10,16 +12,27 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery  # type: ignore[import-untyped]
 from django.test import override_settings
+from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockNotAcquired, LockPool, get_lock, lock_not_acquired, locked
+from django_redislock import (
+    Lock,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    LockNotOwned,
+    LockPool,
+    LockUnavailable,
+    get_lock,
+    lock_not_acquired,
+    locked,
+)
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.state import NAME, QUEUE, WAITERS, count, leftovers, queued
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import NAME, count, queued
 from tests.helpers.ways import stopped
-from tests.inside import all_look, limit
-
-from .blocks import Block
+from tests.inside import limit
 
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
@@ -74,36 +87,6 @@ def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     assert waiting.result(GENEROUS) is True
 
 
-@pytest.mark.parametrize("options", [{"max_waiters": 0}, {"blocking_timeout": 0}], ids=str)
-def test_a_caller_is_refused_in_one_round_trip_that_names_the_holder_and_leaves_nothing_behind(
-    options: dict[str, Any], crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    holder, last, held = crowd(), crowd(), Lock(NAME)
-    holder(held, "acquire")
-    last(Block(Lock("warm-up")), "run")
-    before = count(client, "evalsha")
-    assert refused(last, Lock(NAME, **options)).holder
-    assert count(client, "evalsha") == before + 1
-    holder(held, "release")
-    eventually(lambda: leftovers(client) == [])
-
-
-@pytest.mark.complete
-def test_a_waiter_that_comes_back_with_a_ticket_may_queue_even_if_the_queue_is_full(
-    crowd: Crowd, eventually: Eventually, client: redis.Redis, ghost: Callable[..., Ghost]
-) -> None:
-    holder, held = crowd(), Lock(NAME)
-    holder(held, "acquire")
-    waiting = crowd().start(Lock(NAME, max_waiters=1), "acquire")
-    eventually(lambda: queued(client))
-    client.delete(QUEUE, WAITERS)  # as a restarted Redis does
-    ghost().queue("a-newcomer", name=NAME)
-    all_look()
-    eventually(lambda: queued(client) == 2)
-    holder(held, "release")
-    assert waiting.result(GENEROUS) is True  # it came first
-
-
 # -- what is said -----------------------------------------------------------------------------------------------------
 
 
@@ -145,76 +128,11 @@ def test_error_signal_and_log_say_why_and_who_holds_the_lock(
     assert [which for which, _ in heard] == ["acquired"] * (outcome != "suspended")  # by the holder
 
 
-@pytest.mark.complete
-def test_error_and_log_name_the_holder_at_the_end_of_the_wait(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is another one than at the beginning of the wait."""
-    first, second, last = crowd(), crowd(), crowd()
-    held = Lock(NAME, ttl=600)
-    first(held, "acquire")
-    next_one = second.start(Lock(NAME, ttl=40), "acquire")
-    eventually(lambda: queued(client) == 1)
-    with override_settings(REDISLOCK={"SLOW_WAIT": 1}):
-        waiting = last.start(Lock(NAME, blocking_timeout=2), "enter")
-        eventually(lambda: queued(client) == 2)
-        first(held, "release")
-        assert next_one.result(GENEROUS)
-        fence = get_lock(NAME).fence  # type: ignore[union-attr]
-        with pytest.raises(LockNotAcquired) as caught:
-            waiting.result(GENEROUS)
-    assert 0 < caught.value.busy_for < 50
-    assert f"event=still-waiting name={NAME} " in caplog.text
-    assert f" fence={fence} waited=" in caplog.text
-
-
-def test_the_error_of_cache_lock_says_the_same(crowd: Crowd, cache_lock: Callable[..., Any]) -> None:
-    lock = cache_lock(NAME, blocking_timeout=0.05)
-    crowd()(Lock(lock.name, using="ours"), "acquire")
-    with pytest.raises(LockNotAcquired) as caught:
-        lock.__enter__()
-    error = caught.value
-    assert (error.outcome, error.attempts > 0, error.waited > 0, error.busy_for > 0) == ("timeout", True, True, True)
-    assert error.holder
-    told = r"within the time specified: this thread or task holds it already\.$"
-    with cache_lock("mine"), pytest.raises(LockNotAcquired, match=told):
-        cache_lock("mine", blocking_timeout=0.01).__enter__()
-
-
-def test_a_pool_without_a_free_member_sends_and_logs_its_name(
-    crowd: Crowd, refusals: list[Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.DEBUG), pytest.raises(LockNotAcquired):
-        crowd()(LockPool("workers"), "acquire", blocking_timeout=0)
-    ((sent),) = refusals
-    assert (sent["outcome"], sent["name"]) == ("busy", sent["template"])
-    assert "event=not-acquired pool=workers template=" in caplog.text
-
-
-def test_every_signal_has_the_template(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    @locked("order:{pk}")
-    def pay(pk: int) -> None: ...
-
-    @locked(name=lambda pk: f"order:{pk}")
-    def made(pk: int) -> None: ...
-
-    @locked()
-    def plain() -> None: ...
-
-    with caplog.at_level(logging.DEBUG):
-        pay(42)
-        made(42)
-        plain()
-        with Lock("a"):
-            pass
-    here = f"{__name__}.test_every_signal_has_the_template"
-    templates = ["order:{pk}", f"{here}.<locals>.<lambda>", f"{here}.locals.plain", "a"]
-    for event in ("acquired", "released"):
-        assert [facts["template"] for which, facts in heard if which == event] == templates
-        assert f"event={event} name=order:42 template=order:{{pk}}" in caplog.text
-    for option in ("template", "purpose"):
-        with pytest.raises(TypeError, match=f"{option} must be a str, not 7"):
-            Lock(NAME, **{option: 7})  # type: ignore[arg-type]
+def test_signals_have_the_template(heard: Heard) -> None:
+    locked("order:{pk}")(lambda pk: None)(42)
+    with Lock("a"):
+        pass
+    assert [facts["template"] for _, facts in heard] == ["order:{pk}", "order:{pk}", "a", "a"]
 
 
 # -- long waits -------------------------------------------------------------------------------------------------------
@@ -289,3 +207,74 @@ def test_a_long_wait_for_a_member_of_a_pool_is_logged(
         eventually(lambda: "event=still-waiting pool=workers waited=" in caplog.text)
         me(member, "release")
         waiting.result(GENEROUS)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
+    me, you = crowd(), crowd()
+    me(Lock(NAME, ttl=100), "acquire")
+    text = rf"^Could not acquire the lock '{NAME}' "
+    with pytest.raises(LockNotAcquired, match=rf"{text}at once: held by \S+ .*\.$") as caught:
+        you(Lock(NAME, blocking=False), "enter")
+    assert (caught.value.name, caught.value.attempts) == (NAME, 1)
+    assert 0 <= caught.value.waited < GENEROUS
+    assert 100 - GENEROUS < caught.value.busy_for <= 100
+    with pytest.raises(LockNotAcquired, match=rf"{text}within [\d.]+ s \(2 attempts\): held by \S+ .*\.$") as caught:
+        you(Lock(NAME, poll=True, attempts=2, backoff=ConstantBackoff(0.2)), "enter")
+    assert caught.value.attempts == 2
+    assert caught.value.waited >= 0.2
+
+
+def test_waiting_for_oneself_is_a_lock_error_that_says_what_to_do_instead(crowd: Crowd) -> None:
+    me = crowd()
+    me(Lock(NAME), "acquire")
+    for method in ("acquire", "enter"):
+        with pytest.raises(LockError, match=r"wait for itself.*Pass a .*, or reentrant=True\.") as caught:
+            me(Lock(NAME), method)
+        assert (type(caught.value), caught.value.name) == (LockError, NAME)
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def through_celery(error: Exception) -> Any:
+    """As a result of a task, in JSON, which keeps ``args`` alone."""
+    app = Celery("site", backend="cache+memory://", set_as_current=False)
+    app.backend.store_result("a", error, "FAILURE")
+    return app.AsyncResult("a").result
+
+
+COPIES: list[Callable[[Any], Any]] = [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, through_celery]
+FACTS: dict[type[LockError], dict[str, Any]] = {
+    LockError: {},
+    LockNotAcquired: {"outcome": "full", "attempts": 3, "waited": 1.5, "busy_for": 20.0, "holder": "web1:7:main"},
+    LockNotOwned: {},
+    LockLost: {"reason": "it was force-released", "fence": 7},
+    LockUnavailable: {"lease_left": 4.0},
+}
+
+
+@pytest.mark.parametrize("again", COPIES)
+@pytest.mark.parametrize("kind", FACTS)
+def test_an_error_stays_whole_where_it_is_copied_or_sent(kind: type[LockError], again: Callable[[Any], Any]) -> None:
+    assert issubclass(kind, LockError)
+    assert issubclass(kind, redis.exceptions.LockError)
+    assert issubclass(kind, redis.exceptions.LockNotOwnedError) == (kind in (LockNotOwned, LockLost))
+    unknown, error = kind("a text"), again(kind("a text", NAME, **FACTS[kind]))
+    assert {getattr(unknown, fact) for fact in ("name", *FACTS[kind])} == {None}
+    assert type(error) is kind
+    assert (str(error), repr(error)) == ("a text", f"{kind.__name__}('a text')")
+    assert (error.name, error.lock_name) == (NAME, NAME)
+    assert {fact: getattr(error, fact) for fact in FACTS[kind]} == FACTS[kind]
+
+
+@pytest.mark.parametrize("again", [lambda lock: pickle.loads(pickle.dumps(lock)), copy.deepcopy])
+def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(again: Callable[[Lock], Lock]) -> None:
+    lock = Lock(NAME, ttl=7, reentrant=True)
+    with lock:
+        other = again(lock)
+        assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
+        assert other.acquire(blocking=False)
+        other.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,10 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockNotOwned
-from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.interrupts import Interrupt, interrupted_in
+from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder, leftovers
-from tests.inside import inherit, leave_block, limit, pending_releases, undo_interrupted
-
-from .blocks import Block
+from tests.helpers.state import LOCK, NAME, TOKEN, fence_of, holder
+from tests.inside import inherit, limit
 
 Eventually = Callable[..., Any]
 
@@ -35,13 +31,6 @@ def test_using_a_lock_that_is_not_held_here_says_what_cannot_be_done(crowd: Crow
     with pytest.raises(LockNotOwned, match="Cannot use the lock"):
         me.read(lock.check)
     assert you(lock, "owned")
-
-
-def test_a_lock_that_was_acquired_and_released_leaves_nothing_in_redis(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
-    me(lock, "release")
-    assert leftovers(client) == []
 
 
 def test_releasing_a_lost_lock_raises_lock_lost_once_and_leaves_the_next_holder_its_own(
@@ -109,23 +98,6 @@ def test_an_exception_in_the_block_matters_more_than_the_loss(
     assert "event=not-released" not in caplog.text  # which would tell the same again
 
 
-@pytest.mark.parametrize("error", [WELL, FAILING])
-def test_a_block_releases_what_it_has_acquired_last_or_tells_that_there_is_nothing(
-    error: Any, crowd: Crowd, client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "enter")
-    me(lock, "release")
-    with pytest.raises(LockNotOwned) if error is WELL else contextlib.nullcontext():
-        assert not me(lock, "exit", *error)
-    assert "event=not-released" not in caplog.text
-    me(lock, "enter")
-    me(lock, "release")
-    me(lock, "acquire")
-    assert not me(lock, "exit", *error)
-    assert holder(client) == ""
-
-
 def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client: redis.Redis) -> None:
     me, outer, inner = crowd(), Lock(NAME, reentrant=True), Lock(NAME, reentrant=True)
     me(outer, "enter")
@@ -139,26 +111,12 @@ def test_every_block_of_a_reentrant_lock_tells_of_the_loss(crowd: Crowd, client:
             me(lock, "exit", *WELL)
 
 
-def test_a_thread_enters_again_at_once_after_the_end_of_an_inner_block_was_interrupted() -> None:
-    def inner() -> None:
-        with interrupted_in(leave_block), Lock(NAME, reentrant=True):
-            pass
-
-    with Lock(NAME, reentrant=True) as lock:
-        with pytest.raises(Interrupt):
-            inner()
-        with Lock(NAME, reentrant=True, blocking_timeout=0):
-            assert lock.owned()
-
-
-@pytest.mark.parametrize("remembered", [None, 0.0])
 def test_what_a_block_that_raised_could_not_release_is_released_in_the_background(
-    remembered: float | None, crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As long as the lease may last: what is given up sooner is what was abandoned in a queue."""
-    if remembered is not None:
-        limit(monkeypatch, remember_for=remembered)
+    limit(monkeypatch, remember_for=0.0)
     me, lock = crowd(), Lock(NAME, ttl=600, using="far")
     me(lock, "enter")
     network.cut()
@@ -168,18 +126,3 @@ def test_what_a_block_that_raised_could_not_release_is_released_in_the_backgroun
     eventually(lambda: "event=renewal-failed" in caplog.text)
     network.mend()
     eventually(lambda: not holder(client))
-
-
-def test_the_end_of_a_block_is_not_taken_for_an_interruption_while_it_waits_for_redis(
-    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
-) -> None:
-    """Whoever looks for blocks that were interrupted must not release the lock besides."""
-    me, troubles = crowd(), []
-    me(Block(Lock("warm-up", using="far")), "run")
-    leaving = me.start(Block(Lock(NAME, using="far"), lambda: troubles.append(network.hold_request(LOCK))), "run")
-    eventually(lambda: troubles and troubles[0].caught.is_set())
-    undo_interrupted()
-    assert not pending_releases("far")
-    assert holder(client)
-    troubles[0].let_go()
-    leaving.result(GENEROUS)
