@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from django.core.management import load_command_class
@@ -22,11 +22,10 @@ from django.test import TestCase, override_settings
 from django.test.utils import isolate_apps
 
 import django_redislock
-from django_redislock import Lock
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
 from tests.checks import check
-from tests.helpers.docs import PAGES, README, ROOT, blocks, page
+from tests.helpers.docs import PAGES, README, blocks, page
 
 TEXTS = [README, *PAGES]
 
@@ -67,24 +66,6 @@ def test_all_code_compiles_and_its_imports_and_options_exist(path: Path) -> None
             assert given <= options_of(part.func.id), ast.unparse(part)
 
 
-def test_handing_over_runs() -> None:
-    """From the view to the worker, which gets the same fence."""
-    tokens: list[str] = []
-    view, worker = blocks(page("functions"))[3].split("with Lock", 1)
-    given: dict[str, Any] = {"Lock": Lock, "export": SimpleNamespace(delay=lambda pk, token: tokens.append(token))}
-    exec(view, given)
-    exec(f"with Lock{worker}", {"Lock": Lock, "token": tokens[0]})
-    assert not Lock("export:7").locked()
-
-
-def build_report() -> str:
-    return "a report"
-
-
-async def abuild_report() -> str:
-    return build_report()
-
-
 class Names(dict[str, Any]):
     """Names that a block may use: those of the package, and any other, which stands for the site's own code."""
 
@@ -95,10 +76,10 @@ class Names(dict[str, Any]):
 
 
 # where anything will not do
-OWN = {"models": models, "batches": [], "build_report": build_report, "abuild_report": abuild_report}
+OWN = {"models": models, "batches": [], "build_report": str, "abuild_report": AsyncMock(return_value="a report")}
 OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
-# one is a part of a function, one has a test above; the tutorial's are run by tests/project/test_tutorial.py
+# a view beside a worker, and a part of a function; the tutorial's are run by tests/project/test_tutorial.py
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS
@@ -177,15 +158,6 @@ def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
 
 
 # -- links and lists --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", [*TEXTS, ROOT / "SECURITY.md", ROOT / "CHANGELOG.rst"], ids=lambda path: path.name)
-def test_files_that_are_named_exist(path: Path) -> None:
-    text = path.read_text("utf-8")
-    named = re.findall(r"`((?:docs|tests|testproject|\.ci)/[\w./-]*)`", text)
-    if path.parent == ROOT:  # a code host does not resolve other links
-        named += re.findall(r"`[^`]+?\s<([^>`:]+)>`__", text)
-    assert [name for name in named if not (ROOT / name).exists() and not name.startswith("docs/_build")] == []
 
 
 def test_readme_is_short_and_leads_to_every_page() -> None:

@@ -13,7 +13,6 @@ import pytest
 from django.utils.functional import SimpleLazyObject
 
 from django_redislock import Counter, Lock, LockPool, get_lock, list_locks, lock_digest, lock_name, locked
-from tests import inside
 from tests.helpers.state import NAME
 
 
@@ -72,16 +71,6 @@ def test_a_name_that_would_be_too_long_ends_in_a_hash_of_the_whole(parts: list[s
     assert re.fullmatch(r".{80}%~[0-9a-f]{64}", name)
     assert lock_name(*parts[:-1], f"{parts[-1]}y") != name
     assert lock_name(name) != name  # no value imitates the hash of another
-
-
-def test_two_texts_or_versions_of_cache_lock_never_meet_and_what_can_be_a_name_is_its_own() -> None:
-    texts = ["", "%", "%:", "%:a", "a", "%25:a", "%2:a", "2:a", "\n", "%0A", "a\ud800b", "x" * 600, "é" * 257]
-    pairs = list(itertools.product([*texts, inside.name_for("x" * 600)], ["", "2", "%", ":", "2:a", "m" * 1000]))
-    found = {inside.name_for(text, version) for text, version in pairs}
-    assert len(found) == len(pairs)
-    assert all(len(name.encode()) <= 512 for name in found)
-    for text in ("order:42", " ", "größe", "a%b", "{a}", "x" * 512):
-        assert inside.name_for(text, "") == text
 
 
 # -- templates: names and notes with fields that are filled for each call ---------------------------------------------

@@ -35,7 +35,7 @@ COLUMNS = ["name", "owner", "held_for", "lease_left", "fence", "waiters"]
 HELD = f"{PREFIX}held:pool:accounts:"
 FAR = 4e15  # microseconds
 
-each_way = pytest.mark.parametrize("way", ["list_locks", *COLUMNS])
+each_way = pytest.mark.parametrize("way", ["list_locks", "name", "lease_left", "owner"])
 both_ways = pytest.mark.parametrize("way", ["list_locks", "name"])
 
 

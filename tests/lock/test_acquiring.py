@@ -102,9 +102,6 @@ def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_que
     assert worker.expect("acquired") == ["True"]
 
 
-# -- what is acquired -------------------------------------------------------------------------------------------------
-
-
 def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd, client: redis.Redis) -> None:
     """Across names, people, and a Redis that forgets everything."""
     me, you = crowd(), crowd()

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -79,12 +78,12 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
     info = me(lock, "info")
     assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
     assert info.owner == known_as(me)
-    assert abs(info.since - datetime.now(timezone.utc)) < timedelta(seconds=GENEROUS)
-    assert abs(info.expires - info.since - timedelta(seconds=100)) < timedelta(seconds=GENEROUS)
     assert 0 <= info.held_for < GENEROUS
     assert 100 - GENEROUS < info.lease_left <= 100
     assert [one.waited for one in info.queue] == sorted((one.waited for one in info.queue), reverse=True)
-    assert me.read(lambda: lock.token) not in repr(info)
+    token = me.read(lambda: lock.token)
+    assert info.token_hint == f"{token[:4]}…"
+    assert token not in repr(info)
     me(lock, "release")
     for person, theirs in queue:
         person(theirs, "release")

@@ -26,9 +26,7 @@ request = RequestFactory().get("/")
 
 
 class Broken:
-    """Connections whose sends fail once ``now`` is set."""
-
-    now = False
+    now = False  # whether sends fail
 
 
 class Threads(redis.Connection):

@@ -162,11 +162,3 @@ def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
     with hold(lock.name):
         eventually(lambda: noticed(heard))
         assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
-
-
-def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
-) -> None:
-    plain(crowd(), crowd, ttl=SHORT, auto_renew=False)
-    client.flushdb()
-    eventually(lambda: noticed(heard))

@@ -34,6 +34,8 @@ from tests.helpers.state import NAME, count, queued
 from tests.helpers.ways import stopped
 from tests.inside import limit
 
+from .blocks import Block
+
 Eventually = Callable[..., Any]
 Heard = list[tuple[str, dict[str, Any]]]
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
@@ -170,15 +172,18 @@ def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
 def test_one_waiter_of_a_process_asks_who_the_holder_is_for_all_of_them(
     crowd: Crowd, own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    crowd()(Lock(NAME, ttl=600), "acquire")
+    me, lock = crowd(), Lock(NAME, ttl=600)
+    me(lock, "acquire")
     with override_settings(REDISLOCK={"SLOW_WAIT": 1}), own.client() as client:
-        for _ in range(30):
-            crowd().start(Lock(NAME), "acquire")
+        waiting = [crowd().start(Block(Lock(NAME)), "run") for _ in range(30)]
         eventually(lambda: queued(client) == 30)
         asked = count(client, "evalsha")
         eventually(lambda: caplog.text.count(f"event=still-waiting name={NAME} owner=") == 30)
         # they do not all reach that point at the same moment, and look for the lock meanwhile
         assert count(client, "evalsha") - asked < 30
+        me(lock, "release")
+        for one in waiting:
+            one.result(GENEROUS)
 
 
 @pytest.mark.complete
