@@ -42,9 +42,6 @@ def as_function(block: str) -> str:
         return f"async {function}"
 
 
-# -- code -------------------------------------------------------------------------------------------------------------
-
-
 def options_of(name: str) -> set[str]:
     takes = getattr(django_redislock, name)
     if name not in ("Lock", "FairLock", "locked", "locked_view", "locked_atomic"):
@@ -155,9 +152,6 @@ def test_the_page_of_settings_has_all_of_them_with_their_defaults() -> None:
     told = read(ast.literal_eval(value))
     assert {ast.literal_eval(key) for key in value.keys} == {*told}  # type: ignore[attr-defined]
     assert {**told, "TTLS": {}} == inside.settings()  # which shows an example
-
-
-# -- links and lists --------------------------------------------------------------------------------------------------
 
 
 def test_readme_is_short_and_leads_to_every_page() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockLost, force_release
+from django_redislock import Lock, force_release
 from tests.helpers.actors import Crowd
 
 PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
@@ -38,10 +36,7 @@ def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_s
     assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
 
 
-def test_acquisitions_releases_and_losses_are_logged_and_signalled_alike(
-    crowd: Crowd, caplog: pytest.LogCaptureFixture, heard: list[tuple[str, dict[str, Any]]],
-    eventually: Callable[[Callable[[], Any]], Any],
-) -> None:  # fmt: skip
+def test_acquisitions_and_releases_are_logged_at_debug_level(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     me, lock = crowd(), Lock("a b")
     with caplog.at_level(logging.DEBUG, "django_redislock"):
         me(lock, "acquire")
@@ -50,14 +45,3 @@ def test_acquisitions_releases_and_losses_are_logged_and_signalled_alike(
     ((acquired,), (released,)) = messages(caplog, "acquired"), messages(caplog, "released")
     assert (acquired["name"], acquired["fence"], released["name"], released["fence"]) == ("a b", fence, "a b", fence)
     assert re.fullmatch(r"\d\.\d{6}", acquired["waited"])
-    assert re.fullmatch(r"\d\.\d{6}", released["held"])
-    me(lock, "acquire")
-    force_release("a b", by="jo from ops")
-    with pytest.raises(LockLost):
-        me(lock, "release")
-    eventually(lambda: {"force", "lost"} <= {which for which, _ in heard})  # the loss is told by a thread of its own
-    ((forced,), (lost,)) = messages(caplog, "force-released"), messages(caplog, "lost")
-    signals = dict(heard)
-    assert forced["by"] == signals["force"]["by"] == "jo from ops"
-    assert (lost["name"], lost["reason"]) == ("a b", signals["lost"]["reason"])
-    assert forced["owner"].count(":") >= 2

@@ -50,9 +50,6 @@ def refused(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[...
     return refused
 
 
-# -- which there are --------------------------------------------------------------------------------------------------
-
-
 def ours() -> Any:
     """Our cache backend."""
     return caches["ours"]
@@ -63,12 +60,10 @@ a: Any = django_redislock  # whose types are not checked here
 HINTS: list[tuple[Callable[[], Any], str, str, str]] = [
     (lambda: a.Lock("x", 10), "Lock()", "by name, not 10", "ttl=10"),
     (lambda: a.Lock("x", "a-token-that-is-secret"), "Lock()", "by name, not a str", ""),
-    (lambda: a.Lock("x", fair=True), "Lock()", "fair", ""),
     (lambda: a.Lock("x", timeout=1), "Lock()", "timeout", "'ttl' or 'blocking_timeout'"),
     (lambda: a.locked("x", on_loss=10), "locked()", "on_loss", "'on_lost'"),
     (lambda: a.locked_view("x", id=10), "locked_view()", "id", "'token'"),
     (lambda: a.locked_atomic("x", 10), "locked_atomic()", "by name, not 10", "ttl=10"),
-    (lambda: a.Lock("x").acquire(timeout=1), "Lock.acquire()", "timeout", "'blocking_timeout'"),
     (lambda: a.Lock("x").acquire(False), "Lock.acquire()", "by name, not False", "blocking=False"),
     (lambda: asyncio.run(a.Lock("x").aacquire(1.5)), "Lock.aacquire()", "by name, not 1.5", "blocking_timeout=1.5"),
     (lambda: a.LockPool("x").acquire(5), "LockPool.acquire()", "by name, not 5", "blocking_timeout=5"),
@@ -92,9 +87,6 @@ def test_an_argument_of_other_libraries_or_by_position_is_an_error_that_names_ou
     hint = f" Did you mean {meant}?" if meant else ""
     with pytest.raises(TypeError, match=re.escape(f"{what} takes {trouble}.{hint} The options are: ")):
         call()
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_duration_is_seconds_or_a_timedelta_and_none_leaves_the_choice_to_the_settings(settings: Any) -> None:
@@ -139,16 +131,12 @@ LOST = "on_lost must be a plain function, 'cancel' or None, not "
         *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told)),
         *(({option: 7}, f"{option} must be a str, not 7") for option in ("purpose", "template")),
         ({"ttl": 0}, "ttl must be at least 0.003 seconds and finite, not 0."),
-        ({"max_hold": 0}, "max_hold must be at least 0.001 seconds and finite, not 0."),
         ({"auto_renew": "no"}, "auto_renew must be True, False or None, not 'no'"),
         ({"poll": 1}, "poll must be True, False or None, not 1"),
         ({"poll": True, "backoff": ConstantBackoff}, "backoff must be an instance of one of redis-py's"),
         ({"poll": True, "attempts": 0}, "attempts must be 1 or more, not 0"),
-        ({"poll": True, "attempts": True}, "attempts must be an int"),
         ({"backoff": SOON}, "backoff can only be given with poll=True"),
         ({"poll": False, "attempts": 3, "backoff": SOON}, "backoff and attempts can only be given"),
-        ({"ttl": "a" * MEGA + "b"}, "aaa...aaa"),
-        ({"ttl": ["a"] * 1000}, "not ['a', 'a', 'a', 'a', 'a', 'a', ...]"),
     ],
     ids=lambda value: ascii(value)[:40],
 )
