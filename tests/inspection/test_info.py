@@ -1,23 +1,29 @@
-"""The state of one lock in Redis: ``get_lock()``, ``Lock.info()``, foreign values in its keys, suspensions."""
+"""The state of one lock in Redis: ``get_lock()``, foreign values, suspensions; and ``force_release()``."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
+from django.test import Client
 
 import django_redislock
 from django_redislock import Lock, LockInfo, LockPool, LockStatus, LockUnavailable, force_release, get_lock, list_locks
 from redisserver import RedisServer
-from tests.helpers.actors import Crowd, Ghost, server_time
-from tests.helpers.ways import DJANGO_REDIS, alias, caches
-from tests.inside import PREFIX, page
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.proxy import proxy
+from tests.helpers.ways import DJANGO, alias, caches
+from tests.inside import FORCE, PREFIX
 from tests.inspection.conftest import Queue, hold
+
+HOUR = 3600
 
 
 def known(name: str) -> LockInfo:
@@ -26,40 +32,9 @@ def known(name: str) -> LockInfo:
     return info
 
 
-# -- a lock of ours -------------------------------------------------------------------------------------------------
-
-
-def test_of_a_free_lock_there_is_nothing_to_tell(crowd: Crowd) -> None:
-    me = crowd()
-    assert me(django_redislock, "get_lock", "a") is None
-    assert me(Lock("a"), "info") is None
-    assert me(Lock("a"), "status") is LockStatus.FREE
-
-
-def test_info_tells_who_since_when_and_until_when(crowd: Crowd) -> None:
-    me, you = crowd(), crowd()
-    lock = Lock("a", ttl=60, note="of the holder", purpose="/orders/42/")
-    before = datetime.now(timezone.utc)
-    me(lock, "acquire")
-    info = me(lock, "info")
-    after = datetime.now(timezone.utc)
-    fence, token = me.read(lambda: (lock.fence, lock.token))
-    assert (info.name, info.fence, info.note, info.status) == ("a", fence, "of the holder", LockStatus.UNAVAILABLE)
-    assert (info.waiters, info.queue, info.pool_waiters, info.pool_queue) == (0, (), 0, ())
-    assert info.owner.endswith(" /orders/42/")
-    assert before <= info.since <= after
-    # Redis counts a lease in whole milliseconds
-    assert abs(info.expires - info.since - timedelta(seconds=60)) < timedelta(milliseconds=5)
-    assert 0 <= info.held_for <= (after - before).total_seconds()
-    assert 0 < info.lease_left <= 60
-    assert info.token_hint == f"{token[:4]}…"
-    assert token not in repr(info)
-    with Lock("b", token="known" * 5):
-        assert known("b").token_hint == "know…"
-    assert you(django_redislock, "get_lock", "a").since == info.since
-
-
-def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(queue_up: Queue, crowd: Crowd) -> None:
+def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(
+    queue_up: Queue, crowd: Crowd, client: redis.Redis
+) -> None:
     hold("a")
     owners = queue_up("a", 130)
     info = crowd()(django_redislock, "get_lock", "a")
@@ -68,22 +43,7 @@ def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(queue_up: 
     waited = [waiter.waited for waiter in info.queue]
     assert waited == sorted(waited, reverse=True)
     assert waited[-1] >= 0
-
-
-def test_a_waiter_tells_who_it_is_and_its_note(crowd: Crowd, eventually: Callable[..., Any]) -> None:
-    token = hold("a")
-    waiting = crowd().start(Lock("a", note="two\nlines", purpose="/pay/"), "acquire")
-    (waiter,) = eventually(lambda: known("a").queue)
-    assert waiter.owner.endswith(" /pay/")
-    assert waiter.note == "two\nlines"
-    Lock("a", token=token).release()
-    assert waiting.result(30)
-
-
-def test_a_queue_without_a_holder_is_no_lock(client: redis.Redis, queue_up: Queue) -> None:
-    hold("a")
-    queue_up("a", 2)
-    client.delete(f"{PREFIX}lock:a")
+    client.delete(f"{PREFIX}lock:a")  # a queue without a holder
     assert get_lock("a") is None
 
 
@@ -122,46 +82,46 @@ def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: 
     assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
 
 
-def test_the_memory_mode_has_locks_to_tell_of_too() -> None:
-    with Lock("a", using="memory") as lock:
-        info = get_lock("a", using="memory")
-        assert info is not None
-        assert info.fence == lock.fence
-        assert get_lock("a") is None
-    assert get_lock("a", using="memory") is None
+# -- handed over: it has a short lease, and whoever looks is told why -------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "a\n", "x" * 513, "pool:accounts:"])
-@pytest.mark.parametrize("ask", ["get_lock", "force_release"])
-def test_what_cannot_be_a_name_is_refused(ask: str, name: str, crowd: Crowd) -> None:
-    with pytest.raises(ValueError, match=r"name|pool") as caught:
-        crowd()(django_redislock, ask, name)
-    assert not isinstance(caught.value, LockUnavailable)
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    call_command("redislocks", *arguments)
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ask", ["get_lock", "list_locks", "force_release", "list_pools"])
-def test_redis_out_of_reach_is_lock_unavailable(ask: str, crowd: Crowd) -> None:
-    nowhere = alias(DJANGO_REDIS, "redis://127.0.0.1:1/0")
-    with caches(nowhere):
-        with pytest.raises(LockUnavailable, match=r"cannot be reached.*alias 'default'"):
-            crowd()(django_redislock, ask, "a")
-        with pytest.raises(LockUnavailable, match="alias 'default'"):
-            page()
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["order:42", "pool:accounts:alice"])
+def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
+    name: str, ghost: Callable[..., Ghost], capsys: pytest.CaptureFixture[str], admin_client: Client
+) -> None:
+    there, pool, of_pool = ghost(), LockPool("accounts"), name.startswith("pool:")
+    pool.assign(["alice"])
+    with pool.acquire() if of_pool else Lock(name):
+        assert not known(name).handed_over
+        there.queue("a" * 22, name="pool:accounts:" if of_pool else name, ttl=30)
+    for info in (known(name), *list_locks()):
+        assert (info.owner, info.handed_over) == ("ghost", True)
+        assert info.lease_left <= 10
+    assert [lock.handed_over for lock in pool.info().locks] == [True] * of_pool
+    assert " s (being handed over)  " in printed(capsys, "list")
+    assert " s (being handed over)\n" in printed(capsys, "show", name)
+    assert json.loads(printed(capsys, "show", name, "--format=json"))["handed_over"] is True
+    for part in ("", f"{name}/change/"):
+        path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
+        assert " s (being handed over)" in admin_client.get(path).content.decode()
 
 
 # -- what somebody else may have written ----------------------------------------------------------------------------
 
 FOREIGN = [
     b"",
-    b"x",
     b"\xff\xfe\x00",
-    b"id channel c 1",
     b"id channel c 1 1 -",
     b"id channel c one two - owner",
     b"id channel c -1 -1 - owner",
     b"id channel c \xc2\xb2 \xc2\xb2 - owner",
     b"id channel c 1 " + b"9" * 18 + b" - owner",
-    b"id channel c 1 " + b"9" * 400 + b" - owner",
     b"id channel c " + b"9" * 5000 + b" 1 - owner",
 ]
 
@@ -183,111 +143,32 @@ def test_a_foreign_value_keeps_the_lock_from_everybody_until_it_is_forced_away(
             pass
 
 
-@pytest.mark.parametrize("entry", [None, b"", b"channel", b"channel x y z w", b"c 1 0 -", b"\xff \xff \xff \xff \xff"])
-def test_a_foreign_entry_in_the_queue_hides_no_lock(entry: bytes | None, client: redis.Redis) -> None:
-    hold("a")
-    client.zadd(f"{PREFIX}queue:a", {"stranger": "-inf", "other": "inf"})
-    if entry is not None:
-        client.hset(f"{PREFIX}waiters:a", "stranger", entry)
-    info = known("a")
-    assert (info.waiters, [waiter.owner for waiter in info.queue]) == (2, ["?", "?"])
-    assert [waiter.waited for waiter in info.queue] == [pytest.approx(10 * 365 * 86400), 0.0]
-    assert [lock.waiters for lock in list_locks()] == [2]
-
-
-@pytest.mark.parametrize("key", ["lock:a", "queue:a"])
-def test_a_lock_behind_a_key_of_the_wrong_type_is_a_clear_error(key: str, client: redis.Redis) -> None:
-    hold("a")
-    client.delete(f"{PREFIX}{key}")
-    client.rpush(f"{PREFIX}{key}", "some", "list")
-    with pytest.raises(LockUnavailable, match=r"alias 'default'.*(WRONGTYPE|wrong kind)") as caught:
-        get_lock("a")
-    assert caught.value.name == "a"
-
-
-# -- locks that never end -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("endless")
-def test_a_lock_of_ours_that_never_ends_says_so() -> None:
-    info = known("persisted")
-    assert (info.status, info.lease_left, info.expires.year) == (LockStatus.ERROR, math.inf, 9999)
-    assert info.owner == "web-1"
-    assert force_release("persisted")
-    assert known("sound").status is LockStatus.UNAVAILABLE
-    with Lock("persisted", blocking=False):
-        pass
-
-
-def test_a_pools_member_whose_end_was_taken_away_has_it_again_from_the_index(client: redis.Redis) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    with pool.acquire(ttl=600) as alice:
-        client.zrem(f"{PREFIX}busy:pool:accounts:", "alice")
-        info = known(alice.name)
-        assert (info.status, info.fence) == (LockStatus.UNAVAILABLE, alice.fence)
-        assert 500 < info.lease_left <= 600
-        assert alice.status() is LockStatus.LOCKED
-
-
-def test_a_pools_member_that_somebody_else_holds_without_end_says_so_until_it_is_forced_away(
-    client: redis.Redis,
-) -> None:
-    pool = LockPool("accounts")
-    pool.extend(["alice"])
-    client.hset(f"{PREFIX}held:pool:accounts:", "alice", "somebody's")
-    info = known("pool:accounts:alice")
-    assert (info.status, info.lease_left) == (LockStatus.ERROR, math.inf)
-    assert Lock("pool:accounts:alice").status() is LockStatus.ERROR
-    force_release("pool:accounts:alice")
-    with pool.acquire(blocking_timeout=0) as alice:
-        assert alice.key == "alice"
-
-
 # -- suspensions; for their effects, see tests/protocol/test_r20_suspensions.py ---------------------------------------
 
-HOUR = 3600
 
-
-@pytest.fixture
-def me() -> str:
-    """How lists name this thread."""
-    with Lock("another") as lock:
-        info = lock.info()
-        assert info is not None
-        return info.owner
-
-
-def test_it_says_who_suspended_the_lock_until_when_and_why(me: str) -> None:
+def test_it_says_who_suspended_the_lock_until_when_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "django_redislock")
+    hold("another")
+    me = known("another").owner
+    force_release("another")
+    caplog.clear()
+    token = hold("a", note="of the holder")
     Lock("a").suspend(timedelta(hours=1), note="rate\nlimited")
-    (listed,), shown = list_locks(), get_lock("a")
-    for info in (listed, shown):
-        assert info is not None
+    info = known("a")
+    assert info.suspension is not None
+    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
+    assert info.suspension.note == "rate\nlimited"
+    assert info.lease_left < HOUR - 100 < info.suspension.left
+    Lock("a", token=token).release()
+    for info in (*list_locks(), known("a")):
         assert (info.held, info.owner, info.note) == (False, f"nobody (suspended by {me})", "rate\nlimited")
         assert info.suspension is not None
         assert (info.suspension.owner, info.suspension.note) == (me, "rate\nlimited")
         assert HOUR - 100 < info.suspension.left == info.lease_left <= HOUR
-
-
-def test_of_a_held_lock_it_tells_the_holder_and_the_suspension_to_come(me: str) -> None:
-    hold("a", note="of the holder")
-    Lock("a").suspend(HOUR, note="rate limited")
-    info = get_lock("a")
-    assert info is not None
-    assert info.suspension is not None
-    assert (info.held, info.owner, info.note) == (True, me, "of the holder")
-    assert info.suspension.note == "rate limited"
-    assert info.lease_left < HOUR - 100 < info.suspension.left
-
-
-def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "django_redislock")
-    lock = Lock("a")
-    lock.suspend(60, note="rate limited")
-    lock.resume()
-    lock.resume()
+    for _ in range(2):
+        Lock("a").resume()
     assert caplog.messages == [
-        f'event=suspended name=a seconds=60.000000 by={me} note="rate limited"',
+        rf'event=suspended name=a seconds=3600.000000 by={me} note="rate\nlimited"',
         f"event=resumed name=a by={me}",
     ]
 
@@ -296,23 +177,95 @@ def test_the_log_says_who_suspends_and_resumes(me: str, caplog: pytest.LogCaptur
     ("arguments", "error", "says"),
     [
         ((0,), ValueError, "seconds must be at least 0.001 seconds and finite, not 0"),
-        ((float("inf"),), ValueError, "seconds must be at least"),
         (("60",), TypeError, "seconds must be seconds"),
         ((60, 7), TypeError, "note must be a str, not 7"),
         ((60, "x" * 1001), ValueError, "note must have at most 1000 bytes, not 1001"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_sent(
-    arguments: tuple[Any, ...], error: type[Exception], says: str, own: RedisServer
+def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
+    arguments: tuple[Any, ...], error: type[Exception], says: str, own: RedisServer, retry_for: Any
 ) -> None:
+    retry_for(0.0)
     own.stop()
     with pytest.raises(error, match=says):
         Lock("a").suspend(*arguments)
-
-
-def test_where_redis_cannot_be_reached_it_says_so(own: RedisServer, retry_for: Any) -> None:
-    retry_for(0.0)
-    own.stop()
     for call in (lambda: Lock("a").suspend(60), Lock("a").resume):
         with pytest.raises(LockUnavailable):
             call()
+
+
+# -- force_release(): whoever holds the lock --------------------------------------------------------------------------
+
+
+def test_it_returns_what_was_released_and_tells_by_whom(
+    crowd: Crowd, queue_up: Queue, heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    me = crowd()
+    assert me(django_redislock, "force_release", "a") is None
+    assert (heard, caplog.messages) == ([], [])
+    token = hold("a", note="for people")
+    queue_up("a", 2)
+    before = get_lock("a")
+    heard.clear()
+    released = me(django_redislock, "force_release", "a", by="jo")
+    assert released is not None
+    assert before is not None
+    facts = ("name", "owner", "fence", "since", "waiters", "note")
+    assert [getattr(released, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
+    assert released.waiters == 2
+    assert [(which, facts["name"], facts["by"]) for which, facts in heard if which == "force"] == [("force", "a", "jo")]
+    assert f"event=force-released name=a by=jo owner={before.owner}" in caplog.text
+    assert token not in caplog.text
+
+
+@pytest.mark.usefixtures("no_look_by_the_clock")
+def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
+    crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    me, you = crowd(), crowd()
+    hold("a", ttl=600)
+    waiting = me.start(Lock("a"), "acquire")
+    eventually(lambda: (info := get_lock("a")) and info.waiters)
+    dead = {f"dead-{number:017}": number for number in range(1, 11_001)}
+    client.zadd(f"{PREFIX}queue:a", dead)
+    client.hset(f"{PREFIX}waiters:a", mapping=dict.fromkeys(dead, "no-such-channel 30000 0 - dead"))
+    assert you(django_redislock, "force_release", "a")
+    assert waiting.result(GENEROUS)
+    assert client.zcard(f"{PREFIX}queue:a") == 0
+
+
+def test_a_fence_spares_whoever_came_later(
+    crowd: Crowd, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    me, you = crowd(), crowd()
+    lock = Lock("a")
+    me(lock, "acquire")
+    seen = me.read(lambda: lock.fence)
+    assert you(django_redislock, "force_release", "a", fence=seen - 1) is None
+    assert you(django_redislock, "force_release", "a", fence=seen)
+    hold("a", ttl=600)
+    eventually(lambda: "event=lost" in caplog.text)  # of the first holder, told by a thread
+    caplog.clear()
+    assert you(django_redislock, "force_release", "a", fence=seen) is None
+    assert not caplog.records
+    for fence in (True, "abc", 3.5, math.nan, -1):
+        with pytest.raises((TypeError, ValueError), match=r"^fence must be "):
+            force_release("a", fence=fence)  # type: ignore[arg-type]
+    assert get_lock("a")
+
+
+def test_it_tells_whom_it_has_released_and_not_whom_it_saw_before(
+    server: RedisServer, own_pools: None, crowd: Crowd, caplog: pytest.LogCaptureFixture
+) -> None:
+    me, before, after = crowd(), Lock("a", token=hold("a")), Lock("a", purpose="the later one", using="straight")
+    force_release("another")  # the script is known
+    with proxy(server.port) as network, caches(alias(DJANGO, network.url), straight=alias(DJANGO, server.url)):
+        late = network.hold_request(FORCE)
+        forced = me.start(django_redislock, "force_release", "a")
+        assert late.caught.wait(GENEROUS)
+        Lock("a", token=before.token, using="straight").release()
+        assert after.acquire()
+        late.let_go()
+        released = forced.result(GENEROUS)
+    assert released.owner.endswith(" the later one")
+    assert "the later one" in caplog.text

@@ -1,8 +1,9 @@
-"""Acquiring: at once, in time, or not at all; and the token, fence and TTL of an acquisition."""
+"""Acquiring, at once, in time, or not at all; the token, fence and TTL of an acquisition; and seizing."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 import signal
 from collections.abc import Callable
@@ -13,14 +14,12 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import FairLock, Lock, LockNotOwned, get_lock
-from tests.helpers.actors import GENEROUS, Crowd, server_time
-from tests.helpers.state import FENCE, LOCK, NAME, TOKEN, fence_of, holder, leftovers, queued
-from tests.inside import own_process
+from django_redislock import FairLock, Lock, LockError, LockLost, LockNotOwned, get_lock
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.state import NAME, QUEUE, TOKEN, fence_of, flag, holder, leftovers, queued
+from tests.inside import WAS_FORCED
 
 from .blocks import Block
-
-# -- in time ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using: str) -> None:
@@ -38,17 +37,18 @@ def test_a_free_lock_is_acquired_at_once_and_by_nobody_else(crowd: Crowd, using:
     ("made", "asked", "least"),
     [
         ({"blocking_timeout": timedelta(milliseconds=250)}, {}, 0.25),
-        ({}, {"blocking_timeout": 0.25}, 0.25),
         ({"blocking": False}, {"blocking": True, "blocking_timeout": 0.2}, 0.2),
         ({"blocking": False}, {"blocking_timeout": 0.2}, 0.2),
         ({"blocking_timeout": GENEROUS * 2}, {"blocking_timeout": 0.01}, 0.01),
         ({"blocking_timeout": GENEROUS * 2}, {"blocking": False}, 0.0),
+        ({}, {}, 0.1),
     ],
 )
 def test_a_bounded_wait_ends_in_time_and_leaves_the_queue(
-    crowd: Crowd, using: str, made: dict[str, Any], asked: dict[str, Any], least: float
+    crowd: Crowd, using: str, made: dict[str, Any], asked: dict[str, Any], least: float, settings: Any
 ) -> None:
-    """The arguments of acquire() override those of the constructor."""
+    """The arguments of acquire() override those of the constructor, and those the setting."""
+    settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
     me, you = crowd(), crowd()
     me(Lock(NAME, using=using), "acquire")
     begin = monotonic()
@@ -62,13 +62,6 @@ def test_a_bounded_wait_ends_in_time_and_leaves_the_queue(
 def test_whether_to_wait_is_true_or_false(crowd: Crowd) -> None:
     with pytest.raises(TypeError, match=r"^blocking must be True, False or None, not 5"):
         crowd()(Lock(NAME), "acquire", blocking=5)
-
-
-def test_without_a_timeout_the_setting_bounds_the_wait(crowd: Crowd, settings: Any) -> None:
-    settings.REDISLOCK = {"BLOCKING_TIMEOUT": 0.1}
-    me, you = crowd(), crowd()
-    me(Lock(NAME), "acquire")
-    assert not you(Lock(NAME), "acquire")
 
 
 INTERRUPTED = """
@@ -109,14 +102,6 @@ def test_what_a_signal_handler_raises_ends_a_wait_and_leaves_no_place_in_the_que
     assert worker.expect("acquired") == ["True"]
 
 
-# -- what is acquired -------------------------------------------------------------------------------------------------
-
-
-def test_every_lock_is_fair_and_shows_its_name_but_not_its_token() -> None:
-    assert FairLock is Lock
-    assert repr(Lock(NAME, token=TOKEN)) == f"<Lock {NAME!r}>"
-
-
 def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd, client: redis.Redis) -> None:
     """Across names, people, and a Redis that forgets everything."""
     me, you = crowd(), crowd()
@@ -134,35 +119,91 @@ def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd
         me.read(lambda: Lock(NAME).fence)
 
 
-def test_fences_grow_even_when_redis_forgets_them_and_its_clock_is_behind(client: redis.Redis) -> None:
-    process = own_process()
-    known, future = process.known_fence, server_time(client) + 10**9
-    try:
-        client.set(FENCE, future)
-        for _ in range(2):
-            future += 1
-            with Lock(NAME) as lock:
-                assert lock.fence == future
-            client.flushall()
-    finally:
-        process.know_fence(known)  # so that the next test has the real time
-
-
-def test_a_lock_keeps_the_ttl_that_it_was_acquired_with(settings: Any, client: redis.Redis) -> None:
-    settings.REDISLOCK = {"TTL": 40, "TTLS": {"order:4?": 50, "order:*": 60}}
-    lock = Lock(NAME)
-    lock.acquire()
-    assert 40_000 < int(client.pttl(LOCK)) <= 50_000
-    settings.REDISLOCK = {}
-    assert lock.ttl == 50
-    lock.release()
-    assert lock.ttl == 30
-
-
 def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, client: redis.Redis) -> None:
+    assert FairLock is Lock
     me = crowd()
     for lock, given in ((Lock(NAME, token=TOKEN), {}), (Lock(NAME), {"token": TOKEN})):
+        assert repr(lock) == f"<Lock {NAME!r}>"
         me(lock, "acquire", **given)
-        assert me.read(lambda lock=lock: lock.token) == TOKEN
+        assert me.read(lambda lock=lock: (lock.token, type(lock.token))) == (TOKEN, str)
         assert holder(client) != TOKEN  # each attempt also has an id
-        me(lock, "release")
+        assert type(me(lock, "detach")) is str  # which can be pickled and compared like any other
+        me(Lock(NAME, token=TOKEN), "release")
+
+
+# -- seize() takes a lock from whoever holds it, at once and ahead of the queue ---------------------------------------
+
+
+Heard = list[tuple[str, dict[str, Any]]]
+
+FIRST, SECOND = "id-of-the-first-waiter", "id-of-the-second-waiter"
+
+
+def seizures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    return [message for message in messages if message.startswith("event=seized ")]
+
+
+def test_a_seized_lock_has_a_higher_fence_and_its_old_holder_is_told(
+    crowd: Crowd, using: str, hears: Callable[[Any, Lock], None], eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture, heard: Heard, client: redis.Redis,
+) -> None:  # fmt: skip
+    losses: list[LockLost] = []
+    me, you = crowd(), crowd()
+    old, lock = Lock(NAME, on_lost=losses.append, using=using, note="no owner"), Lock(NAME, using=using)
+    you(old, "acquire")
+    hears(you, old)
+    before, fence = server_time(client), you.read(lambda: old.fence)
+    heard.clear()
+    me(lock, "seize")
+    eventually(lambda: losses)
+    assert losses[0].reason == WAS_FORCED  # long before its next renewal
+    assert me.read(lambda: lock.fence) > fence
+    assert you.read(lambda: old.lost)
+    with pytest.raises(LockLost):
+        you(old, "release")
+    assert me(lock, "owned")
+    assert me(lock, "info").since.timestamp() * 1e6 >= before - 1
+    (line,) = seizures(caplog)
+    assert f"name={NAME} fence={me.read(lambda: lock.fence)} by=" in line
+    assert "no owner" not in line
+    seized, acquired = (facts for which, facts in heard if which in ("force", "acquired"))
+    assert seized["name"] == acquired["name"] == NAME
+    assert seized["by"] in line
+    me(lock, "release")
+    assert not me(lock, "locked")
+
+
+def test_a_lock_is_seized_ahead_of_its_waiters_who_keep_their_places(
+    crowd: Crowd, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    """And a process that has not come for the lock that it was handed does not become suspect."""
+    me, you, old, lock, elsewhere = crowd(), crowd(), Lock(NAME), Lock(NAME), ghost()
+    you(old, "acquire")
+    elsewhere.queue(FIRST, name=NAME, age=5)
+    elsewhere.queue(SECOND, name=NAME, age=4)
+    you(old, "release")
+    assert (holder(client), flag(client)) == (FIRST, "h")
+    queue = client.zrange(QUEUE, 0, -1, withscores=True)
+    me(lock, "seize")
+    assert client.zrange(QUEUE, 0, -1, withscores=True) == queue
+    assert [elsewhere.hear()[0] for _ in range(2)] == ["g", "f"]
+    me(lock, "release")
+    assert holder(client) == SECOND
+
+
+def test_a_holder_seizes_its_own_lock_only_if_it_is_reentrant_or_lost(crowd: Crowd) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    for again in (lock, Lock(NAME)):
+        with pytest.raises(LockError, match=f"Cannot seize the lock '{NAME}': .* holds it itself") as caught:
+            me(again, "seize")
+        assert caught.value.name == NAME
+    again, fence = Lock(NAME, reentrant=True), me.read(lambda: lock.fence)
+    me(again, "seize")
+    assert me.read(lambda: again.fence) == fence
+    me(again, "release")
+    assert me(lock, "owned")
+    you(second := Lock(NAME), "seize")
+    me(lock, "seize")
+    assert (me(lock, "owned"), you(second, "owned")) == (True, False)

@@ -1,4 +1,4 @@
-"""What a lock says about itself, to its holder and to others: locked, owned, status, info."""
+"""What a lock says about itself, to its holder and to others: locked, owned, status, info, and the note."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockStatus
+from django_redislock import Lock, LockLost, LockStatus, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import LOCK, NAME, TOKEN, count
+from tests.helpers.state import LOCK, NAME, TOKEN, queued
+
+from .texts import ENCODABLE
 
 
 def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
@@ -40,46 +41,23 @@ def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_do
 
 
 def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: redis.Redis) -> None:
-    me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME)
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, token=TOKEN), Lock(NAME)
     me(lock, "acquire")
-    client.delete(LOCK)
-    assert answers(me, lock) == FREE
-    assert you(second, "acquire", blocking=False)
-    assert answers(me, lock) == HELD_ELSEWHERE
-    assert answers(you, second) == HELD_HERE
-
-
-def test_a_lock_that_another_acquisition_with_the_same_token_has_taken_is_held_elsewhere(crowd: Crowd) -> None:
-    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN)
-    me(lock, "acquire")
-    you(Lock(NAME, token=TOKEN), "seize")
+    you(Lock(NAME, token=TOKEN), "seize")  # another acquisition with the same token
     assert answers(me, lock) == answers(me, Lock(NAME)) == HELD_ELSEWHERE
     with pytest.raises(LockLost):
         me(lock, "release")
     assert answers(me, lock) == HELD_HERE  # by the constructor's token, of whichever acquisition
-
-
-def test_a_lock_that_never_ends_or_that_somebody_else_wrote_is_an_error(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME)
-    me(lock, "acquire")
+    client.delete(LOCK)
+    assert answers(me, lock) == FREE
+    assert you(second, "acquire", blocking=False)
+    assert answers(me, lock) == HELD_ELSEWHERE
     client.persist(LOCK)
-    assert me(lock, "status") is LockStatus.ERROR
+    assert you(second, "status") is LockStatus.ERROR
     client.pexpire(LOCK, 30_000)
-    assert me(lock, "status") is LockStatus.LOCKED
-    for end in (None, 30_000):
-        client.set(LOCK, "of somebody else", px=end)
-        assert me(lock, "status") is LockStatus.ERROR
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("method", ["locked", "owned", "status", "info"])
-def test_each_answer_is_one_round_trip(crowd: Crowd, method: str, client: redis.Redis) -> None:
-    me = crowd()
-    lock = Lock(NAME, token="a-token-of-somebody-else")
-    me(lock, method)
-    client.config_resetstat()
-    me(lock, method)
-    assert (count(client, "evalsha"), count(client, "eval")) == (1, 0)
+    assert you(second, "status") is LockStatus.LOCKED
+    client.set(LOCK, "of somebody else", px=30_000)
+    assert you(second, "status") is LockStatus.ERROR
 
 
 def known_as(person: Any) -> str:
@@ -98,17 +76,35 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
         person.start(theirs, "acquire")
         eventually(lambda number=number: me(lock, "info").waiters == number)
     info = me(lock, "info")
-    assert (info.name, info.fence, info.waiters) == (NAME, me.read(lambda: lock.fence), 3)
+    assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
     assert info.owner == known_as(me)
-    assert abs(info.since - datetime.now(timezone.utc)) < timedelta(seconds=GENEROUS)
-    assert abs(info.expires - info.since - timedelta(seconds=100)) < timedelta(seconds=GENEROUS)
     assert 0 <= info.held_for < GENEROUS
     assert 100 - GENEROUS < info.lease_left <= 100
     assert [one.waited for one in info.queue] == sorted((one.waited for one in info.queue), reverse=True)
-    assert me.read(lambda: lock.token) not in repr(info)
+    token = me.read(lambda: lock.token)
+    assert info.token_hint == f"{token[:4]}…"
+    assert token not in repr(info)
     me(lock, "release")
     for person, theirs in queue:
         person(theirs, "release")
     names = [known_as(person) for person, _ in queue]
     assert [one.owner for one in info.queue] == [f"{name} /{number}" for number, name in enumerate(names, 1)]
-    assert me(lock, "info") is None
+
+
+@pytest.mark.parametrize("note", ["\n", " ", "x" * 1000, "\u00fc" * 500, *ENCODABLE], ids=ascii)
+def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(
+    note: str, crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, note=note)
+    me(lock, "acquire")
+    me(lock, "extend", 5)
+    waiting = you.start(Lock(NAME, note=note), "acquire")
+    eventually(lambda: queued(client))
+    info = me(lock, "info")
+    assert (info.note, info.queue[0].note) == (note, note)
+    assert "\n" not in info.owner + info.queue[0].owner
+    assert [one.note for one in list_locks()] == [note]
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    assert (handed := get_lock(NAME)) is not None
+    assert handed.note == note

@@ -1,4 +1,4 @@
-"""The lease: how it is renewed, extended and shown, and when renewal ends."""
+"""The lease: how it is renewed, extended and shown, and how often Redis is asked about it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockUnavailable, get_lock
+from django_redislock import Lock, LockLost, LockPool, LockUnavailable
+from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, put, value
-from tests.inside import end_is_seen
+from tests.helpers.state import LOCK, NAME, count, put, value
 
 Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
 
-SHORT = 3.0  # TTL in seconds: renewed every second, with two to spare
+SHORT = 1.5  # seconds
+FAR = 3600.0  # seconds
 
 
 def end(client: redis.Redis) -> float:
     """The end of the lease, in seconds by the server's clock."""
     return server_time(client) / 1e6 + int(client.pttl(LOCK)) / 1000
-
-
-# -- extend, reacquire, detach ----------------------------------------------------------------------------------------
 
 
 def test_extend_adds_to_the_lease_and_reacquire_resets_it(crowd: Crowd, using: str) -> None:
@@ -51,10 +50,7 @@ def test_extending_a_lost_lease_raises_lock_lost(
 ) -> None:
     me, lock = crowd(), Lock(NAME)
     me(lock, "acquire")
-    if taken:
-        put(client, NAME)
-    else:
-        client.delete(LOCK)
+    put(client, NAME) if taken else client.delete(LOCK)
     found = value(client)
     for _ in range(2):
         with pytest.raises(LockLost, match="somebody else holds it now" if taken else "gone from Redis"):
@@ -63,88 +59,56 @@ def test_extending_a_lost_lease_raises_lock_lost(
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "auto_renew"),
-    [("extend", {"replace_ttl": True}, False), ("detach", {}, False), ("detach", {}, True)],
+    ("method", "options", "auto_renew", "seconds", "retried"),
+    [("extend", {"replace_ttl": True}, False, 1, 0.1), ("detach", {}, False, 1, 0.1), ("detach", {}, True, 0.2, 0.6)],
 )
-def test_a_lease_that_redis_may_have_shortened_without_an_answer_is_lost_before_anybody_else_gets_the_lock(
-    method: str, options: dict[str, Any], auto_renew: bool,
+def test_a_lease_that_redis_may_have_shortened_is_lost_before_anybody_else_gets_the_lock(
+    method: str, options: dict[str, Any], auto_renew: bool, seconds: float, retried: float,
     crowd: Crowd, network: Proxy, retry_for: Callable[[float], None], eventually: Eventually,
 ) -> None:  # fmt: skip
-    retry_for(0.1)
+    retry_for(retried)
     losses: list[LockLost] = []
     me, you = crowd(), crowd()
     lock = Lock(NAME, ttl=600, auto_renew=auto_renew, using="far", on_lost=losses.append)
     me(lock, "acquire")
     lost = network.lose_answer("detach" if method == "detach" else "\r\nset\r\n", times=1000)
     with pytest.raises(LockUnavailable):
-        me(lock, method, 1, **options)
+        me(lock, method, seconds, **options)
     assert lost.caught.is_set()
     assert you(Lock(NAME), "acquire", blocking_timeout=GENEROUS)
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     eventually(lambda: losses)
 
 
-def test_a_lock_that_redis_has_detached_is_not_lost_though_the_answer_comes_after_its_end(
-    crowd: Crowd, network: Proxy, eventually: Eventually
-) -> None:
-    """A command with a minimum time may detach its lock in the last millisecond."""
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=600, using="far", on_lost=losses.append)
-    me(lock, "acquire")
-    token, is_seen = me.read(lambda: (lock.token, end_is_seen(lock)))
-    held = network.hold_answer("detach")
-    detaching = me.start(lock, "detach", 0.003)
-    eventually(is_seen)
-    held.let_go()
-    assert detaching.result(GENEROUS) == token
-    assert not me.read(lambda: lock.lost)
-    assert losses == []
-
-
-# -- by the local clock -----------------------------------------------------------------------------------------------
-
-
-def test_remaining_lost_and_check_follow_the_local_clock(
+def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_that_of_redis(
     crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=1, auto_renew=False)
     assert me.read(lambda: (lock.remaining(), lock.lost)) == (0.0, False)
     me(lock, "acquire")
-    assert 0 < me.read(lock.remaining) <= 1
     me.read(lock.check)
-    eventually(lambda: me.read(lambda: lock.lost))
-    assert me.read(lock.remaining) == 0.0
-    with pytest.raises(LockLost, match="its lease ended"):
-        me.read(lock.check)
-    eventually(lambda: not client.exists(LOCK))  # in Redis it ends a little later
-    with pytest.raises(LockLost):
-        me(lock, "release")
-
-
-def test_the_lease_by_the_local_clock_is_never_longer_than_in_redis(crowd: Crowd, client: redis.Redis) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=50)
-    me(lock, "acquire")
     for _ in range(20):
         local = me.read(lock.remaining)
         left_in_redis = int(client.pttl(LOCK))
         went_by = local - me.read(lock.remaining)
-        assert local * 1000 <= left_in_redis + 1000 * went_by + 1
+        assert 0 < local * 1000 <= left_in_redis + 1000 * went_by + 1
+    eventually(lambda: me.read(lambda: lock.lost))
+    assert me.read(lock.remaining) == 0.0
+    with pytest.raises(LockLost, match="its lease ended"):
+        me.read(lock.check)
+    eventually(lambda: not client.exists(LOCK))  # a little later
+    with pytest.raises(LockLost):
+        me(lock, "release")
 
 
-# -- renewal ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["default", "the option", "after it was set near"])
+@pytest.mark.parametrize("by", ["default", "option"])
 def test_a_lock_is_renewed_as_long_as_it_is_held(
     crowd: Crowd, by: str, settings: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
-    settings.REDISLOCK = {"AUTO_RENEW": by != "the option"}
+    settings.REDISLOCK = {"AUTO_RENEW": by == "default"}
     losses: list[LockLost] = []
-    renew = True if by == "the option" else None
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=renew, on_lost=losses.append)
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=None if by == "default" else True, on_lost=losses.append)
     me(lock, "acquire")
-    if by == "after it was set near":
-        me(lock, "extend", SHORT / 2, replace_ttl=True)
     first, before = end(client), value(client)
     eventually(lambda: end(client) > first + SHORT / 4)
     assert me(lock, "owned")
@@ -154,35 +118,47 @@ def test_a_lock_is_renewed_as_long_as_it_is_held(
     assert losses == []
 
 
-@pytest.mark.complete
-@pytest.mark.parametrize("where", ["settings", "option"])
-def test_renewal_ends_at_max_hold(
-    where: str, settings: Any, client: redis.Redis, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings.REDISLOCK = {"MAX_HOLD": SHORT / 4 if where == "settings" else 3600}
-    losses: list[LockLost] = []
-    limit = None if where == "settings" else SHORT / 4
-    lock = Lock(NAME, ttl=SHORT / 2, on_lost=losses.append, max_hold=limit)
-    lock.acquire()
-    first = end(client)
-    eventually(lambda: end(client) > first + 0.2)  # it was renewed at first
-    eventually(lambda: losses)
-    assert "event=max-hold" in caplog.text
-    eventually(lambda: not lock.locked())
+# -- whatever its end, it is looked after -----------------------------------------------------------------------------
 
 
-def test_the_lock_of_a_thread_or_task_that_ended_is_not_renewed_and_a_warning_says_so(
-    crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=SHORT / 2, using=using)
+def plain(me: Any, crowd: Crowd, **options: Any) -> Lock:
+    lock = Lock(NAME, **{"ttl": 0.9, **options})
     me(lock, "acquire")
-    me.end()
-    eventually(lambda: "event=owner-ended" in caplog.text)
-    eventually(lambda: get_lock(NAME, using=using) is None)
+    return lock
 
 
-def test_redis_takes_the_longest_ttl_that_is_allowed_and_as_much_again() -> None:
-    longest = 10 * 365 * 86400
-    with Lock(NAME, ttl=longest) as lock:
-        lock.extend(longest)
-        assert lock.remaining() > longest
+def member(me: Any, crowd: Crowd) -> Any:
+    LockPool(NAME).extend(["a", "b"])
+    return me(LockPool(NAME), "acquire", ttl=0.9)
+
+
+TAKEN: dict[str, Callable[[Any, Crowd], Any]] = {
+    "renewed": plain,
+    "not renewed": lambda me, crowd: plain(me, crowd, auto_renew=False),
+    "no longer renewed": lambda me, crowd: plain(me, crowd, max_hold=0.1),
+    "polling": lambda me, crowd: plain(me, crowd, poll=True),
+    "a member of a pool": member,
+}
+
+
+def noticed(heard: Heard) -> bool:
+    """By asking Redis, not by the local clock."""
+    reasons = [facts["reason"] for what, facts in heard if what == "lost"]
+    return any("gone from Redis" in reason or "somebody else holds it" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
+    take: Callable[[Any, Crowd], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    me = crowd()
+    lock = take(me, crowd)
+    me(lock, "extend", FAR, replace_ttl=True)
+    before = count(client, "evalsha")
+    eventually(lambda: count(client, "evalsha") > before + 2)
+    assert FAR * 0.9 < me.read(lock.remaining) <= me(lock, "info").lease_left + 0.1
+    assert me(lock, "owned")
+    client.flushdb()  # of which nobody is told
+    with hold(lock.name):
+        eventually(lambda: noticed(heard))
+        assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)

@@ -1,72 +1,185 @@
-"""Losing a held lock: what notices it and when, and how the holder is told."""
+"""Signals; and losing a held lock: what notices it, how the holder is told, and which locks ``expired`` instead."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import logging
+import re
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, force_release, get_lock
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockPool,
+    aforce_release,
+    force_release,
+    lock_acquired,
+    lock_force_released,
+    lock_lost,
+    lock_released,
+)
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Other
-from tests.helpers.state import NAME, holder, put
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import NAME, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
+
+from .blocks import Block
 
 Eventually = Callable[..., Any]
 Hears = Callable[[Any, Lock], None]
 Heard = list[tuple[str, dict[str, Any]]]
+Events = Callable[[], list[tuple[str, str]]]
+
+ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
+SHORT = 0.2  # seconds
 
 
-def test_a_flush_is_noticed_at_the_next_renewal(
-    crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Events:
+    """What the log says of locks."""
+    caplog.set_level(logging.INFO, "django_redislock")
+
+    def events() -> list[tuple[str, str]]:
+        found = [(each.levelname, re.match(r"event=(\S+) name=", each.getMessage())) for each in caplog.records]
+        return [(level, match[1]) for level, match in found if match]
+
+    return events
+
+
+def losses_in(heard: Heard) -> list[tuple[str, bool]]:
+    return [(facts["name"], facts["expired"]) for which, facts in heard if which == "lost"]
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any]) -> Iterator[None]:
+    for signal in ALL:
+        signal.connect(receiver, weak=False)
+    try:
+        yield
+    finally:
+        for signal in ALL:
+            signal.disconnect(receiver)
+
+
+def test_acquiring_and_releasing_send_signals(
+    crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME)
+    me(lock, "acquire")
+    first = me.read(lambda: lock.fence)
+    waiting = you.start(Lock(NAME), "acquire")
+    eventually(lambda: queued(client))
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    # the next holder's signal may come before that of the release that handed the lock over
+    (left,) = [facts for which, facts in heard if which == "released"]
+    mine, next_one = [facts for which, facts in heard if which == "acquired"]
+    assert (mine["name"], mine["fence"], left["name"], left["fence"]) == (NAME, first, NAME, first)
+    assert 0 <= mine["waited"] < GENEROUS
+    assert 0 < next_one["waited"] < left["held"] + GENEROUS
+    assert next_one["fence"] > first
+
+
+@pytest.mark.parametrize("how", ["well", "a function that raises", "a coroutine that raises"])
+def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor_meet(
+    how: str, crowd: Crowd, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Losses are told by a thread of their own. What a receiver raises is logged."""
+    seen: list[tuple[object, type, str]] = []
+
+    def receiver(*, sender: type, signal: object, **facts: Any) -> None:
+        seen.append((signal, sender, threading.current_thread().name))
+        if how != "well":
+            raise ZeroDivisionError
+
+    async def areceiver(**facts: Any) -> None:
+        receiver(**facts)
+
+    me, lock = crowd(), Lock(NAME)
+    with receiving(areceiver if how == "a coroutine that raises" else receiver):
+        me(Block(lock), "run")
+        me(lock, "acquire")
+        assert force_release(NAME) is not None
+        with pytest.raises(LockLost):
+            me(lock, "release")
+        eventually(lambda: len(seen) == 5)
+        eventually(lambda: caplog.text.count("event=receiver-failed") == (0 if how == "well" else 5))
+    assert {signal for signal, _, _ in seen} == set(ALL)
+    assert {sender for _, sender, _ in seen} == {Lock}
+    if how != "a coroutine that raises":
+        assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
+
+
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(
+    using: str, aeventually: Callable[..., Any]
+) -> None:
+    seen: list[tuple[object, asyncio.AbstractEventLoop]] = []
+
+    async def receiver(*, signal: object, **facts: object) -> None:
+        await asyncio.sleep(0)
+        seen.append((signal, asyncio.get_running_loop()))
+
+    lock = Lock(NAME, using=using)
+    with receiving(receiver):
+        await lock.aacquire()
+        await aforce_release(NAME, using=using)
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        await Lock("short", ttl=0.3, auto_renew=False, using=using).aacquire()
+        await aeventually(lambda: len(seen) == 5)
+    assert [signal for signal, _ in seen].count(lock_lost) == 2
+    assert {loop for signal, loop in seen if signal is not lock_lost} == {asyncio.get_running_loop()}
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flushed", "taken", "forced while polling", "found by the release"])
+def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
+    how: str, crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
 ) -> None:
     losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
+    me, lock = crowd(), Lock(NAME, ttl=2, on_lost=losses.append, poll=how == "forced while polling")
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)
-    hears(me, lock)
-    client.flushall()
-    eventually(lambda: losses)
-    assert losses[0].reason == HAS_VANISHED  # not because of the local clock
-    with pytest.raises(LockLost, match="gone from Redis"):
-        me.read(lock.check)
-    with pytest.raises(LockLost, match="gone from Redis"):
+    if how == "taken":
+        put(client, NAME)
+    elif how == "forced while polling":
+        force_release(NAME)
+    else:
+        hears(me, lock)
+        client.flushall()
+    theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
+    if how != "found by the release":
+        eventually(lambda: losses)
+        with pytest.raises(LockLost, match=re.escape(reason)):
+            me.read(lock.check)
+    with pytest.raises(LockLost, match=re.escape(reason)):
         me(lock, "release")
-    facts = {"name": NAME, "template": NAME, "fence": fence, "reason": HAS_VANISHED, "expired": False}
-    assert heard[1:] == [("lost", facts)]
-    assert len(losses) == 1
-
-
-def test_a_lock_that_somebody_else_holds_now_is_lost_and_left_alone(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, on_lost=losses.append)
-    me(lock, "acquire")
-    put(client, NAME)
-    theirs = holder(client)
     eventually(lambda: losses)
-    assert losses[0].reason == WAS_TAKEN
-    with pytest.raises(LockLost):
-        me(lock, "release")
+    assert [loss.reason for loss in losses] == [reason]
+    facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
+    assert [found for which, found in heard if which == "lost"] == [facts]
+    assert events().count(("WARNING", "lost")) == 1
     assert holder(client) == theirs
 
 
-@pytest.mark.parametrize("extended", [False, True])
 def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
-    crowd: Crowd, using: str, extended: bool, hears: Hears, eventually: Eventually, heard: Heard
+    crowd: Crowd, using: str, hears: Hears, eventually: Eventually, heard: Heard
 ) -> None:
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=300, on_lost=losses.append, using=using)
     me(lock, "acquire")
-    if extended:
-        me(lock, "extend", 300)
-    fence = me.read(lambda: lock.fence)
+    me(lock, "extend", 300)
     hears(me, lock)
     assert force_release(NAME, using=using, by="the test") is not None
     eventually(lambda: losses)
@@ -74,38 +187,7 @@ def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
     assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
     with pytest.raises(LockLost, match="force-released"):
         me(lock, "release")
-    assert sorted(heard[1:]) == [
-        ("force", {"name": NAME, "by": "the test"}),
-        ("lost", {"name": NAME, "template": NAME, "fence": fence, "reason": WAS_FORCED, "expired": False}),
-    ]
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_holder_that_polls_learns_of_it_at_its_next_renewal(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=3, poll=True, on_lost=losses.append)
-    me(lock, "acquire")
-    force_release(NAME)
-    eventually(lambda: losses)
-    assert losses[0].reason == HAS_VANISHED
-    assert client.pubsub_channels() == []
-
-
-def test_a_loss_that_the_release_discovers_is_reported_as_well(
-    crowd: Crowd, using: str, eventually: Eventually, heard: Heard, caplog: pytest.LogCaptureFixture
-) -> None:
-    losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, on_lost=losses.append, using=using)
-    me(lock, "acquire")
-    force_release(NAME, using=using)
-    with pytest.raises(LockLost) as caught:
-        me(lock, "release")
-    eventually(lambda: losses)
-    assert str(losses[0]) == str(caught.value)
-    assert [which for which, _ in heard].count("lost") == 1
-    assert caplog.text.count("event=lost") == 1
+    assert sorted(which for which, _ in heard) == ["acquired", "force", "lost"]
 
 
 def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
@@ -123,26 +205,6 @@ def test_the_end_of_a_lease_is_reported_when_redis_refuses_the_renewal(
     assert losses[0].reason == HAS_ENDED
 
 
-# -- on_lost ----------------------------------------------------------------------------------------------------------
-
-
-def test_on_lost_is_called_in_a_thread_of_its_own_once_the_lock_counts_as_lost(crowd: Crowd) -> None:
-    """Even if the holder itself discovers the loss, so on_lost may wait for something that the holder does next."""
-    me = crowd()
-    seen: Future[tuple[bool, str]] = Future()
-
-    def on_lost(error: LockLost) -> None:
-        lost = me.read(lambda: lock.lost)
-        seen.set_result((lost, threading.current_thread().name))
-
-    lock = Lock(NAME, on_lost=on_lost)
-    me(lock, "acquire")
-    force_release(NAME)
-    with pytest.raises(LockLost):
-        me(lock, "extend", 1)
-    assert seen.result(GENEROUS) == (True, "redislock-notifier")
-
-
 def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_losses(
     eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,38 +212,68 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
         raise ZeroDivisionError if error.name == NAME else SystemExit
 
     losses: list[LockLost] = []
-    kept, last = Lock("kept", ttl=3), Lock("last", ttl=0.6, auto_renew=False, on_lost=losses.append)
+    kept = Lock("kept", ttl=1.5)
     kept.acquire()
-    for name in (NAME, "order:43"):
-        Lock(name, ttl=0.3, auto_renew=False, on_lost=on_lost).acquire()
-    last.acquire()
+    for name, told in ((NAME, on_lost), ("order:43", on_lost), ("last", losses.append)):
+        Lock(name, ttl=0.3, auto_renew=False, on_lost=told).acquire()
     eventually(lambda: losses)
     eventually(lambda: caplog.text.count("event=on-lost-failed") == 2)
-    for _ in range(2):  # it is renewed, and renewed again
-        eventually(lambda: kept.remaining() < 2.5)
-        eventually(lambda: kept.remaining() > 2.5)
-    kept.release()
+    eventually(lambda: kept.remaining() < 1.2)
+    eventually(lambda: kept.remaining() > 1.2)
 
 
-def test_a_slow_on_lost_delays_no_waiter(other: Callable[[], Other]) -> None:
-    mutex = threading.Lock()
-    told = threading.Event()
+# -- expired ----------------------------------------------------------------------------------------------------------
 
-    def on_lost(error: LockLost) -> None:
-        with mutex:
-            told.set()
 
-    me, busy = other(), other()
-    me(Lock("lost", on_lost=on_lost).acquire)
-    busy(Lock(NAME).acquire)
-    with mutex, contextlib.ExitStack() as stack:
-        # on_lost wants something that the waiting thread holds, and that thread may be the one that reads messages
-        def force_release_when_somebody_waits() -> None:
-            while not ((info := get_lock(NAME)) and info.waiters):
-                pass
-            force_release("lost")
+@pytest.mark.parametrize("kind", ["option", "setting", "pool", "cache.lock"])
+def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired(
+    kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
+    eventually: Eventually,
+) -> None:  # fmt: skip
+    settings.REDISLOCK = {"AUTO_RENEW": kind != "setting"}
+    options: dict[str, Any] = {"ttl": SHORT, "auto_renew": None if kind == "setting" else False}
+    me, pool = crowd(), LockPool("accounts")
+    me(pool, "assign", ["alice"])
+    if kind == "pool":
+        lock: Any = me(pool, "acquire", **options)
+    elif kind == "cache.lock":
+        lock = cache_lock(NAME, timeout=SHORT)  # as tasks do that must not run again so soon
+        assert lock.acquire()
+    else:
+        lock = Lock(NAME, **options)
+        me(lock, "acquire")
+    eventually(lambda: losses_in(heard))
+    assert losses_in(heard) == [(lock.name, True)]
+    assert events() == [("INFO", "expired")]
+    if kind != "cache.lock":
+        with pytest.raises(LockLost, match="not to be renewed"):
+            me.read(lock.check)
+        with pytest.raises(LockLost, match="not to be renewed"):
+            me(lock, "release")
+    assert len(events()) == 1
 
-        helper = other().start(force_release_when_somebody_waits)
-        stack.callback(lambda: helper.result(GENEROUS))
-        assert not Lock(NAME).acquire(blocking_timeout=1)
-    assert told.wait(GENEROUS)
+
+@pytest.mark.parametrize("where", ["settings", "option"])
+def test_one_that_ran_into_its_max_hold_is_lost(
+    where: str, crowd: Crowd, settings: Any, events: Events, heard: Heard, eventually: Eventually
+) -> None:
+    """Its holder may well be at work still."""
+    settings.REDISLOCK = {"MAX_HOLD": SHORT if where == "settings" else 3600}
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, max_hold=SHORT if where == "option" else None)
+    me(lock, "acquire")
+    eventually(lambda: losses_in(heard))
+    assert losses_in(heard) == [(NAME, False)]
+    assert events() == [("WARNING", "max-hold"), ("WARNING", "lost")]
+    with pytest.raises(LockLost, match="not to be renewed beyond max_hold"):
+        me(lock, "release")
+
+
+def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
+    crowd: Crowd, using: str, events: Events, heard: Heard, eventually: Eventually
+) -> None:
+    me = crowd()
+    me(Lock(NAME, ttl=SHORT, using=using), "acquire")
+    me.end()
+    eventually(lambda: losses_in(heard))
+    assert losses_in(heard) == [(NAME, True)]
+    assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]

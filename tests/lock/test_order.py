@@ -1,19 +1,22 @@
-"""First come, first served: among threads, tasks and processes, and nobody overtakes."""
+"""First come, first served, among threads, tasks and processes; many waiters cost little, and dead ones nothing."""
 
 from __future__ import annotations
 
-import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import closing
+from time import monotonic
 from typing import Any
 
 import pytest
 import redis
 
 from django_redislock import Lock
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
-from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
-from tests.inside import limit
+from redisserver import RedisServer
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
+from tests.helpers.state import LOCK, NAME, WAITERS, flag, holder, queued
 
 from .blocks import Block
 
@@ -23,17 +26,12 @@ Start = Callable[..., Any]
 ID = "an-id-that-the-tests-know"
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["of one kind", "threads and tasks"])
-def test_a_lock_is_acquired_in_the_order_of_the_requests(
-    crowd: Crowd, mixed: bool, using: str, eventually: Eventually
-) -> None:
-    with ExitStack() as stack:
-        crowds = [crowd, stack.enter_context(closing(Crowd(tasks=not crowd.awaits))) if mixed else crowd]
-        people = [crowds[number % 2]() for number in range(16)]
-        me, lock, order = people[0], Lock(NAME, using=using), list[int]()
+def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
+    with closing(Crowd(tasks=not crowd.awaits)) as others:  # threads and tasks
+        me, *people = [(crowd, others)[number % 2]() for number in range(16)]
+        lock, order, waiting = Lock(NAME, using=using), list[int](), []
         me(lock, "acquire")
-        waiting = []
-        for number, person in enumerate(people[1:], 1):
+        for number, person in enumerate(people, 1):
             section = Block(Lock(NAME, using=using), lambda number=number: order.append(number))  # type: ignore[misc]
             waiting.append(person.start(section, "run"))
             eventually(lambda number=number: lock.info().waiters == number)  # type: ignore[union-attr]
@@ -43,87 +41,44 @@ def test_a_lock_is_acquired_in_the_order_of_the_requests(
     assert order == list(range(1, 16))
 
 
-@pytest.mark.complete
-async def test_five_hundred_coroutines_wait_and_all_get_through(using: str, aeventually: Callable[..., Any]) -> None:
-    lock = Lock(NAME, ttl=300, using=using)
-    fences: list[int] = []
-
-    async def section() -> None:
-        async with Lock(NAME, blocking_timeout=100, using=using) as mine:
-            fences.append(mine.fence)
-
-    async def all_wait() -> bool:
-        info = await lock.ainfo()
-        return info is not None and info.waiters == 500
-
-    async with lock:
-        tasks = [asyncio.create_task(section()) for _ in range(500)]
-        await aeventually(all_wait, within=60)
-    await asyncio.gather(*tasks)
-    assert len(fences) == 500
-    assert fences == sorted(set(fences))
-
-
-IN_TURN = """
-lock = Lock(name)
-say("ready")
-hear()
-with lock:
-    say("acquired", lock.fence)
-    hear()
-say("done")
-hear()
-"""
-
-
-def test_processes_get_a_lock_in_the_order_in_which_they_asked_each_by_the_previous_release(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    workers = [start(IN_TURN, name=NAME) for _ in range(3)]
-    for worker in workers:
-        worker.expect("ready")
-    workers = [workers[index] for index in (2, 0, 1)]
-    with Lock(NAME) as lock:
-        fences, before = [lock.fence or 0], holder(client)
-        for number, worker in enumerate(workers, 1):
-            worker.tell()
-            eventually(lambda number=number: queued(client) == number)
-    assert holder(client) not in ("", before)  # by the release itself
-    for number, worker in enumerate(workers, 1):
-        fences.append(int(worker.expect("acquired")[0]))
-        assert queued(client) == len(workers) - number
-        worker.tell()
-        worker.expect("done")
-    assert fences == sorted(fences)
-    assert holder(client) == ""
-
-
 SECTIONS = """
 import redis
 raw = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
 lock = Lock(name, blocking_timeout=60)
 say("ready")
 hear()
-most, fences = 0, []
-for _ in range(25):
+most, grew = 0, []
+for round in range(25):
     with lock:
+        if not round:
+            say("first", lock.fence)
         most = max(most, raw.incr("inside"))
-        fences.append((int(raw.get("last") or 0) < lock.fence))
+        grew.append(int(raw.get("last") or 0) < lock.fence)
         raw.set("last", lock.fence)
         raw.decr("inside")
-say("done", most, all(fences), len(fences))
+say("done", most, all(grew), len(grew))
 hear()
 """
 
 
-def test_processes_exclude_each_other_and_all_get_through(start: Start) -> None:
+def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_other(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
     workers = [start(SECTIONS, name=NAME) for _ in range(3)]
     for worker in workers:
         worker.expect("ready")
-    for worker in workers:
-        worker.tell()
+    workers = [workers[index] for index in (2, 0, 1)]
+    with Lock(NAME) as lock:
+        fences, before = [lock.fence], holder(client)
+        for number, worker in enumerate(workers, 1):
+            worker.tell()
+            eventually(lambda number=number: queued(client) == number)
+    assert holder(client) not in ("", before)  # by the release itself
+    fences += [int(worker.expect("first")[0]) for worker in workers]
+    assert fences == sorted(fences)
     for worker in workers:
         assert worker.expect("done", within=60) == ["1", "True", "25"]
+    assert holder(client) == ""
 
 
 @pytest.mark.parametrize("age", [0, -GENEROUS])
@@ -146,15 +101,88 @@ def test_nobody_overtakes_a_waiter(
     assert holder(client) == ID
 
 
-def test_the_next_holder_deletes_what_an_evicted_queue_has_left_behind(
-    crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
+    server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually
 ) -> None:
-    limit(monkeypatch, look_every=0.2)
-    me, you, lock = crowd(), crowd(), Lock(NAME)
-    me(lock, "acquire")
-    me(lock, "detach")  # so nothing renews it
-    waiting = you.start(lock, "acquire", blocking_timeout=GENEROUS)
-    eventually(lambda: queued(client))
-    client.delete(QUEUE, LOCK)
-    assert waiting.result(GENEROUS)
-    assert not client.exists(WAITERS)
+    options = {"CONNECTION_POOL_KWARGS": {"max_connections": 2}}
+    small = {
+        "OPTIONS": options,
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"redis://localhost:{server.port}/0",
+    }
+    settings.CACHES = {**settings.CACHES, "small": small}
+    inside, fences, errors = threading.Lock(), [], []
+
+    def wait() -> None:
+        try:
+            with Lock(NAME, using="small", blocking_timeout=90) as lock:
+                assert inside.acquire(blocking=False), "two holders at once"
+                fences.append(lock.fence)
+                inside.release()
+        except BaseException as error:
+            errors.append(error)
+
+    mine = Lock(NAME, using="small")
+    assert mine.acquire()
+    already = client.info("clients")["connected_clients"]
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(300)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: queued(client) == 300 or errors, within=60)
+    assert client.info("clients")["connected_clients"] - already <= 2 + 2  # the listener, the watchdog
+    began = monotonic()
+    mine.release()
+    assert monotonic() - began < 10  # a holder that has to wait for a connection waits for 20 s
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert len(fences) == 300
+
+
+# One process that is warmed up first, and then becomes many waiters.
+FORKS = """
+with Lock("warm-up"):
+    pass
+say("ready")
+hear()
+for _ in range(count):
+    child = os.fork()
+    if not child:
+        Lock(name, blocking_timeout=60).acquire()
+        os._exit(0)
+    say("child", child)
+hear()
+for _ in range(count):
+    os.wait()
+say("buried")
+hear()
+"""
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.complete)])
+def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_release(
+    count: int, start: Start, other: Callable[[], Other], client: redis.Redis, eventually: Eventually
+) -> None:
+    crowd = start(FORKS, name=NAME, count=count)
+    crowd.expect("ready")
+    mine = Lock(NAME)
+    assert mine.acquire()
+    children: list[int] = []
+    try:
+        crowd.tell()
+        children.extend(int(crowd.expect("child", within=60)[0]) for _ in range(count))
+        eventually(lambda: queued(client) == count, within=60)
+        entries: Any = client.hvals(WAITERS)
+        channels = {entry.split(b" ")[0] for entry in entries}
+        assert len(channels) == count
+        last = other().start(Lock(NAME).acquire)
+        eventually(lambda: queued(client) == count + 1)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+    crowd.tell()
+    crowd.expect("buried")
+    # Redis has read the end of their connections
+    eventually(lambda: not any(client.execute_command("PUBSUB", "NUMSUB", *channels)[1::2]))
+    mine.release()
+    assert last.result(5)  # a dead waiter considered alive would cost a lease of 10 s
