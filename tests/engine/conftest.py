@@ -18,27 +18,11 @@ from tests.inside import hears, limit, listen
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the default alias and the server."""
     with proxy(server.port) as running:
         default = {**settings.CACHES["default"], "LOCATION": running.url}
         settings.CACHES = {**settings.CACHES, "default": default}
         yield running
         settings.CACHES = {**settings.CACHES}
-
-
-@pytest.fixture
-def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy in front of the server, through which the alias ``far`` connects."""
-    with proxy(server.port) as running:
-        settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": running.url}}
-        yield running
-
-
-@pytest.fixture
-def unused(settings: Any) -> str:
-    """An alias that nothing has used yet."""
-    settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
-    return "unused"
 
 
 @pytest.fixture
@@ -68,23 +52,6 @@ def no_threads() -> Iterator[Callable[[bool], object]]:
 
     yield no_threads
     no_threads(False)
-
-
-@pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Pretend that the interpreter is shutting down, as Python 3.12 reports it when a thread is started."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
-
-
-@pytest.fixture
-def one_connection(settings: Any) -> None:
-    """For each event loop."""
-    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
-    settings.CACHES = {**settings.CACHES, "default": default}
 
 
 @pytest.fixture(
