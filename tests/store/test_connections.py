@@ -266,8 +266,9 @@ def test_a_question_outlives_those_who_ask_it_and_needs_no_thread(monkeypatch: p
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    with pytest.raises(redis.TimeoutError, match="did not say in time"):
-        question.answer(0.01)
+    for ask in (question.answer, lambda within: asyncio.run(question.aanswer(within))):
+        with pytest.raises(redis.TimeoutError, match="did not say in time"):
+            ask(0.01)
     gate.set()
     question.answer(None)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: (_ for _ in ()).throw(RuntimeError("too many")))

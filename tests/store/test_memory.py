@@ -102,9 +102,6 @@ def test_without_fakeredis_the_error_says_what_to_install(
         me(Lock(NAME), "acquire")
 
 
-# -- where it is not for development ----------------------------------------------------------------------------------
-
-
 def test_its_begin_is_logged_once_unless_debug_is_on(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     def begin() -> int:
         caplog.clear()
