@@ -80,6 +80,7 @@ def test_the_setting_names_the_aliases_whose_addresses_are_all_tried(
         assert text.endswith("This is a node of a Redis Cluster: set REDISLOCK['CLUSTER'] = True.")
 
 
+@pytest.mark.complete
 def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
     assert ids() == []
     settings.REDISLOCK = {**CLUSTER, "REPLICAS": 2}

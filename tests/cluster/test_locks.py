@@ -88,6 +88,7 @@ def test_whoever_waits_at_a_node_first_subscribes_to_all_its_tags_and_is_woken_b
     eventually(lambda: all(len(node.client().client_list(_type="pubsub")) == 1 for node in cluster.masters()))
 
 
+@pytest.mark.complete
 def test_coroutines_and_processes_exclude_each_other_on_all_nodes(
     cluster: Cluster, start: Callable[..., Worker]
 ) -> None:

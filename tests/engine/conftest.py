@@ -27,7 +27,6 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters do not look by themselves: they must be woken."""
     limit(monkeypatch, look_every=1000.0)
 
 
@@ -44,14 +43,16 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_threads() -> Iterator[Callable[[bool], object]]:
-    """Make it impossible to start threads, with a stack size that is too large."""
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
+    """Make it impossible to start threads of the package."""
+    start = threading.Thread.start
 
-    def no_threads(really: bool) -> None:
-        threading.stack_size(1 << 48 if really else 0)
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("redislock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    yield no_threads
-    no_threads(False)
+    return lambda really: monkeypatch.setattr(threading.Thread, "start", refuse if really else start)
 
 
 @pytest.fixture(

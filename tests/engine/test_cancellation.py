@@ -26,7 +26,6 @@ from tests.helpers.cancelling import (
     auntil,
     auntil_done_or,
     decorated,
-    failing_section,
     got_in_turn,
     lives_on,
     nothing,
@@ -68,8 +67,6 @@ def connect(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, set
     return connect
 
 
-# -- alone -------------------------------------------------------------------------------------------------------------
-
 DETACHED: list[str] = []
 
 
@@ -93,7 +90,6 @@ ALONE: dict[str, tuple[Operation, Operation, bool]] = {  # before, what is inter
     "extend": (acquire, extend, True),
     "detach": (acquire, detach, True),
     "section": (nothing, section, False),
-    "failing section": (nothing, failing_section, False),
     "decorated": (nothing, decorated, False),
 }
 
@@ -123,13 +119,6 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
     assert at > 2
 
 
-# -- among others ------------------------------------------------------------------------------------------------------
-
-
-async def wait_too_short(lock: Lock) -> None:
-    assert not await lock.aacquire(blocking_timeout=0.005)
-
-
 async def poll(lock: Lock) -> None:
     async with Lock(lock.name, ttl=TTL, poll=True, backoff=ConstantBackoff(0.005)):
         await asyncio.sleep(0)
@@ -148,7 +137,6 @@ async def poll_too_short(lock: Lock) -> None:
         ("cold", acquire),
         ("new", acquire),
         ("warm", section),
-        ("warm", wait_too_short),
         ("warm", poll),
         ("warm", poll_too_short),
     ],
@@ -167,7 +155,7 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
         polls = operation in (poll, poll_too_short)
         await auntil_done_or(waiting, lambda: inside.parked() or (polls and queued(client)))  # noqa: B023
         bystander = behind.start(got_in_turn)
-        if operation in (wait_too_short, poll_too_short):
+        if operation is poll_too_short:
             await asyncio.wait([waiting])
         else:
             await auntil_done_or(waiting, lambda: queued(client) == 2)
@@ -176,9 +164,6 @@ async def test_a_waiter_interrupted_at_any_await_blocks_nobody_behind_it(
         assert await asyncio.wrap_future(bystander)
         await nothing_left(client)
     assert at > 5
-
-
-# -- whichever way asyncio, Django or the garbage collection ends it -----------------------------------------------
 
 
 async def hold() -> None:

@@ -155,7 +155,7 @@ else:
 
 
 @pytest.mark.parametrize("where", ["atexit", "thread", "finalizer", "generator"])
-@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("warm", [True, pytest.param(False, marks=pytest.mark.complete)])
 def test_a_lock_is_held_where_the_interpreter_ends(
     where: str, warm: bool, start: Callable[..., Worker], client: redis.Redis
 ) -> None:

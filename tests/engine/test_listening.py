@@ -60,8 +60,10 @@ def test_without_threads_a_connection_that_is_cut_is_made_again_and_an_answer_is
     with caplog.at_level("ERROR", "django_redislock"):
         network.cut()
         eventually(lambda: not hears() and network.refused)  # it goes on in place of another
-        no_threads(False)
+        links = len(network.links)
         network.mend()
+        eventually(lambda: len(network.links) > links + 2)  # it can subscribe, but nobody could receive
+        no_threads(False)
         eventually(lambda: hears() and subscriptions() > before)
 
 

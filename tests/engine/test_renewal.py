@@ -60,6 +60,17 @@ def test_a_lock_that_is_lost_while_it_is_extended_stays_lost(
     assert [loss.reason for loss in losses] == [inside.WAS_NOT_RENEWED]
 
 
+def test_a_lock_that_is_released_just_before_its_renewal_is_not_renewed(
+    other: Callable[[], Other], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, thread = Lock(NAME, ttl=600), other()
+    thread(lock.acquire)
+    over = inside.before_next_round(monkeypatch, lambda: thread(lock.release))
+    renew_all()
+    assert over.wait(GENEROUS)
+    assert "owner-ended" not in caplog.text
+
+
 def test_a_renewal_that_crosses_a_change_of_the_fence_is_no_loss(
     network: Proxy,
     holds: Callable[..., Lock],

@@ -21,7 +21,8 @@ from .conftest import Eventually, ause
 pytestmark = pytest.mark.usefixtures("own_pools")
 
 
-@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.complete)])
+@pytest.mark.complete
+@pytest.mark.parametrize("at_once", [True, False])
 def test_held_locks_survive_a_failover(at_once: bool, sentinels: Sentinels, eventually: Eventually) -> None:
     old, new = sentinels.clients
     with closing(Crowd(tasks=False)) as threads, closing(Crowd(tasks=True)) as tasks, caches(sentinels.alias()):
@@ -100,7 +101,7 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
         distrust()
 
     retry_for(0.1)
-    me, first, before = crowd(), three.sentinel_clients[0], len(three.sentinel_clients[1].client_list())
+    me, first = crowd(), three.sentinel_clients[0]
     for silent in three.sentinels:
         with caches(three.alias()), stopped(silent):  # the one that answers is asked first from then on
             use()
@@ -109,7 +110,6 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
     with caches(three.alias()):
         use()
         asyncio.run(ause(1))
-        gc.collect()
-        eventually(lambda: len(three.sentinel_clients[1].client_list()) <= before)
+        gc.collect()  # a socket that nobody closed would warn now
     first.execute_command("ACL", "SETUSER", "default", "+sentinel")
     eventually(lambda: not connections(three.clients[0]))
