@@ -18,7 +18,6 @@ from tests.inside import hears, limit, listen
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the default alias and the server."""
     with proxy(server.port) as running:
         default = {**settings.CACHES["default"], "LOCATION": running.url}
         settings.CACHES = {**settings.CACHES, "default": default}
@@ -27,23 +26,7 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def far(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy in front of the server, through which the alias ``far`` connects."""
-    with proxy(server.port) as running:
-        settings.CACHES = {**settings.CACHES, "far": {**settings.CACHES["default"], "LOCATION": running.url}}
-        yield running
-
-
-@pytest.fixture
-def unused(settings: Any) -> str:
-    """An alias that nothing has used yet."""
-    settings.CACHES = {**settings.CACHES, "unused": settings.CACHES["default"]}
-    return "unused"
-
-
-@pytest.fixture
 def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters do not look by themselves: they must be woken."""
     limit(monkeypatch, look_every=1000.0)
 
 
@@ -60,31 +43,16 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_threads() -> Iterator[Callable[[bool], object]]:
-    """Make it impossible to start threads, with a stack size that is too large."""
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], object]:
+    """Make it impossible to start threads of the package."""
+    start = threading.Thread.start
 
-    def no_threads(really: bool) -> None:
-        threading.stack_size(1 << 48 if really else 0)
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("redislock"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    yield no_threads
-    no_threads(False)
-
-
-@pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Pretend that the interpreter is shutting down, as Python 3.12 reports it when a thread is started."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
-    return lambda: monkeypatch.setattr(threading.Thread, "start", start)
-
-
-@pytest.fixture
-def one_connection(settings: Any) -> None:
-    """For each event loop."""
-    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
-    settings.CACHES = {**settings.CACHES, "default": default}
+    return lambda really: monkeypatch.setattr(threading.Thread, "start", refuse if really else start)
 
 
 @pytest.fixture(
