@@ -15,6 +15,8 @@ from tests.helpers.state import LOCK
 # whoever holds a lock so asks nobody meanwhile whether it is still there
 UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
 
+on_sqlite = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+
 # how a connection is told how long to wait for others, and asked
 LIMITS = {
     "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout"),
