@@ -22,7 +22,6 @@ KINDS = [(ConditionalValue, "value"), (Counter, "counter")]
 CALLS: list[tuple[Any, ...]] = [
     (ConditionalValue, "get"),
     (ConditionalValue, "setne", 5),
-    (ConditionalValue, "setlt", 1),
     (ConditionalValue, "delne", "a"),
     (Counter, "get"),
     (Counter, "incr"),
