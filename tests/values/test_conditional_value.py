@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-import random
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
@@ -27,7 +24,6 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
 }
-SHORT = {">": "gt", "<": "lt", ">=": "ge", "<=": "le", "==": "eq", "!=": "ne"}
 
 
 @pytest.fixture
@@ -36,7 +32,6 @@ def high(using: str) -> ConditionalValue:
 
 
 def pttl(value: ConditionalValue) -> int:
-    """Milliseconds until the value expires; -1: it does not."""
     return int(raw(value.using or "", "PTTL", KEY))
 
 
@@ -48,7 +43,8 @@ def pttl(value: ConditionalValue) -> int:
 def test_a_value_is_replaced_or_deleted_if_another_compares_so_with_it(
     me: Any, high: ConditionalValue, op: str, short: bool
 ) -> None:
-    sets, deletes = ([f"set{SHORT[op]}"], [f"del{SHORT[op]}"]) if short else (["set_if", op], ["delete_if", op])
+    name = COMPARE[op].__name__
+    sets, deletes = ([f"set{name}"], [f"del{name}"]) if short else (["set_if", op], ["delete_if", op])
     for value in (4, 5, 6, 4.5):
         expected = COMPARE[op](value, 5)
         raw(high.using or "", "DEL", KEY)
@@ -68,7 +64,7 @@ def test_a_value_is_replaced_or_deleted_if_another_compares_so_with_it(
 def test_what_is_stored_may_be_any_number_or_text_and_has_the_ttl_that_was_given_when_it_was_stored(
     me: Any, high: ConditionalValue
 ) -> None:
-    for new in (0, 7, -1.5, "", "text", "5", "größe\n\x00\ud800"):
+    for new in (0, 7, 0.1 + 0.2, -5e-324, "", "text", "5", "größe\n\x00\ud800"):
         assert me(high, "setne", "object", new) is True
         stored = me(high, "get")
         assert (stored, type(stored)) == (new, type(new))
@@ -109,31 +105,13 @@ def test_numbers_that_differ_by_no_more_than_eps_are_equal(
     assert found == {op for op, compare in COMPARE.items() if compare({"<": -1, "=": 0, ">": 1}[relation], 0)}
 
 
-def test_floats_are_stored_to_their_last_bit_and_compared_as_python_does(using: str) -> None:
-    exactly = ConditionalValue("high", using=using, eps=0)
-    chance = random.Random(5)
-    for _ in range(30):
-        stored = chance.uniform(-1, 1) * 10 ** chance.randint(-300, 300)
-        value = chance.choice([stored, math.nextafter(stored, math.inf), math.nextafter(stored, -math.inf)])
-        for op, compare in COMPARE.items():
-            exactly.delne("whatever is stored")
-            exactly.seteq(stored)
-            assert exactly.get() == stored
-            assert exactly.delete_if(op, value) is compare(value, stored)
-
-
-@pytest.mark.parametrize(
-    ("stored", "value", "equal"),
-    [("a", "a", True), ("a", "A", False), ("ä", "ä", True), ("5", 5, False), (5, "5", False)],
-)
-def test_text_is_equal_as_a_whole_and_never_equals_a_number(
-    me: Any, high: ConditionalValue, stored: Any, value: Any, equal: bool
-) -> None:
-    me(high, "seteq", stored)
-    assert me(high, "seteq", value, "new") is equal
-    raw(high.using or "", "DEL", KEY)
-    me(high, "seteq", stored)
-    assert me(high, "delne", value) is not equal
+def test_text_is_equal_as_a_whole_and_never_equals_a_number(me: Any, high: ConditionalValue) -> None:
+    for stored, value in (("a", "A"), ("ä", "a"), ("5", 5), (5, "5")):
+        me(high, "delne", "whatever is stored")
+        me(high, "seteq", stored)
+        assert me(high, "seteq", value, "new") is False
+        assert me(high, "seteq", stored, value) is True
+        assert me(high, "delne", value) is False
 
 
 @pytest.mark.parametrize("op", [">", "<", ">=", "<="])
@@ -183,24 +161,16 @@ def test_max_value_bytes_bounds_texts(settings: Any) -> None:
             call()
 
 
-@pytest.mark.parametrize("op", ["=", "gt", None, [">"]])
-def test_an_unknown_operator_is_refused_and_the_choices_are_named(op: Any) -> None:
+def test_what_is_no_operator_and_no_distance_is_refused() -> None:
     for call in (ConditionalValue("high").set_if, ConditionalValue("high").delete_if):
-        with pytest.raises(ValueError, match=r"op must be one of '>', '<', '>=', '<=', '==', '!=', not "):
-            call(op, 5)
-
-
-@pytest.mark.parametrize(
-    ("eps", "error", "text"),
-    [
-        *((eps, ValueError, "0 or more and finite") for eps in (-1, math.nan, 10**400)),
-        *((eps, TypeError, "an int or a float") for eps in (True, "1")),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_an_eps_that_is_no_distance_is_refused(eps: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=rf"eps must be {text}, not {re.escape(repr(eps)[:50])}"):
-        ConditionalValue("high", eps=eps)
+        for op in ("=", "gt", None, [">"]):
+            with pytest.raises(ValueError, match=r"op must be one of '>', '<', '>=', '<=', '==', '!=', not "):
+                call(op, 5)  # type: ignore[arg-type]
+    for eps in (-1, math.nan, 10**400):
+        with pytest.raises(ValueError, match="eps must be 0 or more and finite, not "):
+            ConditionalValue("high", eps=eps)
+    with pytest.raises(TypeError, match="eps must be an int or a float, not True"):
+        ConditionalValue("high", eps=True)
 
 
 # -- what somebody else has written ---------------------------------------------------------------------------------
@@ -219,9 +189,8 @@ def test_text_that_somebody_else_has_written_is_a_clear_error_and_stays(
 ) -> None:
     raw(using, "SET", KEY, text)
     for method, *args in [("get",), *METHODS]:
-        with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key") as error:
+        with pytest.raises(LockError, match="Cannot use the value 'high': somebody else has written its key"):
             getattr(high, method)(*args)
-        assert error.value.name == "high"
     assert raw(using, "GET", KEY) == (text if isinstance(text, bytes) else text.encode())
 
 
@@ -231,24 +200,3 @@ def test_what_is_longer_than_any_value_is_not_compared_and_stays(me: Any, high: 
         with pytest.raises(LockError, match=r"which holds 1,000,002 bytes, more than REDISLOCK\['MAX_VALUE_BYTES'\]"):
             me(high, *call)
     assert me(high, "get") == "a" * 1_000_000
-
-
-# -- many processes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.complete
-def test_of_four_processes_one_hears_that_it_did_and_the_highest_mark_stays(
-    in_processes: Callable[[int, str], list[list[str]]],
-) -> None:
-    for number in range(50):
-        ConditionalValue(f"job:{number}").seteq("waiting")
-        ConditionalValue(f"order:{number}").seteq("open")
-    code = """
-for number in range(200):
-    ConditionalValue("high").setgt(number * 4 + me)
-say("done", *(f"j{n}" for n in range(50) if ConditionalValue(f"job:{n}").deleq("waiting")),
-    *(f"o{n}" for n in range(50) if ConditionalValue(f"order:{n}").seteq("open", "paid")))
-"""
-    said = in_processes(4, code)
-    assert ConditionalValue("high").get() == 799
-    assert sorted(itertools.chain(*said)) == sorted(f"{kind}{n}" for kind in "jo" for n in range(50))
