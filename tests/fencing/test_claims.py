@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +14,9 @@ from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
 from django_redislock.models import Fence
-from tests.fencing.conftest import UNAWARE, on_sqlite, patience
+from tests.fencing.conftest import UNAWARE, apart, on_sqlite
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.databases import Account, configure
+from tests.helpers.databases import Account
 from tests.helpers.state import FENCE, NAME
 from tests.inside import on_claim, own_process
 
@@ -27,6 +26,24 @@ AHEAD = 1_000_000_000  # microseconds
 REFUSED = r"was refused by the database: the database 'default' already has the fence \d+"
 
 
+# how a connection is told how long to wait for others, and asked
+LIMITS = {
+    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout"),
+    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout"),
+    "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
+}
+
+
+def patience(*, set_to_seven: bool = False) -> Any:
+    """How long the connection waits for others."""
+    setting, reading = LIMITS[connections["default"].vendor]
+    with connections["default"].cursor() as cursor:
+        if set_to_seven:
+            cursor.execute(setting)
+        cursor.execute(reading)
+        return cursor.fetchone()
+
+
 def claim(lock: Lock) -> None:
     with transaction.atomic():
         lock.claim()
@@ -34,29 +51,11 @@ def claim(lock: Lock) -> None:
 
 def book(account: Account) -> None:
     """By a holder that does not notice when Redis forgets the lock."""
-    try:
-        locked_atomic(NAME, fenced=True, **UNAWARE)(account.book)()
-    finally:
-        connections.close_all()
+    apart(locked_atomic(NAME, fenced=True, **UNAWARE)(account.book))()
 
 
 def fence_in_database() -> int:
     return int(Fence.objects.get(name=NAME).fence)
-
-
-@pytest.fixture
-def forgotten(client: redis.Redis, forget: Forget) -> Callable[..., None]:
-    """Redis forgets a grant and, if the next fence is to be the ``same``, that one too: as after a failover to such a
-    replica, with a clock that is behind. The next holder is in a process that has not seen that fence."""
-
-    def forgotten(lock: Lock, *, same: bool = True) -> None:
-        forget()
-        if same:
-            client.set(FENCE, lock.fence - 1)
-            own_process().know_fence(0)
-
-    client.set(FENCE, server_time(client) + AHEAD)
-    return forgotten
 
 
 # -- who is late ----------------------------------------------------------------------------------------------------
@@ -64,14 +63,18 @@ def forgotten(client: redis.Redis, forget: Forget) -> Callable[..., None]:
 
 @pytest.mark.parametrize("same", [False, True], ids=["a higher fence", "the same fence"])
 def test_a_holder_who_was_overtaken_is_refused(
-    same: bool, account: Account, forgotten: Callable[..., None], other: Others
+    same: bool, account: Account, forget: Forget, other: Others, client: redis.Redis
 ) -> None:
+    client.set(FENCE, server_time(client) + AHEAD)
     late = Lock(NAME, **UNAWARE)
     assert late.acquire()
     with transaction.atomic():
         late.claim()
         transaction.set_rollback(True)
-    forgotten(late, same=same)
+    forget()
+    if same:  # as after a failover, with a clock that is behind, to a process that has not seen that fence
+        client.set(FENCE, late.fence - 1)
+        own_process().know_fence(0)
     other()(lambda: book(account))
     assert (fence_in_database() == late.fence) is same
     with pytest.raises(LockLost, match=REFUSED):
@@ -79,46 +82,23 @@ def test_a_holder_who_was_overtaken_is_refused(
     assert account.balance == 1
 
 
-@pytest.fixture
-def late(account: Account, forget: Forget, other: Others) -> Iterator[Callable[[], None]]:
-    """Somebody has claimed the lock, read, and lost it since; when called, he writes and commits."""
+def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than_fence_timeout(
+    account: Account, forget: Forget, other: Others
+) -> None:
+    """Even at isolation levels that refuse a claim that had to wait: the transaction is repeated, unnoticed by
+    callers."""
     reached, go_on = threading.Event(), threading.Event()
 
-    def write() -> None:
+    def book_late() -> None:
         with locked_atomic(NAME, fenced=True, **UNAWARE):
             balance = account.balance
             reached.set()
             assert go_on.wait(GENEROUS)
             account.balance = balance + 1
-        connections.close_all()
 
-    booking = other().start(write)
-    while not reached.wait(0.01):
-        assert not booking.done(), booking.result()
+    first = other().start(apart(book_late))
+    assert reached.wait(GENEROUS)
     forget()
-
-    def late() -> None:
-        go_on.set()
-        booking.result(GENEROUS)
-
-    yield late
-    go_on.set()
-
-
-def test_a_successor_waits_for_a_transaction_that_has_claimed(
-    account: Account, late: Callable[[], None], other: Others
-) -> None:
-    """Even at isolation levels that refuse a claim that had to wait: the transaction is repeated, unnoticed by
-    callers."""
-    second: Future[None] = other().start(lambda: book(account))
-    while (lock := get_lock(NAME)) is None or not lock.fence:
-        assert not second.done()
-    late()
-    second.result(GENEROUS)
-    assert account.balance == 2  # it has not read what was about to change
-
-
-def test_nobody_waits_longer_for_it_than_fence_timeout(account: Account, late: Callable[[], None]) -> None:
     text = r" within 0.1 s: another transaction that has claimed it, .*, is still open\.$"
     if connections["default"].vendor == "sqlite":  # has one writer at a time
         text = ": another transaction that writes is still open, or has written since this one began to read"
@@ -127,11 +107,16 @@ def test_nobody_waits_longer_for_it_than_fence_timeout(account: Account, late: C
         locked_atomic(NAME, fenced=True, fence_timeout=0.1, **UNAWARE)(account.book)()
     assert patience() == usual
     assert get_lock(NAME) is None
-    late()
-    with Lock(NAME, fence_timeout=timedelta(days=3000)) as lock:  # longer than databases can wait
-        claim(lock)
+    second = other().start(lambda: book(account))
+    while (lock := get_lock(NAME)) is None or not lock.fence:
+        assert not second.done()
+    go_on.set()
+    first.result(GENEROUS)
+    second.result(GENEROUS)
+    assert account.balance == 2  # it has not read what was about to change
+    with Lock(NAME, fence_timeout=timedelta(days=3000)) as longest:  # longer than databases can wait
+        claim(longest)
     assert patience() == usual
-    assert account.balance == 1
 
 
 def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_is_lost(
@@ -249,22 +234,6 @@ def test_two_names_are_claimed_in_one_transaction(account: Account) -> None:
             account.book()
     assert account.balance == 2
     assert sorted(Fence.objects.exclude(key="").values_list("name", flat=True)) == ["Order", "order"]
-
-
-@on_sqlite
-def test_a_lock_that_blocks_itself_through_a_second_alias_of_the_database_says_so(account: Account) -> None:
-    configure("again", account.options)
-    both: dict[str, Any] = {"db": ["default", "again"], "fence_timeout": 0.1}
-    itself = r"; or it is this lock's own claim on 'default'.* fenced=\['default'\]\.$"
-    try:
-        with pytest.raises(LockUnavailable, match=itself), locked_atomic(NAME, fenced=True, **both):
-            pass
-        with locked_atomic(NAME, fenced=["default"], **both):
-            account.book()
-    finally:
-        connections["again"].close()
-        del connections["again"], connections.settings["again"]
-    assert account.balance == 1
 
 
 # -- where it cannot be ---------------------------------------------------------------------------------------------

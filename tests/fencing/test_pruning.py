@@ -17,7 +17,7 @@ from django.utils import timezone
 from django_redislock import Lock, LockLost, LockUnavailable, locked_atomic
 from django_redislock.fencing import prune
 from django_redislock.models import Fence
-from tests.fencing.conftest import UNAWARE, on_sqlite
+from tests.fencing.conftest import UNAWARE, apart, on_sqlite
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.state import NAME
@@ -40,18 +40,6 @@ def claim_long_ago(*names: str) -> None:
 
 def names() -> set[str]:
     return set(Fence.objects.exclude(key="").values_list("name", flat=True))
-
-
-def apart(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call, for a thread that leaves no connection."""
-
-    def run() -> Any:
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    return run
 
 
 @on_sqlite
@@ -152,13 +140,10 @@ def test_the_command_prunes(account: Account, ledger: Account) -> None:
         return out.getvalue()
 
     claim_long_ago("a")
-    for words, told in [
-        (["--older-than", "30d", "--dry-run"], "Would delete 1 fence, and keep 0 (database default).\n"),
-        (["--older-than", "90d"], "Deleted 0 fences, kept 1 (database default).\n"),
-        (["--older-than", "30d"], "Deleted 1 fence, kept 0 (database default).\n"),
-        (["--older-than", "1h", "--database", "ledger"], "Deleted 0 fences, kept 0 (database ledger).\n"),
-    ]:
-        assert command(*words) == told
+    assert command("--older-than", "30d", "--dry-run") == "Would delete 1 fence, and keep 0 (database default).\n"
+    assert command("--older-than", "90d") == "Deleted 0 fences, kept 1 (database default).\n"
+    assert command("--older-than", "30d") == "Deleted 1 fence, kept 0 (database default).\n"
+    assert command("--older-than", "1h", "--database", "ledger") == "Deleted 0 fences, kept 0 (database ledger).\n"
     with connections["ledger"].schema_editor() as editor:
         editor.delete_model(Fence)
     for words, told in [
