@@ -71,9 +71,6 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
         assert not of_client.acquire(blocking=False)
 
 
-# -- the alias, and the name ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
 def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
     use: Use, alias: str, settings: Any, client: redis.Redis
@@ -137,9 +134,6 @@ def test_any_key_can_be_locked(use: Use, key: object) -> None:
         assert not lock_of("default", "other", version=version).locked()
 
 
-# -- what sites do with locks by other ways ---------------------------------------------------------------------------
-
-
 def test_the_lock_of_a_redis_py_client_excludes_none_of_ours_and_warns(use: Use) -> None:
     use()
     with pytest.warns(RuntimeWarning, match="do not exclude each other") as warned:
@@ -176,9 +170,6 @@ def test_a_process_remembers_only_so_many_names(use: Use) -> None:
     assert not any(cache.has_key(key) for key in ("elsewhere", "many 0"))
     with pytest.warns(RuntimeWarning):
         assert "many 299" not in cache
-
-
-# -- without Redis --------------------------------------------------------------------------------------------------
 
 
 def on_fakeredis(backend: str) -> Alias:

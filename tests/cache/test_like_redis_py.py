@@ -47,9 +47,6 @@ def test_the_methods_and_attributes_are_the_same(make: Make) -> None:
     assert (lock.thread_local, lock.local.token) == (False, None)
 
 
-# -- acquire and release ----------------------------------------------------------------------------------------------
-
-
 def test_one_holds_it_at_a_time_and_releases_it_once_and_all_see_that_it_is_locked(make: Make) -> None:
     lock, another = make(timeout=10), make(timeout=10)
     refuses(lock.release, "Cannot release")
@@ -132,9 +129,6 @@ def test_the_timeout_is_the_lease_and_extend_adds_or_replaces_and_reacquire_star
     lock.release()
 
 
-# -- tokens -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("token", ["static", b"static", "", "ü" * 200, b"\xff\x00 {}:%", "a" * 22])
 def test_a_token_may_be_given_and_gets_the_lock_once(make: Make, token: str | bytes) -> None:
     lock = make(timeout=10)
@@ -172,9 +166,6 @@ def test_whoever_is_told_the_token_can_extend_and_release_and_nobody_else(
     assert not lock.locked()
     with pytest.raises(LockNotOwnedError):
         lock.release()
-
-
-# -- with, and threads -----------------------------------------------------------------------------------------------
 
 
 def test_a_with_block_holds_it_and_releases_it_even_if_it_raises(make: Make, expire: Expire) -> None:

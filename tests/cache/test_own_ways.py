@@ -49,9 +49,6 @@ def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_ob
     expire(ours())
 
 
-# -- waiting and errors -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("blocking_timeout", [None, float("inf")])
 def test_waiting_has_no_end_whatever_the_settings_say_but_a_thread_does_not_wait_for_itself(
     blocking_timeout: float | None, ours: Make, settings: Any, other: Callable[[], Other], eventually: Eventually
@@ -92,9 +89,6 @@ async def test_it_blocks_in_a_coroutine_as_django_redis_does(ours: Make) -> None
             Lock("foo").locked()
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("argument", "wrong", "error"),
     [
@@ -129,9 +123,6 @@ def test_a_timeout_beyond_ten_years_counts_as_ten_and_zero_is_none_at_all(ours: 
     with pytest.raises(LockError, match="no timeout"):
         lock.extend(1)
     lock.release()
-
-
-# -- outages and interruptions ----------------------------------------------------------------------------------------
 
 
 def test_an_unreachable_redis_is_a_connection_error_and_the_release_can_be_tried_again(
@@ -177,9 +168,6 @@ def test_an_interrupted_acquire_leaves_no_lock_and_an_interrupted_release_is_not
         eventually(lambda: not lock.locked())
     with pytest.raises(LockNotOwnedError):
         lock.release()
-
-
-# -- several who bear the token ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["extend", "reacquire", "release"])

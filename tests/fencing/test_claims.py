@@ -1,47 +1,36 @@
-"""A lock that was lost without its holder noticing: the database refuses the holder, and no update is lost."""
+"""A lock that was lost without its holder noticing: the database refuses the holder, and no update is lost. Nor is one
+when rows of names that were not claimed for long are pruned."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
+from django.utils import timezone
 
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
+from django_redislock.fencing import prune
 from django_redislock.models import Fence
 from tests.fencing.conftest import UNAWARE, apart, on_sqlite
 from tests.helpers.actors import GENEROUS, Other, server_time
 from tests.helpers.databases import Account
 from tests.helpers.state import FENCE, NAME
-from tests.inside import on_claim, own_process
+from tests.inside import limit, on_claim, own_process
 
 Forget = Callable[[], None]
 Others = Callable[[], Other]
 AHEAD = 1_000_000_000  # microseconds
 REFUSED = r"was refused by the database: the database 'default' already has the fence \d+"
-
-
-# how a connection is told how long to wait for others, and asked
-LIMITS = {
-    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout"),
-    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout"),
-    "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
-}
-
-
-def patience(*, set_to_seven: bool = False) -> Any:
-    """How long the connection waits for others."""
-    setting, reading = LIMITS[connections["default"].vendor]
-    with connections["default"].cursor() as cursor:
-        if set_to_seven:
-            cursor.execute(setting)
-        cursor.execute(reading)
-        return cursor.fetchone()
 
 
 def claim(lock: Lock) -> None:
@@ -102,10 +91,8 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than
     text = r" within 0.1 s: another transaction that has claimed it, .*, is still open\.$"
     if connections["default"].vendor == "sqlite":  # has one writer at a time
         text = ": another transaction that writes is still open, or has written since this one began to read"
-    usual = patience(set_to_seven=True)
     with pytest.raises(LockUnavailable, match=f"could not be claimed on the database 'default'{text}"):
         locked_atomic(NAME, fenced=True, fence_timeout=0.1, **UNAWARE)(account.book)()
-    assert patience() == usual
     assert get_lock(NAME) is None
     second = other().start(lambda: book(account))
     while (lock := get_lock(NAME)) is None or not lock.fence:
@@ -116,7 +103,6 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than
     assert account.balance == 2  # it has not read what was about to change
     with Lock(NAME, fence_timeout=timedelta(days=3000)) as longest:  # longer than databases can wait
         claim(longest)
-    assert patience() == usual
 
 
 def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_is_lost(
@@ -131,11 +117,9 @@ def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_i
         forget()  # one of the two was not claimed
 
 
+@pytest.mark.parametrize("account", ["postgres repeatable read", "mariadb repeatable read"], indirect=True)
 def test_nobody_claims_who_has_read_the_past(account: Account, other: Others) -> None:
     """What was read before the claim is older than what a later holder has committed."""
-    connection = connections["default"]
-    if connection.vendor == "sqlite" or connection.settings_dict["OPTIONS"].get("isolation_level") is None:
-        pytest.skip("no snapshot is kept from statement to statement")
     with locked_atomic(NAME, fenced=True):
         pass  # the row is there
 
@@ -211,29 +195,20 @@ def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
 # -- several claims -------------------------------------------------------------------------------------------------
 
 
-def test_a_holder_may_claim_again_and_so_may_whoever_adopts_the_lock(account: Account) -> None:
-    lock = Lock(NAME)
-    assert lock.acquire()
-    for _ in range(2):
-        with transaction.atomic():
-            assert account.balance < 2  # to have read what has not changed is no harm
-            lock.claim()
-            lock.claim()
-            account.book()
-    with Lock(NAME, token=lock.detach(30), adopt=True) as adopted:
-        claim(adopted)
-    assert account.balance == 2
-
-
-def test_two_names_are_claimed_in_one_transaction(account: Account) -> None:
+def test_two_names_are_claimed_in_one_transaction_and_again_and_by_whoever_adopts_one(account: Account) -> None:
     """The second claim is in time, although the first one is an earlier statement."""
-    for _ in range(2):
-        with Lock("order") as first, Lock("Order") as second, transaction.atomic():
-            first.claim()
-            second.claim()
-            account.book()
-    assert account.balance == 2
-    assert sorted(Fence.objects.exclude(key="").values_list("name", flat=True)) == ["Order", "order"]
+    with Lock("order") as first, Lock("Order") as second:
+        for _ in range(2):
+            with transaction.atomic():
+                assert account.balance < 2  # to have read what has not changed is no harm
+                first.claim()
+                second.claim()
+                first.claim()
+                account.book()
+        token = second.detach(30)
+    with Lock("Order", token=token, adopt=True) as adopted:
+        claim(adopted)
+    assert names() == {"order", "Order"}
 
 
 # -- where it cannot be ---------------------------------------------------------------------------------------------
@@ -283,3 +258,129 @@ def test_without_the_table_the_error_says_what_to_do(account: Account, reason: s
         claim(lock)
     assert account.balance == 0
     assert get_lock(NAME) is None
+
+
+# -- pruning --------------------------------------------------------------------------------------------------------
+
+MONTH = timedelta(days=30)
+
+
+def claim_now(*names: str, **options: Any) -> None:
+    for name in names:
+        with locked_atomic(name, fenced=True, **UNAWARE, **options):
+            pass
+
+
+def claim_long_ago(*names: str) -> None:
+    claim_now(*names)
+    Fence.objects.filter(name__in=names).update(claimed=timezone.now() - 2 * MONTH)
+
+
+def names() -> set[str]:
+    return set(Fence.objects.exclude(key="").values_list("name", flat=True))
+
+
+@on_sqlite
+def test_old_rows_are_deleted_in_several_transactions_and_others_stay(account: Account) -> None:
+    long_ago = timezone.now() - 2 * MONTH
+    Fence.objects.bulk_create(Fence(key=f"{n:064}", name=str(n), fence=n, claimed=long_ago) for n in range(1001))
+    claim_now("c")
+    assert prune(MONTH, dry_run=True) == (1001, 1)
+    assert prune(MONTH) == (1001, 1)
+    assert names() == {"c"}
+    assert Fence.objects.get(key="").fence == 1000  # the highest that was ever pruned
+
+
+def test_who_stalled_is_refused_though_the_row_is_gone(account: Account, forget: Forget, other: Others) -> None:
+    late = Lock(NAME, **UNAWARE)
+    assert late.acquire()
+    forget()
+
+    def overtake() -> None:
+        claim_long_ago(NAME)
+        prune(MONTH)
+
+    def claim_late() -> None:
+        # on SQLite, a transaction that has tried to write shuts all others out
+        with nullcontext() if connections["default"].vendor == "sqlite" else transaction.atomic():
+            assert names() == set()  # in its snapshot
+            other()(apart(overtake))
+            claim(late)
+
+    with pytest.raises((LockLost, DatabaseError), match=r"refused by the database|could not serialize"):
+        claim_late()
+    assert names() == set()
+    book(account)
+    assert account.balance == 1
+
+
+@pytest.mark.parametrize("account", ["postgres read committed"], indirect=True)
+def test_prune_waits_for_first_claims_but_not_without_end(
+    account: Account, other: Others, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first claim, which finds no row, keeps the row with the highest pruned fence locked until COMMIT."""
+    claim_long_ago("old")
+    with locked_atomic("new", fenced=True, **UNAWARE):
+        limit(monkeypatch, prune_within=0.05)
+        with pytest.raises(OperationalError, match="lock timeout"):
+            other()(apart(partial(prune, MONTH)))
+        limit(monkeypatch, prune_within=GENEROUS)
+        waits = other().start(apart(partial(prune, MONTH)))
+        assert names() == {"old", "new"}
+    assert waits.result(GENEROUS).deleted == 1
+
+
+@pytest.mark.parametrize(
+    ("account", "moment", "claims", "pruned", "left"),
+    [
+        # after the snapshot, before the rows are locked: prune begins again
+        ("postgres repeatable read", "FOR UPDATE SKIP LOCKED", "old", (1, 1), {"old"}),
+        # else SQLite would refuse the write of prune, however long it waited
+        ("sqlite", "ORDER BY", "new", (2, 0), set()),
+    ],
+    indirect=["account"],
+)
+def test_nothing_is_lost_that_is_claimed_while_prune_is_at_work(
+    moment: str, claims: str, pruned: object, left: set[str], account: Account, other: Others
+) -> None:
+    claim_long_ago("old", "older")
+    struck: list[str] = []
+
+    def claim() -> None:
+        with pytest.raises(LockUnavailable) if claims == "new" else nullcontext():
+            claim_now(claims, fence_timeout=0.05)
+
+    def claim_between(execute: Any, sql: str, *more: Any) -> Any:
+        if moment in sql and not struck:
+            struck.append(sql)
+            other()(apart(claim))
+        return execute(sql, *more)
+
+    with connections["default"].execute_wrapper(claim_between):
+        assert prune(MONTH) == pruned
+    assert struck
+    assert names() == left
+
+
+@on_sqlite
+def test_the_command_prunes(account: Account, ledger: Account) -> None:
+    def command(*words: str) -> str:
+        out = StringIO()
+        call_command("redislocks", "fences", "prune", *words, stdout=out)
+        return out.getvalue()
+
+    claim_long_ago("a")
+    assert command("--older-than", "30d", "--dry-run") == "Would delete 1 fence, and keep 0 (database default).\n"
+    assert command("--older-than", "90d") == "Deleted 0 fences, kept 1 (database default).\n"
+    assert command("--older-than", "30d") == "Deleted 1 fence, kept 0 (database default).\n"
+    assert command("--older-than", "1h", "--database", "ledger") == "Deleted 0 fences, kept 0 (database ledger).\n"
+    with connections["ledger"].schema_editor() as editor:
+        editor.delete_model(Fence)
+    for words, told in [
+        *[([f"--older-than={wrong}"], "--older-than: must be a time such") for wrong in ("30", "0d", "d", "1y")],
+        (["--older-than=999999d"], "argument --older-than: must be at most 36500d, not '999999d'"),
+        (["--older-than", "1d", "--database", "ledger"], r"no such table: .*\. Run manage.py migrate"),
+        (["--older-than", "1d", "--database", "nowhere"], "Unknown database alias 'nowhere'. The aliases in .* are: "),
+    ]:
+        with pytest.raises(CommandError, match=told):
+            command(*words)

@@ -75,9 +75,6 @@ def test_the_least_recently_used_member_comes_first_and_new_ones_before_all(me: 
     assert [me(pool, "acquire").key for _ in range(4)] == ["zoe", "carol", "bob", "alice"]
 
 
-# -- when none is free -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("members", "text"), [(["alice"], "none is free"), ([], "it has no members")])
 def test_the_error_says_why_no_member_was_acquired(me: Any, pool: LockPool, members: list[str], text: str) -> None:
     me(pool, "extend", members)
@@ -118,9 +115,6 @@ def test_a_checkout_is_one_round_trip_and_so_is_a_release(accounts: LockPool, cl
     assert (after[0] - reads - 2, after[1] - scripts) == (40, 40)  # two were those of INFO
 
 
-# -- options ---------------------------------------------------------------------------------------------------------
-
-
 def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
     settings.REDISLOCK = {"TTLS": {"pool:accounts:*": 77}, "BLOCKING_TIMEOUT": 0}
     held = [accounts.acquire(), accounts.acquire(ttl=5)]
@@ -131,16 +125,6 @@ def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
         accounts.acquire()
     with pytest.raises(TypeError, match=r"the pool 'accounts'.* not a task: give a function"):
         accounts.acquire(on_lost="cancel")
-
-
-async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
-    async def hold() -> None:
-        async with await accounts.aacquire(on_lost="cancel") as member:
-            await asyncio.to_thread(force_release, member.name)
-            await asyncio.sleep(GENEROUS)
-
-    with pytest.raises(LockLost):
-        await hold()
 
 
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
@@ -156,9 +140,6 @@ def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_
         assert known.note == "invoice 42\nof Monday"
         assert "nightly run" in known.owner
     assert hears(pool.using) is not poll  # who polls does not subscribe
-
-
-# -- cancelled -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_look_by_the_clock", "listening")

@@ -84,8 +84,6 @@ async def test_a_blocking_call_in_an_event_loop_names_its_twin(call: Any) -> Non
         getattr(kind("a"), method)(*args)
 
 
-# -- counters -------------------------------------------------------------------------------------------------------
-
 KEY = f"{PREFIX}counter:hits"
 
 

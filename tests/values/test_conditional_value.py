@@ -35,9 +35,6 @@ def pttl(value: ConditionalValue) -> int:
     return int(raw(value.using or "", "PTTL", KEY))
 
 
-# -- when a value is replaced or deleted ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("short", [False, True], ids=["operator", "short name"])
 @pytest.mark.parametrize("op", COMPARE)
 def test_a_value_is_replaced_or_deleted_if_another_compares_so_with_it(
@@ -126,8 +123,6 @@ def test_text_has_no_order_neither_given_nor_stored(me: Any, high: ConditionalVa
     assert pttl(high) > 0
 
 
-# -- what is refused before anything is sent ------------------------------------------------------------------------
-
 NO_VALUES: list[tuple[Any, type[Exception], str]] = [
     *((value, TypeError, "(value|new) must be an int, a float or a str, not ") for value in (True, b"5", Decimal(5))),
     *((value, ValueError, f"must be a finite number, not {value}") for value in (math.nan, math.inf)),
@@ -172,8 +167,6 @@ def test_what_is_no_operator_and_no_distance_is_refused() -> None:
     with pytest.raises(TypeError, match="eps must be an int or a float, not True"):
         ConditionalValue("high", eps=True)
 
-
-# -- what somebody else has written ---------------------------------------------------------------------------------
 
 METHODS: list[tuple[Any, ...]] = [("setne", 5), ("setge", 5), ("delne", "a"), ("delge", 5)]
 FOREIGN: list[str | bytes] = [
