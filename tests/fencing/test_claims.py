@@ -373,11 +373,10 @@ def test_the_command_prunes(account: Account, ledger: Account) -> None:
     assert command("--older-than", "30d", "--dry-run") == "Would delete 1 fence, and keep 0 (database default).\n"
     assert command("--older-than", "90d") == "Deleted 0 fences, kept 1 (database default).\n"
     assert command("--older-than", "30d") == "Deleted 1 fence, kept 0 (database default).\n"
-    assert command("--older-than", "1h", "--database", "ledger") == "Deleted 0 fences, kept 0 (database ledger).\n"
     with connections["ledger"].schema_editor() as editor:
         editor.delete_model(Fence)
     for words, told in [
-        *[([f"--older-than={wrong}"], "--older-than: must be a time such") for wrong in ("30", "0d", "d", "1y")],
+        *[([f"--older-than={wrong}"], "--older-than: must be a time such") for wrong in ("30", "0d")],
         (["--older-than=999999d"], "argument --older-than: must be at most 36500d, not '999999d'"),
         (["--older-than", "1d", "--database", "ledger"], r"no such table: .*\. Run manage.py migrate"),
         (["--older-than", "1d", "--database", "nowhere"], "Unknown database alias 'nowhere'. The aliases in .* are: "),

@@ -93,16 +93,9 @@ def hits(using: str) -> Counter:
 
 
 def test_a_counter_counts(me: Any, hits: Counter) -> None:
-    assert me(hits, "get") == 0
-    assert me(hits, "incr") == 1
-    assert me(hits, "incr", 5) == 6
-    assert me(hits, "decr") == 5
-    assert me(hits, "decr", by=7) == -2
-    assert me(hits, "incr", by=-3) == -5
-    assert me(hits, "incr", 0) == -5
-    assert me(hits, "reset") == -5
-    assert me(hits, "reset") == 0
-    assert me(hits, "get") == 0
+    for call, *by, count in (("get", 0), ("incr", 1), ("incr", 5, 6), ("decr", 5), ("decr", 7, -2), ("incr", -3, -5)):
+        assert me(hits, call, *by) == count
+    assert (me(hits, "reset"), me(hits, "reset"), me(hits, "get")) == (-5, 0, 0)
 
 
 @pytest.mark.parametrize("method", ["incr", "decr"])

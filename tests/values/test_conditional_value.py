@@ -78,14 +78,10 @@ def test_what_is_stored_may_be_any_number_or_text_and_has_the_ttl_that_was_given
     ("eps", "value", "stored", "relation"),
     [
         (1e-9, 0.1 + 0.2, 0.3, "="),
-        (0, 0.1 + 0.2, 0.3, ">"),
         (0.25, 1.25, 1.0, "="),  # exactly eps apart
         (0.25, math.nextafter(0.75, 0), 1.0, "<"),
-        (2, 12, 10, "="),  # integers too, where eps is that large
         (1e-9, 2**53, 2**53 - 1, ">"),
-        (1e-9, 2**53, 2.0**53, "="),
         (1e-9, 1e308, -1e308, ">"),  # their difference is infinite
-        (1e-9, -0.0, 0, "="),
         (0, 5e-324, 0, ">"),
     ],
 )
