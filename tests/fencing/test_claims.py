@@ -192,9 +192,6 @@ def test_a_transaction_that_is_refused_is_begun_again_a_bounded_number_of_times(
     assert len(tried) == times
 
 
-# -- several claims -------------------------------------------------------------------------------------------------
-
-
 def test_two_names_are_claimed_in_one_transaction_and_again_and_by_whoever_adopts_one(account: Account) -> None:
     """The second claim is in time, although the first one is an earlier statement."""
     with Lock("order") as first, Lock("Order") as second:
@@ -211,9 +208,6 @@ def test_two_names_are_claimed_in_one_transaction_and_again_and_by_whoever_adopt
     assert names() == {"order", "Order"}
 
 
-# -- where it cannot be ---------------------------------------------------------------------------------------------
-
-
 @on_sqlite
 def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Account) -> None:
     lock = Lock(NAME, **UNAWARE)
@@ -228,17 +222,11 @@ def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Acc
             late()
 
 
-class Elsewhere:
-    """A router that keeps all tables away from the database ``default``."""
-
-    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
-        return False if db == "default" else None
-
-
 @pytest.mark.parametrize(
     ("account", "reason", "remedy"),
     [
         ("sqlite", "not migrated", r"'redislock_fence'.*\. Run manage.py migrate --database default"),
+        ("postgres read committed", "not migrated", r"Run manage.py migrate --database default"),
         ("mariadb read committed", "not migrated", r"Run manage.py migrate --database default"),
         ("sqlite", "not installed", r"Add 'django_redislock' to INSTALLED_APPS, then run .* migrate"),
         ("sqlite", "routed elsewhere", r"Let DATABASE_ROUTERS allow .* on 'default', then run .* migrate"),
@@ -249,7 +237,7 @@ def test_without_the_table_the_error_says_what_to_do(account: Account, reason: s
     if reason == "not installed":
         settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]
     if reason == "routed elsewhere":
-        settings.DATABASE_ROUTERS = [Elsewhere()]
+        settings.DATABASE_ROUTERS = [type("Elsewhere", (), {"allow_migrate": lambda *args, **hints: False})()]
     with connections["default"].schema_editor() as editor:
         editor.delete_model(Fence)
     with pytest.raises(ImproperlyConfigured, match=remedy):

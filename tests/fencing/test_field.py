@@ -131,30 +131,21 @@ def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
     assert states().count("sent") == changed
 
 
-COMBINED: dict[str, Callable[[], Any]] = {
-    "filter": one,
-    "none": lambda: Parcel.objects.none(),
-    "plain": lambda: QuerySet(Parcel).filter(pk__in=one()),
-    "plain none": lambda: QuerySet(Parcel).none(),
-}
-
-
 @on_sqlite
-@pytest.mark.parametrize("rows", COMBINED)
 @pytest.mark.parametrize("combine", [operator.or_, operator.and_, operator.xor], ids=["|", "&", "^"])
 def test_querysets_that_are_combined_are_under_the_lock_of_either(
-    rows: str, combine: Callable[[Any, Any], Any], late: Callable[..., Future[Any]]
+    combine: Callable[[Any, Any], Any], late: Callable[..., Future[Any]]
 ) -> None:
-    plain, every = COMBINED[rows](), Parcel.objects.all()
+    every: Any = Parcel.objects.all()
     with Lock(NAME, **UNAWARE) as lock:
         assert every.fenced(lock).update(state="sent") == 4
 
     def write(lock: Lock) -> None:
         mine = every.fenced(lock)
-        for left, right in [(plain, mine), (mine, plain), (every, mine), (mine, mine)]:
-            both = combine(left, right)
-            with pytest.raises(LockLost) if both.exists() else nullcontext():
-                both.update(state="lost")
+        for plain in (one(), every, every.none(), QuerySet(Parcel).filter(pk__in=one()), QuerySet(Parcel).none(), mine):
+            for both in (combine(plain, mine), combine(mine, plain)):
+                with pytest.raises(LockLost) if both.exists() else nullcontext():
+                    both.update(state="lost")
 
     late(write).result(GENEROUS)
     assert states() == ["sent"] * 4

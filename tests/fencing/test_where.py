@@ -117,13 +117,10 @@ def test_who_enters_again_claims_if_it_says_so(outer: Any, account: Account, led
             assert claimed() == [NAME]
 
 
-@pytest.fixture
-def by_setting(settings: Any) -> None:
+def test_the_setting_names_locks_that_everybody_claims(
+    account: Account, settings: Any, recwarn: pytest.WarningsRecorder
+) -> None:
     settings.REDISLOCK = {"FENCED": ["order:*"]}
-
-
-@pytest.mark.usefixtures("by_setting")
-def test_the_setting_names_locks_that_everybody_claims(account: Account, recwarn: pytest.WarningsRecorder) -> None:
     account.options["ATOMIC_REQUESTS"] = True
     for unclaimed in (locked_atomic("other"), locked_atomic("order:0", fenced=False)):
         with unclaimed:
@@ -154,9 +151,11 @@ USES: list[Callable[[], object]] = [
 ]
 
 
-@pytest.mark.usefixtures("by_setting")
 @pytest.mark.parametrize("use", USES, ids=["block", "view", "stream", "function", "coroutine"])
-def test_one_that_never_claimed_warns_when_it_is_released(use: Callable[[], object], account: Account) -> None:
+def test_one_that_never_claimed_warns_when_it_is_released(
+    use: Callable[[], object], account: Account, settings: Any
+) -> None:
+    settings.REDISLOCK = {"FENCED": ["order:*"]}
     with pytest.warns(RuntimeWarning, match="is fenced, and was released without having been claimed") as caught:
         use()
     assert caught[0].filename == __file__
