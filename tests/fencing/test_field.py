@@ -60,7 +60,7 @@ def _tables(account: Account) -> Iterator[None]:
 
 
 @pytest.fixture
-def late(forget: Callable[[], None], other: Callable[[], Other]) -> Iterator[Callable[..., Future[Any]]]:
+def late(forget: Callable[[], object], other: Callable[[], Other]) -> Iterator[Callable[..., Future[Any]]]:
     """Somebody who writes under a lock of his own that Redis has forgotten, which he does not know."""
     thread, lock = other(), Lock(NAME, **UNAWARE)
     assert thread(lock.acquire)

@@ -52,6 +52,9 @@ def test_a_with_statement_gives_a_member_back_also_when_its_block_raises(me: Any
         assert me(member, "owned")
         me(member, "exit", error and type(error), error, None)
         assert me(pool, "health_check") == (0, 1)
+        me(member, "enter")  # it is acquired anew
+        assert me(pool, "health_check") == (1, 0)
+        me(member, "exit", None, None, None)
     member = me(pool, "acquire")
     force_release(member.name, using=pool.using)
     with pytest.raises(LockLost):
