@@ -30,8 +30,8 @@ def test_without_a_timeout_it_is_renewed_and_ends_with_its_thread_or_with_its_ob
     thread_local: bool, ours: Make, settings: Any, client: redis.Redis, eventually: Eventually, expire: Expire
 ) -> None:
     def renewed() -> None:
-        eventually(lambda: 0 < left(client, ours()) < 1.1)
-        eventually(lambda: 1.2 < left(client, ours()) <= 1.5)
+        eventually(lambda: 0 < left(client, ours()) < 1.3)
+        eventually(lambda: 1.4 < left(client, ours()) <= 1.5)
 
     settings.REDISLOCK = {"CACHE": "ours", "TTL": 1.5}
     lock, end = ours(thread_local=thread_local), threading.Event()
