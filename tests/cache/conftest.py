@@ -37,13 +37,11 @@ def lock_of(alias: str, key: object, *args: Any, **options: Any) -> Any:
 
 @pytest.fixture(params=["redis-py", "ours"])
 def make(request: pytest.FixtureRequest, _aliases: None) -> Make:
-    """Makes a lock ``foo``; the test runs with each kind."""
     return lambda **options: lock_of(request.param, "foo", **options)
 
 
 @pytest.fixture
 def ours(_aliases: None) -> Make:
-    """Makes a lock of our backend."""
     return lambda **options: lock_of("ours", "foo", **options)
 
 

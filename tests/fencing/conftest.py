@@ -15,22 +15,19 @@ from tests.helpers.state import LOCK
 # whoever holds a lock so asks nobody meanwhile whether it is still there
 UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
 
-# how a connection is told how long to wait for others, and asked
-LIMITS = {
-    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout"),
-    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout"),
-    "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
-}
+on_sqlite = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
 
 
-def patience(*, set_to_seven: bool = False) -> Any:
-    """How long the connection waits for others."""
-    setting, reading = LIMITS[connections["default"].vendor]
-    with connections["default"].cursor() as cursor:
-        if set_to_seven:
-            cursor.execute(setting)
-        cursor.execute(reading)
-        return cursor.fetchone()
+def apart(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call, for a thread that leaves no connection."""
+
+    def run() -> Any:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    return run
 
 
 @pytest.fixture(params=LEVELS)
@@ -40,28 +37,16 @@ def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[
     options = at_level(request.getfixturevalue(kind), request.param)
     with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):
         yield made
+        connections.close_all()
 
 
 @pytest.fixture
 def ledger(sqlite: dict[str, Any], account: Account) -> Iterator[Account]:
-    """Another database, with fences too."""
-    options = {**sqlite, "NAME": f"{sqlite['NAME']}.ledger"}
-    with one_database("ledger", options) as made, with_fences("ledger"):
+    with one_database("ledger", {**sqlite, "NAME": f"{sqlite['NAME']}.ledger"}) as made, with_fences("ledger"):
         yield made
 
 
 @pytest.fixture
-def forget(client: redis.Redis) -> Callable[[], None]:
+def forget(client: redis.Redis) -> Callable[[], object]:
     """Redis forgets who holds the lock, and the holder does not notice, as after a failover or a flush."""
-
-    def forget() -> None:
-        assert client.delete(LOCK)
-
-    return forget
-
-
-@pytest.fixture(autouse=True)
-def _closed(django_db_blocker: Any) -> Iterator[None]:
-    yield
-    with django_db_blocker.unblock():
-        connections.close_all()
+    return lambda: client.delete(LOCK)

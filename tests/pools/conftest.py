@@ -18,15 +18,10 @@ Eventually = Callable[..., Any]
 
 
 @pytest.fixture(params=["default", "memory"])
-def using(request: pytest.FixtureRequest, settings: Any) -> str:
-    settings.CACHES = {**settings.CACHES}  # an empty memory mode
-    return str(request.param)
-
-
-@pytest.fixture
-def pool(using: str) -> LockPool:
+def pool(request: pytest.FixtureRequest, settings: Any) -> LockPool:
     """An empty pool, on Redis and in memory."""
-    return LockPool(POOL, using=using)
+    settings.CACHES = {**settings.CACHES}  # an empty memory mode
+    return LockPool(POOL, using=request.param)
 
 
 @pytest.fixture
@@ -41,9 +36,6 @@ def accounts() -> LockPool:
 def me(crowd: Crowd) -> Any:
     """A user of pools: a thread, or a task."""
     return crowd()
-
-
-# -- to wait ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

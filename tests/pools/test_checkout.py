@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,16 +13,15 @@ from redis.backoff import ConstantBackoff
 from django_redislock import LockError, LockLost, LockNotAcquired, LockNotOwned, LockPool, force_release
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.pools import BUSY, HELD, POOL, audit, lock_of
+from tests.helpers.cancelling import Interrupted, add_gates
+from tests.helpers.pools import POOL, TTL, audit, in_line, leftovers, lock_of
 from tests.helpers.proxy import proxy
 from tests.helpers.state import count
 from tests.helpers.ways import DJANGO, alias, caches
-from tests.inside import hears
+from tests.inside import hears, parked
 
 Eventually = Callable[..., Any]
-
-
-# -- what it is ------------------------------------------------------------------------------------------------------
+AEventually = Callable[..., Awaitable[Any]]
 
 
 def test_a_free_member_is_taken_with_its_lock(me: Any, pool: LockPool) -> None:
@@ -48,42 +47,20 @@ def test_a_with_statement_gives_a_member_back_also_when_its_block_raises(me: Any
     for error in (None, ZeroDivisionError()):
         member = me(pool, "acquire")
         assert me(member, "enter") is member
-        assert me(pool, "health_check") == (1, 0)
-        me(member, "exit", error and type(error), error, None)
-        assert me(pool, "health_check") == (0, 1)
-
-
-def test_a_second_block_is_refused_and_leaves_the_member_to_the_first(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice", "bob"])
-    member = me(pool, "acquire")
-    for _ in range(2):
-        me(member, "enter")
         with pytest.raises(LockError, match="'pool:accounts:alice': this thread or task is in one already"):
             me(member, "enter")
         assert me(member, "owned")
+        me(member, "exit", error and type(error), error, None)
+        assert me(pool, "health_check") == (0, 1)
+        me(member, "enter")  # it is acquired anew
+        assert me(pool, "health_check") == (1, 0)
         me(member, "exit", None, None, None)
-        assert me(pool, "health_check") == (0, 2)  # and it can be entered anew
-
-
-def test_a_block_with_a_member_that_is_lost_is_not_entered(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
     member = me(pool, "acquire")
     force_release(member.name, using=pool.using)
     with pytest.raises(LockLost):
         me(member, "extend", 1)
     with pool.acquire(), pytest.raises(LockLost):
         me(member, "enter")
-
-
-def test_a_held_member_is_renewed(accounts: LockPool, client: redis.Redis, eventually: Eventually) -> None:
-    with accounts.acquire(ttl=3) as member:
-        first = client.zscore(BUSY, member.key) or 0.0
-        eventually(lambda: (client.zscore(BUSY, member.key) or 0.0) > first + 1_000_000)
-        member.check()
-        assert audit(client).held == {member.key}
-
-
-# -- which one it is -------------------------------------------------------------------------------------------------
 
 
 def test_the_least_recently_used_member_comes_first_and_new_ones_before_all(me: Any, pool: LockPool) -> None:
@@ -94,54 +71,27 @@ def test_the_least_recently_used_member_comes_first_and_new_ones_before_all(me: 
         order.append(member.key)
         me(member, "release")
     assert order == ["alice", "bob", "carol"] * 2
-    first, second = me(pool, "acquire"), me(pool, "acquire")
-    me(second, "release")
-    me(first, "release")
-    me(pool, "extend", ["zoe"])
+    alice, bob = me(pool, "acquire"), me(pool, "acquire")
+    me(bob, "release")
+    me(pool, "assign", ["alice", "bob", "carol", "zoe"])  # those that stay keep their turns
+    me(alice, "release")
     assert [me(pool, "acquire").key for _ in range(4)] == ["zoe", "carol", "bob", "alice"]
 
 
-def test_members_that_are_assigned_again_keep_their_turn_also_while_they_are_held(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["bob", "xavier", "yves", "zoe"])
-    bob, xavier, yves = (me(pool, "acquire") for _ in range(3))
-    me(yves, "release")
-    me(xavier, "release")
-    me(pool, "assign", ["alice", "bob", "xavier", "yves", "zoe"])
-    me(bob, "release")
-    assert [me(pool, "acquire").key for _ in range(5)] == ["alice", "zoe", "yves", "xavier", "bob"]
-
-
-# -- when none is free -----------------------------------------------------------------------------------------------
-
-
-def test_the_error_says_that_no_member_is_free(me: Any, pool: LockPool) -> None:
-    text = "Could not acquire a member of the pool 'accounts' {}: none is free\\."
-    me(pool, "extend", ["alice"])
-    me(pool, "acquire")
-    with pytest.raises(LockNotAcquired, match=text.format("at once")) as caught:
+@pytest.mark.parametrize(("members", "text"), [(["alice"], "none is free"), ([], "it has no members")])
+def test_the_error_says_why_no_member_was_acquired(me: Any, pool: LockPool, members: list[str], text: str) -> None:
+    me(pool, "extend", members)
+    for _ in members:
+        me(pool, "acquire")
+    message = "Could not acquire a member of the pool 'accounts' {}: " + text + r"\.$"
+    with pytest.raises(LockNotAcquired, match=message.format("at once")) as caught:
         me(pool, "acquire", blocking_timeout=0)
-    assert caught.value.name == POOL
-    with pytest.raises(LockNotAcquired, match=text.format(r"within [\d.]+ s \(\d attempts?\)")) as caught:
+    assert (caught.value.name, caught.value.outcome) == (POOL, "busy")
+    with pytest.raises(LockNotAcquired, match=message.format(r"within [\d.]+ s \(\d attempts?\)")) as caught:
         me(pool, "acquire", blocking_timeout=0.05)
+    assert caught.value.outcome == "timeout"
     assert caught.value.waited >= 0.05
-    assert caught.value.busy_for > 0
-
-
-@pytest.mark.parametrize("timeout", [0, 0.05])
-def test_the_error_says_that_a_pool_has_no_members(timeout: float, me: Any, pool: LockPool) -> None:
-    within = r"within .* \(\d attempts?\)" if timeout else "at once"
-    with pytest.raises(LockNotAcquired, match=rf"{within}: it has no members\.$") as caught:
-        me(pool, "acquire", blocking_timeout=timeout)
-    assert (caught.value.name, caught.value.outcome) == (POOL, "timeout" if timeout else "busy")
-
-
-def test_the_error_does_not_say_that_there_are_no_members_where_there_are(client: redis.Redis) -> None:
-    """Not even where no lease that Redis knows will ever end."""
-    pool = LockPool(POOL)
-    pool.extend(["alice"])
-    client.hset(HELD, "alice", "somebody's")
-    with pytest.raises(LockNotAcquired, match=r"at once: none is free\.$"):
-        pool.acquire(blocking_timeout=0)
+    assert not members or caught.value.busy_for > 0
 
 
 def test_where_redis_does_not_say_whether_there_are_members_the_refusal_stands(
@@ -168,68 +118,57 @@ def test_a_checkout_is_one_round_trip_and_so_is_a_release(accounts: LockPool, cl
     assert (after[0] - reads - 2, after[1] - scripts) == (40, 40)  # two were those of INFO
 
 
-# -- options ---------------------------------------------------------------------------------------------------------
-
-
 def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
     settings.REDISLOCK = {"TTLS": {"pool:accounts:*": 77}, "BLOCKING_TIMEOUT": 0}
     held = [accounts.acquire(), accounts.acquire(ttl=5)]
     assert [member.ttl for member in held] == [77, 5]
-    with pytest.raises(LockNotAcquired):
+    with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(3 attempts\)"):
+        accounts.acquire(poll=True, backoff=ConstantBackoff(0.02), attempts=3, blocking_timeout=GENEROUS)
+    with pytest.raises(LockNotAcquired, match="at once"):
         accounts.acquire()
-    with pytest.raises(TypeError, match="not a task: give a function") as caught:
+    with pytest.raises(TypeError, match=r"the pool 'accounts'.* not a task: give a function"):
         accounts.acquire(on_lost="cancel")
-    assert "the pool 'accounts'" in str(caught.value)
-
-
-async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
-    async def hold() -> None:
-        async with await accounts.aacquire(on_lost="cancel") as member:
-            await asyncio.to_thread(force_release, member.name)
-            await asyncio.sleep(GENEROUS)
-
-    with pytest.raises(LockLost):
-        await hold()
 
 
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
-def test_a_note_and_a_purpose_are_kept_in_the_queue_and_then_with_the_member(
+def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue(
     me: Any, crowd: Crowd, pool: LockPool, poll: bool, eventually: Eventually
 ) -> None:
     me(pool, "extend", ["alice"])
-    held, you = me(pool, "acquire"), crowd()
-    assert me(held, "info").note == ""
+    held, you = me(pool, "acquire", poll=poll), crowd()
     wanted = you.start(pool, "acquire", poll=poll, note="invoice 42\nof Monday", purpose="nightly run")
     (waiter,) = eventually(lambda: me(pool, "info").queue)
     me(held, "release")
     for known in (waiter, you(wanted.result(GENEROUS), "info")):
         assert known.note == "invoice 42\nof Monday"
         assert "nightly run" in known.owner
+    assert hears(pool.using) is not poll  # who polls does not subscribe
 
 
-# -- polling ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_polling_waiter_tries_no_more_often_than_configured(me: Any, pool: LockPool) -> None:
-    me(pool, "extend", ["alice"])
-    me(pool, "acquire")
-    with pytest.raises(LockNotAcquired, match=r"within [\d.]+ s \(3 attempts\)") as caught:
-        me(pool, "acquire", poll=True, backoff=ConstantBackoff(0.02), attempts=3)
-    assert caught.value.attempts == 3
-    assert caught.value.waited >= 0.04
-    assert me(pool, "info").waiters == 0
-
-
-def test_a_polling_waiter_gets_a_member_without_subscribing(
-    me: Any, crowd: Crowd, pool: LockPool, eventually: Eventually
+@pytest.mark.usefixtures("no_look_by_the_clock", "listening")
+@pytest.mark.parametrize("busy", [False, True], ids=["free", "busy"])
+async def test_a_checkout_cancelled_wherever_it_is_suspended_leaves_no_lock_and_no_place_in_the_queue(
+    busy: bool, client: redis.Redis, aeventually: AEventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    me(pool, "extend", ["alice"])
-    held, you = me(pool, "acquire", poll=True), crowd()
-    wanted = you.start(pool, "acquire", poll=True, backoff=ConstantBackoff(0.01))
-    eventually(lambda: me(pool, "info").waiters == 1)
-    me(held, "release")
-    member = wanted.result(GENEROUS)
-    assert member.key == "alice"
-    you(member, "release")
-    assert not hears(pool.using)
-    assert me(pool, "health_check") == (0, 1)
+    add_gates(monkeypatch)  # many more suspensions
+    pool = LockPool(POOL)
+    await pool.aextend(["alice"])
+
+    async def want(at: int) -> None:
+        member = await Interrupted(pool.aacquire(ttl=TTL), at)
+        await member.arelease()
+
+    for at in range(1, 200):
+        holder = await pool.aacquire(ttl=TTL) if busy else None
+        task = asyncio.create_task(want(at))
+        if holder is not None:
+            await aeventually(lambda task=task: task.done() or parked())
+            await holder.arelease()
+        await asyncio.wait([task])
+        # not because a lease ends or somebody looks
+        await aeventually(lambda: audit(client).free == {"alice"} and not in_line(client))
+        if not task.cancelled():
+            break
+    assert at > 2
+    assert await task is None  # type: ignore[func-returns-value]
+    await aeventually(lambda: leftovers(client) == [])
