@@ -41,10 +41,8 @@ MUTANTS = {
 }
 
 
-def mutate(name: str | None) -> None:
-    """From now on, this process runs the scripts of the mutant (None: the real ones)."""
-    if name is None:
-        return
+def mutate(name: str) -> None:
+    """From now on, this process runs the scripts of the mutant."""
     change_scripts(MUTANTS[name].without)
     if MUTANTS[name].tokens_as_ids:
         use_tokens_as_ids()
