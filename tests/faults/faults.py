@@ -125,8 +125,7 @@ def swallow_wakes(run: Trial) -> None:
         trouble.end()
 
 
-def persistent() -> AbstractContextManager[RedisServer]:
-    return redis_server(appendonly="yes", appendfsync="always")
+persistent = partial(redis_server, appendonly="yes", appendfsync="always")
 
 
 @fault("Redis restarts with its data (AOF)", server=persistent)
@@ -214,22 +213,17 @@ def tell(begin: str, end: str, run: Trial) -> None:
         run.redis(*end.split())
 
 
+USER = "ACL SETUSER default"
 FAULTS += [
-    Fault(title, partial(tell, begin, end), name)
+    Fault(f"{title} for a second", partial(tell, begin, end), name)
     for name, title, begin, end in [
-        ("pause_clients", "``CLIENT PAUSE`` for a second", "CLIENT PAUSE 1000 ALL", "CLIENT UNPAUSE"),
-        ("read_only", "``READONLY`` for a second", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
-        ("out_of_memory", "``OOM`` for a second", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
-        (
-            "no_rights", "``NOPERM`` (scripts) for a second",
-            "ACL SETUSER default -eval -evalsha", "ACL SETUSER default +@all",
-        ),
-        (
-            "no_channels", "``NOPERM`` (channels) for a second",
-            "ACL SETUSER default resetchannels", "ACL SETUSER default allchannels",
-        ),
+        ("pause_clients", "``CLIENT PAUSE``", "CLIENT PAUSE 1000 ALL", "CLIENT UNPAUSE"),
+        ("read_only", "``READONLY``", "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("out_of_memory", "``OOM``", "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+        ("no_rights", "``NOPERM`` (scripts)", f"{USER} -eval -evalsha", f"{USER} +@all"),
+        ("no_channels", "``NOPERM`` (channels)", f"{USER} resetchannels", f"{USER} allchannels"),
     ]
-]  # fmt: skip
+]
 
 
 @fault("``MISCONF`` for a second")

@@ -66,10 +66,6 @@ def desk_in(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 8 * SIZE)).cast("q")
 
 
-def name_of(account: int) -> str:
-    return f"account:{account}"
-
-
 def other(lock: Any) -> AbstractContextManager[object]:
     """The lock of another library, around a transaction."""
     stack = ExitStack()
@@ -116,7 +112,7 @@ class Booker:
         self.desk[ACCOUNT], self.within = account, False
         row = Account(DEFAULT_DB_ALIAS, account)
         try:
-            with self.way(name_of(account)):
+            with self.way(f"account:{account}"):
                 self.enter()
                 balance = row.balance
                 self.before_writing()
@@ -197,7 +193,7 @@ class Bookers(Crew):
 
     def release(self, one: int) -> None:
         """Force-release the lock, like an operator who believes that its holder is dead."""
-        name = name_of(self.desks[one][ACCOUNT])
+        name = f"account:{self.desks[one][ACCOUNT]}"
         with override_settings(CACHES={"default": self.cache}):
             force_release(name)
         with self.server.client() as client:

@@ -43,15 +43,6 @@ class Section:
     outcome: str = ""
 
     @property
-    def end(self) -> float:
-        return self.finished or self.asked
-
-    @property
-    def place(self) -> int:
-        """Its place in the order in which requests reached Redis: tickets and fences are drawn from one counter."""
-        return self.fence if self.ticket is None else self.ticket
-
-    @property
     def warned(self) -> bool:
         """Whether the holder was told before it considered its work done, or could not know."""
         return self.told is not None or self.outcome in ("lost", "unavailable", "presumed", "interrupted", "")
@@ -252,10 +243,12 @@ def _order(history: History) -> Iterator[Violation]:
     adopters = {id(second) for _, second in history.adoptions()}
     known = [one for one in history.obtained if one.ticket != 0 and id(one) not in adopters]
     for sections in by_name(known):
-        last = None
+        last, latest = None, 0
         for section in sorted(sections, key=lambda one: one.fence):
-            if last is None or section.place >= last.place:
-                last = section
+            # the order in which requests reached Redis: tickets and fences are drawn from one counter
+            place = section.ticket or section.fence
+            if place >= latest:
+                last, latest = section, place
             elif not history.troubled(section.asked, section.got, section.process):
                 yield Violation("order", f"{section} was overtaken by {last}")
 
@@ -263,15 +256,16 @@ def _order(history: History) -> Iterator[Violation]:
 def _ends(history: History) -> Iterator[Violation]:
     """Every section ends as it should: it got the lock, or gave up in time, or had a reason to fail."""
     for one in history.sections:
-        if one.outcome == "":
-            wrong = "forgotten" if one.process not in history.dead else ""
-        elif one.outcome == "timeout":
-            wrong = "early" if one.timeout is None or one.end < one.asked + one.timeout else ""
-        elif one.outcome in ("refused", "unavailable", "presumed"):
-            since = one.held if one.held and one.outcome == "presumed" else one.asked
-            wrong = one.outcome if not history.troubled(since, one.end, one.process) else ""
+        wrong, end = one.outcome, one.finished or one.asked
+        if wrong == "":
+            wrong = "" if one.process in history.dead else "forgotten"
+        elif wrong == "timeout":
+            wrong = "" if one.timeout is not None and end >= one.asked + one.timeout else "early"
+        elif wrong in ("refused", "unavailable", "presumed"):
+            since = one.held if one.held and wrong == "presumed" else one.asked
+            wrong = "" if history.troubled(since, end, one.process) else wrong
         else:
-            wrong = "error" if one.outcome not in ("released", "lost", "interrupted") else ""
+            wrong = "" if wrong in ("released", "lost", "interrupted") else "error"
         if wrong:
             yield Violation(wrong, str(one))
 

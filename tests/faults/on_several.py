@@ -4,7 +4,7 @@ with a master that three sentinels watch, without and with replicas that acknowl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from time import sleep
 from typing import Any
@@ -54,10 +54,7 @@ def on_sentinels(**settings: Any) -> Iterator[RedisServer]:
         yield OnSentinels(group, **settings)
 
 
-def with_replicas() -> AbstractContextManager[RedisServer]:
-    return on_sentinels(REPLICAS=1)
-
-
+with_replicas = partial(on_sentinels, REPLICAS=1)
 watched = partial(fault, to=ON_SENTINELS, holds=HOLDS)
 
 
@@ -125,10 +122,7 @@ def on_cluster(*, partitionable: bool = False) -> Iterator[RedisServer]:
         yield OnCluster(cluster)
 
 
-def partitionable() -> AbstractContextManager[RedisServer]:
-    return on_cluster(partitionable=True)
-
-
+partitionable = partial(on_cluster, partitionable=True)
 on_any = partial(fault, to=ON_CLUSTER, server=on_cluster, holds=HOLDS)
 # two can hold at once only with a lease that outlasts the failover, as this one does
 long_leases = partial(fault, to=ON_CLUSTER, holds=[0.0] * 4 + [0.1] * 2 + [8.0], ttl=9.0)
@@ -162,24 +156,22 @@ def come_back(run: Trial, undo: Callable[[], object]) -> None:
 
 
 @on_any("cluster: a master dies (``kill -9``)")
-def kill_master(run: Trial) -> None:
-    cluster, master, _ = any_master(run)
+def kill_master(run: Trial, *, lags: bool = False) -> None:
+    """``lags``: its replica has received nothing for the last half second."""
+    cluster, master, replica = any_master(run)
     with failover(run, master):
+        if lags:
+            replica.ask("CONFIG", "SET", "masterauth", "wrong")
+            replica.ask("CLIENT", "KILL", "TYPE", "master")
+            sleep(0.5)
         cluster.kill(master)
+    replica.ask("CONFIG", "SET", "masterauth", "")
     come_back(run, lambda: cluster.start(master))
 
 
 @long_leases("cluster: the same, its replica without the last writes, TTL 9 s", server=on_cluster)
 def kill_master_of_lagging_replica(run: Trial) -> None:
-    """Its replica has received nothing for the last half second."""
-    cluster, master, replica = any_master(run)
-    with failover(run, master):
-        replica.ask("CONFIG", "SET", "masterauth", "wrong")
-        replica.ask("CLIENT", "KILL", "TYPE", "master")
-        sleep(0.5)
-        cluster.kill(master)
-    replica.ask("CONFIG", "SET", "masterauth", "")
-    come_back(run, lambda: cluster.start(master))
+    kill_master(run, lags=True)
 
 
 @on_any("cluster: a master hangs, and goes on after the failover")

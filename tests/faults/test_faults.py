@@ -15,7 +15,6 @@ from tests.helpers.processes import Worker
 
 from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Fault, strike
 from .fencing import BUGS, DATABASES, STAGES, book, flush
-from .history import History, Trouble
 from .mutants import MUTANTS
 from .on_several import ON_CLUSTER, ON_SENTINELS
 from .replicas import count_losses
@@ -116,33 +115,3 @@ def test_without_a_fence_or_with_a_bug_in_it_updates_are_lost(
             break
     assert found["lost"] > 0
     assert found["wrong"] or not mutant
-
-
-# p1 holds from 1.0 to 2.0 with a lease until 11; p2 asks meanwhile, and holds from 2.1 on
-FIRST = "0.9 ask 1 seat None None|1.0 got 1 100 None|2.0 holds 1 9.0|2.01 end 1 released"
-SECOND = "1.5 ask 1 seat None None|2.1 got 1 200 150|3.0 holds 1 9.0|3.1 end 1 released"
-LATER = FIRST.replace("2.0 holds", "2.5 holds").replace("2.01", "2.51")
-REFUSED = "1.0 ask 1 seat None None|1.5 end 1 refused"
-FLUSH = Trouble(1.2, 1.3, forgets=True)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "logs", "troubles"),
-    [
-        ([], [FIRST, SECOND], []),
-        ([], [LATER.replace("released", "lost"), SECOND], [FLUSH]),
-        (["overlap"], [LATER, SECOND], [FLUSH]),  # nobody was told
-        (["overlap", "presumed"], [LATER.replace("released", "presumed"), SECOND], []),
-        (["forgotten"], [FIRST, "1.5 ask 1 seat None None"], []),
-        (["early"], ["1.0 ask 1 seat 0.6 None|1.5 end 1 timeout"], []),
-        (["refused"], [REFUSED], [Trouble(1.2, 1.3, "p2")]),
-        ([], [REFUSED], [Trouble(1.2, 1.3)]),
-        (["error"], [FIRST.replace("released", "ValueError('no, this')")], []),
-        (["error"], [f"{FIRST}|3.0 failure event=watchdog-failed"], []),
-    ],
-)
-def test_what_else_must_not_happen_would_be_found(kinds: list[str], logs: list[str], troubles: list[Trouble]) -> None:
-    history = History(troubles=troubles)
-    for number, lines in enumerate(logs, 1):
-        history.add(f"p{number}", lines.split("|"))
-    assert [violation.kind for violation in history.check()] == kinds

@@ -85,8 +85,6 @@ class Process:
 
 
 class Crew:
-    """Processes of one launcher that use the locks of one server."""
-
     def __init__(self, launcher: Worker, server: RedisServer, seed: int = 0) -> None:
         self.launcher = launcher
         self.server = server
@@ -168,7 +166,6 @@ class Trial(Crew):
         self.processes.remove(process)
 
     def redis(self, *command: Any) -> Any:
-        """Tell the server something, from outside."""
         return self.client.execute_command(*command)
 
     def moved(self, server: RedisServer) -> None:
