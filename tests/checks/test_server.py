@@ -99,7 +99,6 @@ def test_a_server_that_is_too_old_or_does_not_answer_is_found(
         (["&*", "-evalsha"], []),  # locks do without
         (["&*", "-zadd"], ["E008"]),
         (["&*", "-publish"], ["W006"]),
-        (["&*", "resetkeys", "~other*"], ["E008"]),
     ],
 )
 def test_missing_rights_are_found(rights: list[str], expected: list[str], own: RedisServer, settings: Any) -> None:

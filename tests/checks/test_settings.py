@@ -30,11 +30,9 @@ CANNOT = "Cannot use the cache alias 'locks' for locks: "
 def caching(settings: Any, server: RedisServer) -> Set:
     """Give the site these aliases beside its others; by default in database 5, where the locks are."""
 
-    def caching(**aliases: Any) -> None:
-        for name, entry in aliases.items():
-            if isinstance(entry, dict):
-                entry = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5", **entry}
-            settings.CACHES = {**settings.CACHES, name: entry}
+    def caching(**aliases: dict[str, Any]) -> None:
+        ours = {"BACKEND": BACKEND, "LOCATION": f"redis://127.0.0.1:{server.port}/5"}
+        settings.CACHES = {**settings.CACHES, **{name: ours | entry for name, entry in aliases.items()}}
 
     return caching
 
@@ -42,11 +40,7 @@ def caching(settings: Any, server: RedisServer) -> Set:
 @pytest.fixture
 def setting(settings: Any) -> Set:
     """Set REDISLOCK to this."""
-
-    def setting(**values: Any) -> None:
-        settings.REDISLOCK = {"CACHE": "locks", **values}
-
-    return setting
+    return lambda **values: setattr(settings, "REDISLOCK", {"CACHE": "locks", **values})
 
 
 def test_every_check_has_an_id_of_its_own_and_stands_on_the_page_of_checks() -> None:
@@ -70,13 +64,8 @@ SHORT = {"TTL": 0.6, "TTLS": {"a": 1, "b": 0.5}}
         ({"KEY_PREFIX": "a b", "TTL": 0}, ["E004", "E001"], ""),
         ({"VIEW_OWNER": "nowhere.to.be.found"}, ["E005"], "Cannot use REDISLOCK['VIEW_OWNER'] = 'nowhere.to.be.found'"),
         ({"VIEW_ON_CONFLICT": "tests.settings.SECRET_KEY"}, ["E005"], "REDISLOCK['VIEW_ON_CONFLICT']"),
-        ({"VIEW_OWNER": ".."}, ["E005"], ""),
         ({"VIEW_OWNER": "django.http.HttpResponse"}, [], ""),
-        (
-            {"MAX_HOLD": 60, "TTL": 60, "TTLS": {"a": 600}},
-            ["W002"],
-            "(60 s) is shorter than REDISLOCK['TTLS']",
-        ),
+        ({"MAX_HOLD": 60, "TTL": 60, "TTLS": {"a": 600}}, ["W002"], "(60 s) is shorter than"),
         (SHORT, ["W003"] * 2, "renewed every 0.2 s"),
         ({**SHORT, "AUTO_RENEW": False}, [], ""),
         ({"CACHE": "memory"}, ["W001"], "guard that process only"),
@@ -102,13 +91,11 @@ def test_they_are_among_the_checks_of_caches_and_the_memory_mode_is_for_developm
     assert ids() == []
 
 
-@pytest.mark.parametrize("prefix", ["{site}", "my site", "a\n"])
-def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(prefix: str, caching: Set) -> None:
+def test_a_prefix_of_an_alias_that_keys_cannot_begin_with_is_found(caching: Set) -> None:
     for name in ("locks", "pages"):
-        caching(**{name: {"BACKEND": OURS, "KEY_PREFIX": prefix, "LOCATION": "redis://127.0.0.1:1/6"}})
-    assert [message.msg.partition("' must")[0] for message in check()] == [
-        f"The KEY_PREFIX of the cache alias '{name}" for name in ("locks", "pages")
-    ]
+        caching(**{name: {"BACKEND": OURS, "KEY_PREFIX": f"{name}{{", "LOCATION": "redis://127.0.0.1:1/6"}})
+    told = [message.msg.partition(" must not contain braces")[0] for message in check()]
+    assert told == [f"The KEY_PREFIX of the cache alias '{name}'" for name in ("locks", "pages")]
 
 
 def of(**entry: Any) -> dict[str, Any]:
@@ -117,7 +104,6 @@ def of(**entry: Any) -> dict[str, Any]:
 
 UNUSABLE: list[tuple[Any, str]] = [
     (of(LOCATION=None), "The cache alias 'locks' has no LOCATION: "),
-    (of(LOCATION=5), f"{CANNOT}TypeError: "),
     (of(OPTIONS=None), f"{CANNOT}AttributeError: "),
     (of(BACKEND=""), f"{CANNOT}Could not find backend ''"),
     (of(BACKEND=OURS, OPTIONS={"COMPRESSOR": "no_such_library.Compressor"}), f"{CANNOT}ModuleNotFoundError: "),
@@ -125,9 +111,7 @@ UNUSABLE: list[tuple[Any, str]] = [
     (of(OPTIONS={"connection_class": partial(redis.Connection)}), "must be a class, not functools.partial"),
     (of(BACKEND=OURS, LOCATION=["redis://127.0.0.1:1"] * 2, OPTIONS={"CLIENT_CLASS": SHARDS}), "spreads its keys"),
     (None, CANNOT),
-    ({"LOCATION": "redis://127.0.0.1:1"}, CANNOT),
     (alias(DJANGO_REDIS, "redis://127.0.0.1:1", foo=1), CANNOT),
-    (alias(DJANGO, "redis://127.0.0.1:1", socket_timeout="a"), CANNOT),
 ]
 
 
