@@ -62,10 +62,8 @@ def table(launcher: Worker, times: int, only: str) -> None:
             continue
         gap = overlap = 0.0
         for seed in range(times):
-            with (fault.server or redis_server)() as server, trial(
-                launcher, server, proxied=[0] if fault.network else [], holds=fault.holds or HOLDS, seed=seed,
-                ttl=fault.ttl, interrupts=0 if fault.ttl else None,
-            ) as run:  # fmt: skip
+            options = {"holds": HOLDS, **fault.options}
+            with (fault.server or redis_server)() as server, trial(launcher, server, seed=seed, **options) as run:
                 run.obtained(5)
                 fault.strike(run)
                 run.obtained(3)

@@ -11,7 +11,7 @@ import signal
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -42,10 +42,8 @@ class Fault(NamedTuple):
     title: str
     strike: Strike  # injects the fault and ends it
     name: str
-    network: bool = False  # it needs a worker behind a proxy
     server: Callable[[], AbstractContextManager[RedisServer]] | None = None  # one made for this fault; None: any
-    holds: Sequence[float] | None = None  # seconds; where other lengths would show less
-    ttl: float | None = None  # the same; nobody is interrupted then, or there would be hardly any long sections
+    options: dict[str, Any] = {}  # of its trial, where the usual ones would show less
 
     @property
     def lets_two_in(self) -> bool:
@@ -54,6 +52,7 @@ class Fault(NamedTuple):
 
 
 FAULTS: list[Fault] = []
+NETWORK = {"proxied": [0]}  # a worker behind a proxy
 
 
 def fault(title: str, to: list[Fault] = FAULTS, **more: Any) -> Callable[[Function], Function]:
@@ -101,13 +100,13 @@ def harm(how: str, run: Trial, **more: Any) -> None:
 FAULTS += [
     Fault("connections are cut, again and again", partial(cut, "normal"), "kill_connections"),
     Fault("subscriptions are cut, again and again", partial(cut, "pubsub"), "kill_subscriptions"),
-    Fault("answers come late by 0.3 s", partial(harm, "delay_answer", delay=0.3), "delay_answers", network=True),
-    Fault("answers are lost after the command ran", partial(harm, "lose_answer"), "lose_answers", network=True),
-    Fault("answers break off in the middle", partial(harm, "tear_answer"), "tear_answers", network=True),
+    Fault("answers come late by 0.3 s", partial(harm, "delay_answer", delay=0.3), "delay_answers", options=NETWORK),
+    Fault("answers are lost after the command ran", partial(harm, "lose_answer"), "lose_answers", options=NETWORK),
+    Fault("answers break off in the middle", partial(harm, "tear_answer"), "tear_answers", options=NETWORK),
 ]
 
 
-@fault("one process is cut off for longer than the TTL", network=True)
+@fault("one process is cut off for longer than the TTL", options=NETWORK)
 def partition(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=5):  # requests that were on their way wait for their own timeout
@@ -116,7 +115,7 @@ def partition(run: Trial) -> None:
         run.proxies[victim.label].heal()
 
 
-@fault("wakes never arrive", network=True)
+@fault("wakes never arrive", options=NETWORK)
 def swallow_wakes(run: Trial) -> None:
     victim = run.proxied()
     with run.trouble(victim, after=TTL + AFTER):  # a handoff whose wake was swallowed is discovered when its lease ends
@@ -268,8 +267,8 @@ AT_ANY_TIME = [fault for fault in FAULTS if fault.server is None and fault not i
 # faults that can happen at the same time: of processes, of one process's network, of the server
 LANES = [
     PROCESSES,
-    [fault for fault in AT_ANY_TIME if fault.network],
-    [fault for fault in AT_ANY_TIME if not fault.network],
+    [fault for fault in AT_ANY_TIME if fault.options == NETWORK],
+    [fault for fault in AT_ANY_TIME if fault.options != NETWORK],
 ]
 # afterwards the server's memory starts from empty
 ANEW = {"restart_empty", "restart_slowly", "flush", "clear_cache", "flush_scripts", "evict"}

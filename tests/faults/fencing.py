@@ -1,15 +1,14 @@
 """Measures whether a database loses updates under a lock, with a fence and without, whatever happens to Redis.
 
-Bookers add one to balances under locks of these accounts, each in a process of its own: they read, wait a moment, and
-write. One of them is made to halt between two statements. Then something happens to it or to Redis, so that another one
-gets the same lock. In the end the balances are compared with what the bookers have committed.
+Bookers, each in a process of its own, add one to a balance under a lock: they read, wait a moment, and write. One of
+them is made to halt between two statements. Then something happens to it or to Redis, so that another one gets the same
+lock. In the end the balance is compared with what the bookers have committed.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -49,14 +48,14 @@ STUCK = 0.4  # seconds: a booker that has not committed for so long is waiting f
 HOUR = 3600
 REST = 30  # undisturbed sections between two faults
 TTL = 1  # seconds: python-redis-lock takes whole ones
-ACCOUNTS = 3  # at most, counted from 1
+NAME = "account"
 TOLD = (RedisError, DatabaseError, redis_lock.NotAcquired)  # LockLost and the other errors of locks are RedisErrors
 
 
 PLACES = CLAIM, WRITE, COMMIT = 1, 2, 3  # where a booker may halt: just before that step
-# what lies where on a desk: the place where a booker is to halt, or 0 (only the trial writes it), whether it halts, at
-# which account, and how often it has entered and committed, by account
-HALT, HALTED, ACCOUNT, ENTERED, COMMITTED, SIZE = 0, 1, 2, 3, 4 + ACCOUNTS, 5 + 2 * ACCOUNTS
+# what lies where on a desk: the place where a booker is to halt, or 0 (only the trial writes it), whether it halts, and
+# how often it has entered and committed
+HALT, HALTED, ENTERED, COMMITTED, SIZE = range(5)
 
 
 def desk_in(path: Path) -> memoryview:
@@ -74,13 +73,11 @@ def other(lock: Any) -> AbstractContextManager[object]:
     return stack
 
 
-WAYS: dict[str, Callable[[str], AbstractContextManager[object]]] = {
-    "fenced": lambda name: locked_atomic(name, fenced=True, ttl=TTL),
-    "unfenced": lambda name: locked_atomic(name, fenced=False, ttl=TTL),
-    "python-redis-lock": lambda name: other(
-        redis_lock.Lock(get_redis_connection("default"), name, expire=TTL, auto_renewal=True)
-    ),
-    "cache.lock": lambda name: other(getattr(cache, "lock")(name, timeout=TTL, sleep=0.01)),  # noqa: B009
+WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "fenced": lambda: locked_atomic(NAME, fenced=True, ttl=TTL),
+    "unfenced": lambda: locked_atomic(NAME, fenced=False, ttl=TTL),
+    "python-redis-lock": lambda: other(redis_lock.Lock(get_redis_connection(), NAME, expire=TTL, auto_renewal=True)),
+    "cache.lock": lambda: other(getattr(cache, "lock")(NAME, timeout=TTL, sleep=0.01)),  # noqa: B009
 }
 
 
@@ -95,9 +92,7 @@ class Booker:
     def __init__(self, order: dict[str, Any]) -> None:
         self.log = be_worker(order)
         self.desk = desk_in(Path(order["desk"]))
-        self.random = random.Random(order["seed"])
         self.way = WAYS[order["way"]]
-        self.accounts = order["accounts"]
         self.launcher = os.getppid()
         self.within = False  # it believes that it has the lock
         self.wrote = self.fence = 0
@@ -108,11 +103,10 @@ class Booker:
         setattr(connection, "commit", self.commit)  # noqa: B010
 
     def book(self) -> None:
-        account = self.random.randint(1, self.accounts)
-        self.desk[ACCOUNT], self.within = account, False
-        row = Account(DEFAULT_DB_ALIAS, account)
+        self.within = False
+        row = Account(DEFAULT_DB_ALIAS)
         try:
-            with self.way(f"account:{account}"):
+            with self.way():
                 self.enter()
                 balance = row.balance
                 self.before_writing()
@@ -125,16 +119,15 @@ class Booker:
         """This is called before the claim, or, without a claim, when the block begins."""
         if not self.within:
             self.within = True
-            self.desk[ENTERED + self.desk[ACCOUNT]] += 1
+            self.desk[ENTERED] += 1
             self.stand(CLAIM)
 
     def commit(self) -> None:
         """Replaces the connection's method, and calls it: the last moment before COMMIT is sent."""
         self.stand(COMMIT)
         self._commit()
-        account = self.desk[ACCOUNT]
-        self.log.note("committed", account, self.wrote, self.fence)
-        self.desk[COMMITTED + account] += 1
+        self.log.note("committed", self.wrote, self.fence)
+        self.desk[COMMITTED] += 1
 
     def stand(self, place: int) -> None:
         if self.desk[HALT] == place:
@@ -146,14 +139,10 @@ class Booker:
             self.desk[HALTED] = False
 
 
-def claim_after_the_first_read(booker: Booker) -> None:
-    booker.before_writing = inside.put_claims_off()
-
-
 # put into the fencing, each of them must be found
 BUGS: dict[str, Callable[[Booker], None]] = {
     "claim nothing": lambda booker: inside.claim_nothing(),
-    "claim after the first read": claim_after_the_first_read,
+    "claim after the first read": lambda booker: setattr(booker, "before_writing", inside.put_claims_off()),
     "compare the wrong way round": lambda booker: inside.compare_fences_the_wrong_way_round(),
 }
 
@@ -183,37 +172,30 @@ class Bookers(Crew):
         for number in range(BOOKERS):
             file = self.folder / f"{number}.desk"
             self.desks.append(desk_in(file))
-            more = {"desk": str(file), "seed": self.random.random()}
-            self.processes.append(self.launch(f"b{number}", order | more))
+            self.processes.append(self.launch(f"b{number}", {**order, "desk": str(file)}))
 
     def flush(self) -> None:
         server = self.server.group.master_server() if isinstance(self.server, OnSentinels) else self.server
         with server.client() as client:
             client.flushall()
 
-    def release(self, one: int) -> None:
+    def release(self) -> None:
         """Force-release the lock, like an operator who believes that its holder is dead."""
-        name = f"account:{self.desks[one][ACCOUNT]}"
         with override_settings(CACHES={"default": self.cache}):
-            force_release(name)
+            force_release(NAME)
         with self.server.client() as client:
-            for key in client.scan_iter(f"*{name}", count=1000):  # locks of the other libraries
+            for key in client.scan_iter(f"*{NAME}", count=1000):  # locks of the other libraries
                 if not key.startswith(b"redislock"):
                     client.delete(key)
 
-    def total(self, what: int) -> int:
-        """How often all bookers have entered, or committed."""
-        return sum(desk[what + account] for desk in self.desks for account in range(1, ACCOUNTS + 1))
+    def total(self, what: int, *, but: int | None = None) -> int:
+        """How often all bookers, or all but one, have entered or committed."""
+        return sum(desk[what] for number, desk in enumerate(self.desks) if number != but)
 
     def more(self, sections: int) -> None:
         """Wait for so many more sections, of all bookers together."""
         wanted = self.total(ENTERED) + sections
         until(lambda: self.total(ENTERED) >= wanted)
-
-    def others(self, one: int) -> tuple[int, int]:
-        """How often the others have entered and committed under the lock at which this one halts."""
-        account, others = self.desks[one][ACCOUNT], self.desks[:one] + self.desks[one + 1 :]
-        return sum(desk[ENTERED + account] for desk in others), sum(desk[COMMITTED + account] for desk in others)
 
     @contextmanager
     def halted(self, place: int) -> Iterator[int]:
@@ -223,7 +205,7 @@ class Bookers(Crew):
         desk[HALT] = place
         try:
             until(lambda: desk[HALTED])
-            self.before = self.others(one)
+            self.before = [self.total(what, but=one) for what in (ENTERED, COMMITTED)]
             yield one
         finally:
             desk[HALT] = 0
@@ -232,9 +214,9 @@ class Bookers(Crew):
     def overtaken(self, one: int) -> None:
         """Wait until another has got the same lock, and has committed or seems to wait for the database. Then the one
         may go on."""
-        until(lambda: self.others(one)[0] > self.before[0])
+        until(lambda: self.total(ENTERED, but=one) > self.before[0])
         end = monotonic() + STUCK
-        while self.others(one)[1] == self.before[1] and monotonic() < end:
+        while self.total(COMMITTED, but=one) == self.before[1] and monotonic() < end:
             sleep(0.001)
         self.desks[one][HALT] = 0
 
@@ -246,10 +228,8 @@ def pause(run: Bookers, place: int) -> None:
     """SIGSTOP for longer than the TTL, until another one has the lock."""
     with run.halted(place) as one:
         run.processes[one].signal(signal.SIGSTOP)
-        try:
-            run.overtaken(one)
-        finally:
-            run.processes[one].signal(signal.SIGCONT)
+        run.overtaken(one)
+        run.processes[one].signal(signal.SIGCONT)
 
 
 def flush(run: Bookers, place: int) -> None:
@@ -260,7 +240,7 @@ def flush(run: Bookers, place: int) -> None:
 
 def release(run: Bookers, place: int) -> None:
     with run.halted(place) as one:
-        run.release(one)
+        run.release()
         run.overtaken(one)
 
 
@@ -310,37 +290,35 @@ def book(
     mutant: str | None = None,
 ) -> Counter[str]:
     """Inject each fault at each place at least once, in random order, then more until there are so many sections."""
-    with one_database(DEFAULT_DB_ALIAS, database, ACCOUNTS), with_fences(DEFAULT_DB_ALIAS):
-        # a writer of SQLite blocks all others, so nobody would reach the place where it halts
-        accounts = 1 if database["ENGINE"].endswith("sqlite3") else ACCOUNTS
-        order = {"database": database, "way": way, "mutant": mutant, "accounts": accounts}
-        with closing(Bookers(launcher, server, seed, order)) as run:
-            found = Counter[str]()
-            while not found or run.total(ENTERED) < sections:
-                for strike, place in run.random.sample(pairs := [*product(strikes, PLACES)], len(pairs)):
-                    run.more(REST)
-                    strike(run, place)
-                    found["faults"] += 1
-            run.end()
-            balances = [Account(DEFAULT_DB_ALIAS, number).balance for number in range(1, ACCOUNTS + 1)]
-            found["sections"], committed = run.total(ENTERED), run.total(COMMITTED)
-            found["lost"], found["refused"] = committed - sum(balances), found["sections"] - committed
-            found["wrong"] = len(wrong(run.folder, balances)) if way == "fenced" else 0
-            return found
+    order = {"database": database, "way": way, "mutant": mutant}
+    with (
+        one_database(DEFAULT_DB_ALIAS, database) as account,
+        with_fences(DEFAULT_DB_ALIAS),
+        closing(Bookers(launcher, server, seed, order)) as run,
+    ):
+        found = Counter[str]()
+        while not found or run.total(ENTERED) < sections:
+            for strike, place in run.random.sample(pairs := [*product(strikes, PLACES)], len(pairs)):
+                run.more(REST)
+                strike(run, place)
+                found["faults"] += 1
+        run.end()
+        found["sections"], committed = run.total(ENTERED), run.total(COMMITTED)
+        found["lost"], found["refused"] = committed - account.balance, found["sections"] - committed
+        found["wrong"] = len(wrong(run.folder, account.balance)) if way == "fenced" else 0
+        return found
 
 
-def wrong(folder: Path, balances: Sequence[int]) -> list[str]:
-    """What must not have happened under a fenced lock. Each COMMIT adds one to a balance, so that the value that it
+def wrong(folder: Path, balance: int) -> list[str]:
+    """What must not have happened under a fenced lock. Each COMMIT adds one to the balance, so that the value that it
     wrote is its place in the order of commits; no two write the same, and their fences are in the same order."""
     lines = [line.split() for log in sorted(folder.glob("*.log")) for line in log.read_text().splitlines()]
     found = [" ".join(words) for _, event, *words in lines if event == "failure"]
-    commits = [[*map(int, words)] for _, event, *words in lines if event == "committed"]
-    for account, balance in enumerate(balances, 1):
-        order = sorted(commit[1:] for commit in commits if commit[0] == account)
-        fences = [fence for _, fence in order]
-        if [wrote for wrote, _ in order] != [*range(1, balance + 1)] or fences != sorted({*fences}):
-            found.append(f"account {account} with {balance}: {order}")
-    print(*found, sep="\n")
+    commits = sorted([*map(int, words)] for _, event, *words in lines if event == "committed")
+    fences = [fence for _, fence in commits]
+    if [wrote for wrote, _ in commits] != [*range(1, balance + 1)] or fences != sorted({*fences}):
+        found.append(f"{balance} in the end: {commits}")
+    print("".join(f"{one}\n" for one in found), end="")
     return found
 
 

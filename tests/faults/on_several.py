@@ -55,7 +55,7 @@ def on_sentinels(**settings: Any) -> Iterator[RedisServer]:
 
 
 with_replicas = partial(on_sentinels, REPLICAS=1)
-watched = partial(fault, to=ON_SENTINELS, holds=HOLDS)
+watched = partial(fault, to=ON_SENTINELS, options={"holds": HOLDS})
 
 
 @watched("the same, with ``REPLICAS = 1``", server=with_replicas)
@@ -123,9 +123,11 @@ def on_cluster(*, partitionable: bool = False) -> Iterator[RedisServer]:
 
 
 partitionable = partial(on_cluster, partitionable=True)
-on_any = partial(fault, to=ON_CLUSTER, server=on_cluster, holds=HOLDS)
-# two can hold at once only with a lease that outlasts the failover, as this one does
-long_leases = partial(fault, to=ON_CLUSTER, holds=[0.0] * 4 + [0.1] * 2 + [8.0], ttl=9.0)
+on_any = partial(fault, to=ON_CLUSTER, server=on_cluster, options={"holds": HOLDS})
+# two can hold at once only with a lease that outlasts the failover, as this one does; nobody is interrupted, or there
+# would be hardly any long sections
+LONG = {"holds": [0.0] * 4 + [0.1] * 2 + [8.0], "ttl": 9.0, "interrupts": 0.0}
+long_leases = partial(fault, to=ON_CLUSTER, options=LONG)
 
 
 def cluster_of(run: Trial) -> Cluster:

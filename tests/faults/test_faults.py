@@ -51,11 +51,8 @@ def databases(django_db_blocker: Any) -> Iterator[None]:
 def test_a_fault_alone(fault: Fault, launcher: Worker) -> None:
     with (
         (fault.server or redis_server)() as server,
-        trial(
-            launcher, server, workers=3 if fault in SEVERAL else 2, proxied=[0] if fault.network else [],
-            holds=fault.holds, ttl=fault.ttl, interrupts=0 if fault.ttl else None,
-        ) as run,
-    ):  # fmt: skip
+        trial(launcher, server, workers=3 if fault in SEVERAL else 2, **fault.options) as run,
+    ):
         fault.strike(run)
         run.obtained(3)
         assert run.finish() == []
