@@ -62,7 +62,6 @@ def test_a_server_that_evicts_is_found_for_each_alias_that_has_locks(own: RedisS
     with own.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         found = {message.id: message.msg for message in check(deploy=True) if message.level > INFO}
-        assert found.keys() == {"django_redislock.W004", "django_redislock.W005"}
         assert "(cache alias 'pages')" in found["django_redislock.W004"]
         assert "(cache alias 'locks')" in found["django_redislock.W005"]
         assert "as soon as it has a memory limit (maxmemory-policy allkeys-lru)" in found["django_redislock.W005"]
@@ -113,5 +112,4 @@ def test_missing_rights_are_found(rights: list[str], expected: list[str], own: R
 def test_a_replica_is_found(own: RedisServer, server: RedisServer) -> None:
     with own.client() as client:
         client.replicaof("127.0.0.1", str(server.port))
-    message = only("E008", deploy=True)
-    assert "(cache alias 'locks') refuses all locks: it is a read-only replica." in message.msg
+    assert "(cache alias 'locks') refuses all locks: it is a read-only replica." in only("E008", deploy=True).msg

@@ -170,20 +170,14 @@ def test_the_check_says_which_locks_exclude_each_other_and_whose_clear_flushes_t
     caching(second={**pages, "VERSION": 2})
     (told,) = [message.msg for message in check() if message.id == "django_redislock.I002"]
     assert "groups of cache aliases: 'locks'; 'pages' and 'second'." in told
-    assert Lock("x").acquire()
-    assert Lock("x", using="pages").acquire()
-    assert not Lock("x", using="second").acquire(blocking=False)
     setting(CACHE="pages")
     assert "I002" not in ids()
 
 
 def test_how_to_spare_the_locks_of_cache_lock_is_told(caching: Set, setting: Set) -> None:
-    """They are always in that alias: naming another one in REDISLOCK["CACHE"] would not help."""
     caching(default={"BACKEND": OURS})
     setting(CACHE="default")
-    hint = str(only("I001").hint)
-    assert "with cache.delete_pattern('*'), which spares them, instead of clear()" in hint
-    assert "REDISLOCK" not in hint
+    assert "with cache.delete_pattern('*'), which spares them, instead of clear()" in str(only("I001").hint)
     cache: Any = caches["default"]
     with cache.lock("x") as lock:
         cache.delete_pattern("*")
