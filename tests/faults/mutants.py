@@ -8,17 +8,11 @@ from tests.inside import change_scripts, use_tokens_as_ids
 
 
 class Mutant(NamedTuple):
-    """``without``: the rules, by their names in the scripts. ``found``: violations, at least one of which must show.
-
-    ``ttl``: seconds, if other than in the trials. ``sections``: how many each worker enters before it must have shown.
-    ``tokens_as_ids``: the token of an attempt, if it has one, is also its id.
-    """
-
-    without: set[str]
-    found: set[str]
-    ttl: float | None = None
-    sections: int = 100
-    tokens_as_ids: bool = False
+    without: set[str]  # the rules, by their names in the scripts
+    found: set[str]  # violations, at least one of which must show
+    ttl: float | None = None  # seconds, if other than in the trials
+    sections: int = 100  # that each worker enters before it must have shown
+    tokens_as_ids: bool = False  # the token of an attempt, if it has one, is also its id
 
 
 MUTANTS = {
@@ -41,10 +35,8 @@ MUTANTS = {
 }
 
 
-def mutate(name: str | None) -> None:
-    """From now on, this process runs the scripts of the mutant (None: the real ones)."""
-    if name is None:
-        return
+def mutate(name: str) -> None:
+    """From now on, this process runs the scripts of the mutant."""
     change_scripts(MUTANTS[name].without)
     if MUTANTS[name].tokens_as_ids:
         use_tokens_as_ids()

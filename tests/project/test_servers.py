@@ -29,7 +29,6 @@ import asyncio, os, pathlib, time
 import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
-from django.core.wsgi import get_wsgi_application
 from django.http import JsonResponse
 from django.urls import path
 from django_redislock import Lock, locked_view
@@ -77,46 +76,29 @@ async def order(request, pk):
 
 
 urlpatterns = [path("acount", acount), path("count", count), path("order/<int:pk>", order)]
-asgi, wsgi = get_asgi_application(), get_wsgi_application()
+asgi = get_asgi_application()
 """
 
-WSGI = """
-import logging
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-from site_of_tests import wsgi
-
-class Server(ThreadingMixIn, WSGIServer):
-    request_queue_size = 100
-
-class Handler(WSGIRequestHandler):
-    def log_message(self, *args): pass
-
-server = make_server("127.0.0.1", PORT, wsgi, Server, Handler)
-import signal, threading
-signal.signal(signal.SIGTERM, lambda *args: threading.Thread(target=server.shutdown).start())
-server.serve_forever(0.01)
-server.server_close()
+RUNSERVER = """
+import site_of_tests
+from django.core.management import execute_from_command_line
+execute_from_command_line(["", "runserver", "--noreload", "PORT"])
 """
+UVICORN = ["-m", "uvicorn", "site_of_tests:asgi", "--port", "PORT", "--log-level", "warning"]
 
 
 class Site:
     """A server process with the site above; its stderr is read once it has stopped."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder = folder
         (self.port,) = free_ports(1)
         (folder / "site_of_tests.py").write_text(SITE)
         (folder / "counter").write_text("0")
-        self._stderr = (folder / "stderr").open("w+")
-        arguments = tuple(argument.replace("PORT", str(self.port)) for argument in arguments)
-        self.process = subprocess.Popen(
-            [sys.executable, "-X", "dev", "-W", "always", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr,
-            env=environment(folder),
-            cwd=folder,
-        )
+        self.stderr = folder / "stderr"
+        words = [argument.replace("PORT", str(self.port)) for argument in arguments]
+        command = [sys.executable, "-X", "dev", "-W", "always", *words]
+        with self.stderr.open("w") as said:
+            self.process = subprocess.Popen(command, stdout=said, stderr=said, env=environment(folder), cwd=folder)
 
     def get(self, where: str) -> tuple[int, str]:
         """Status, body."""
@@ -128,29 +110,22 @@ class Site:
                 return error.code, error.read().decode()
 
     def responds(self) -> bool:
-        assert self.process.poll() is None, self.said()
+        assert self.process.poll() is None, self.stderr.read_text()
         try:
             return self.get("")[0] == 404
         except (URLError, ConnectionError):
             return False
 
-    def said(self) -> str:
-        return Path(self._stderr.name).read_text()
-
-    def stop(self, number: int = signal.SIGTERM) -> str:
-        """Stop it; return everything that it wrote to stderr."""
-        self.process.send_signal(number)
+    def stop(self) -> str:
+        """Stop it; return everything that it wrote to stderr. With SIGTERM, uvicorn ends as soon as it has given its
+        requests up."""
+        self.process.send_signal(signal.SIGINT)
         self.process.wait(30)
-        return self.said()
+        return self.stderr.read_text()
 
     def complaints(self) -> list[str]:
-        """Of its whole life, until it was stopped; but for the socket that uvicorn itself listens on."""
+        """Of its whole life, until it is stopped; but for the socket that it listens on."""
         return complaints(self.stop(), but=f"laddr=('127.0.0.1', {self.port})>")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._stderr.close()
 
 
 @pytest.fixture
@@ -158,22 +133,14 @@ def serve(tmp_path: Path, eventually: Eventually) -> Iterator[Callable[..., Site
     sites: list[Site] = []
 
     def serve(*arguments: str) -> Site:
-        site = Site(tmp_path, *arguments)
-        sites.append(site)
-        eventually(site.responds)
-        return site
+        sites.append(Site(tmp_path, *arguments))
+        eventually(sites[-1].responds)
+        return sites[-1]
 
     yield serve
     for site in sites:
-        site.kill()
-
-
-@pytest.fixture
-def uvicorn(serve: Callable[..., Site]) -> Callable[..., Site]:
-    def uvicorn(*more: str) -> Site:
-        return serve("-m", "uvicorn", "site_of_tests:asgi", "--port", "PORT", "--log-level", "warning", *more)
-
-    return uvicorn
+        site.process.kill()
+        site.process.wait()
 
 
 def count_together(site: Site, where: str, rounds: int) -> tuple[list[int], set[int]]:
@@ -186,10 +153,10 @@ def count_together(site: Site, where: str, rounds: int) -> tuple[list[int], set[
 
 
 def test_requests_to_uvicorn_with_3_workers_hold_a_lock_one_at_a_time(
-    uvicorn: Callable[..., Site], client: Any, eventually: Eventually
+    serve: Callable[..., Site], client: Any, eventually: Eventually
 ) -> None:
     already = client.info("clients")["connected_clients"]
-    site = uvicorn("--workers", "3")
+    site = serve(*UVICORN, "--workers", "3")
     served: set[int] = set()
     counted = 0
     while len(served) < 3 or counted < 96:  # whichever worker accepts first has the request
@@ -203,16 +170,16 @@ def test_requests_to_uvicorn_with_3_workers_hold_a_lock_one_at_a_time(
 
 
 def test_requests_that_hold_or_wait_when_uvicorn_gives_them_up_leave_no_lock_and_no_place_in_the_queue(
-    uvicorn: Callable[..., Site], client: Any, eventually: Eventually
+    serve: Callable[..., Site], client: Any, eventually: Eventually
 ) -> None:
     """They are cancelled twice, and then the process ends: pending releases are sent before that."""
-    site = uvicorn("--timeout-graceful-shutdown", "0")
+    site = serve(*UVICORN, "--timeout-graceful-shutdown", "0")
     count = Lock("count")
     assert count.acquire()
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(site.get, where) for where in ("order/7", *["acount"] * 5)]
         eventually(lambda: holder(client, "order:7") and queued(client, "count") == 5)
-        said = site.stop(signal.SIGINT)  # SIGTERM kills it as soon as it has given them up
+        said = site.stop()
         assert all(future.exception(30) or future.result()[0] >= 500 for future in asked)
     assert not holder(client, "order:7")
     assert queued(client, "count") == 0
@@ -227,7 +194,7 @@ def test_requests_to_a_threaded_wsgi_server_hold_a_lock_one_at_a_time_in_sync_an
 ) -> None:
     """An async view under WSGI runs in an event loop of its own for each request."""
     already = client.info("clients")["connected_clients"]
-    site = serve("-c", WSGI)
+    site = serve("-c", RUNSERVER)
     for where, counted in ("count", 0), ("acount", 48):
         numbers, _ = count_together(site, where, 4)
         assert numbers == list(range(counted + 1, counted + 49))
