@@ -37,9 +37,6 @@ class Terminal(io.StringIO):
         return True
 
 
-# -- in this process ---------------------------------------------------------------------------------------------------
-
-
 def redislocks(*arguments: str, **options: Any) -> str:
     """The output of the command, called from code."""
     out = io.StringIO()
@@ -160,13 +157,9 @@ def process_1() -> Iterator[None]:
     assert prctl(36, 0, 0, 0, 0) == 0
 
 
-# -- in a process of its own -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def in_process() -> Iterator[InProcess]:
-    """Start the command as a site would, in a process of its own, without a terminal and without
-    DJANGO_SETTINGS_MODULE; it is killed at the end of the test."""
+    """Start the command as a site would, in a process of its own, without a terminal; it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -175,12 +168,11 @@ def in_process() -> Iterator[InProcess]:
         environment: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> subprocess.Popen[str]:
-        known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
         process: subprocess.Popen[str] = subprocess.Popen(
             [sys.executable, "-m", "django", "redislocks", arguments[0], f"--settings={site}", *arguments[1:]],
             text=True,
             cwd=ROOT,
-            env={**known, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             start_new_session=True,
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )

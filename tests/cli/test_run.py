@@ -20,17 +20,11 @@ from tests.helpers.actors import GENEROUS, Other
 pytestmark = pytest.mark.usefixtures("no_terminal")
 
 
-# -- what the program sees, and what it leaves ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("script", "status"),
-    [*((f"exit {status}", status) for status in (0, 1, 3, 75, 255))]
-    + [(f"kill -{int(number)} $$", 128 + number) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)],
+    [("exit 0", 0), ("exit 75", 75), ("exit 255", 255), (f"kill -{int(signal.SIGKILL)} $$", 128 + signal.SIGKILL)],
 )
-def test_the_programs_exit_status_is_passed_through_as_a_shell_does(
-    script: str, status: int, other: Callable[[], Other]
-) -> None:
+def test_the_programs_exit_status_is_passed_through(script: str, status: int, other: Callable[[], Other]) -> None:
     assert sh(script) == other()(lambda: sh(script)) == status  # from a thread, too
 
 
@@ -46,57 +40,36 @@ def test_the_program_holds_the_lock_and_knows_it_and_its_fence(server: RedisServ
     assert get_lock(NAME) is None
 
 
-def test_the_program_inherits_input_output_and_errors(done: Done) -> None:
-    script = "read line; echo out $line; echo err $line >&2"
-    assert done("run", NAME, "--", "sh", "-c", script, typed="hello\n") == (0, "out hello\n", "err hello\n")
-
-
 @pytest.mark.complete
 def test_the_lock_is_renewed_while_the_program_runs(settings: Any) -> None:
     settings.REDISLOCK = {"AUTO_RENEW": False}  # applies only to locks in code
-    assert sh("sleep 2.5", "--ttl", "2") == 0
+    assert sh("sleep 1.5", "--ttl", "1") == 0
 
 
-@pytest.mark.parametrize(("name", "first"), [(NAME, []), ("-odd", ["--"]), ("-odd", ["--ttl", "60", "--"])])
+@pytest.mark.parametrize(("name", "first"), [(NAME, []), ("-odd", ["--ttl", "60", "--"])])
 def test_options_after_the_dashes_belong_to_the_program(name: str, first: list[str], tmp_path: Path) -> None:
     script = f'printf "%s|" "$REDISLOCK_NAME" "$@" > {tmp_path}/out'
     assert main("run", *first, name, "--", "sh", "-c", script, "sh", "--ttl", "-E", "--", "--settings=x", "-h") == 0
     assert (tmp_path / "out").read_text() == f"{name}|--ttl|-E|--|--settings=x|-h|"
 
 
-def test_a_program_that_cannot_be_run_has_the_status_that_shells_have_for_it_and_keeps_no_lock(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_cannot_be_run_has_the_status_of_shells_and_keeps_no_lock(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("no program")
     run_it = ["run", NAME, "--at-least", "20", "--"]
     fails(127, r"^Cannot run no-such-program: No such file or directory\.$", *run_it, "no-such-program")
     fails(126, "Permission denied", *run_it, str(text))
-    text.chmod(0o755)
-    fails(126, "Exec format error", *run_it, str(text))
     assert get_lock(NAME) is None
-
-
-# -- a busy lock ------------------------------------------------------------------------------------------------------
 
 
 def test_a_busy_lock_has_a_status_of_its_own_and_the_program_is_not_run(tmp_path: Path) -> None:
     with Lock(NAME):
         assert sh(f"touch {tmp_path}/ran") == 75
         assert sh(f"touch {tmp_path}/ran", "-E", "0") == 0
-        assert sh(f"touch {tmp_path}/ran", "--conflict-exit-code=9") == 9
         assert sh(f"touch {tmp_path}/ran", "--blocking-timeout", "0.2") == 75
         held_by = rf"^Could not acquire the lock {NAME}: held by \S+:{os.getpid()}:\S+ for \d+(\.\d)? s\.$"
         fails(75, held_by, "run", NAME, "--", "true")
     assert not (tmp_path / "ran").exists()
-
-
-def test_cron_has_nothing_to_mail_about_a_busy_lock(done: Done) -> None:
-    with Lock(NAME):
-        assert done("run", NAME, "--", "true") == (75, "", "")
-        status, out, err = done("run", NAME, "-v2", "--", "true")
-    assert (status, out) == (75, "")
-    assert err.startswith(f"LockBusy: Could not acquire the lock {NAME}: held by ")
 
 
 def test_it_waits_for_a_busy_lock_when_told_to(background: Background, eventually: Eventually) -> None:
@@ -114,8 +87,7 @@ def test_it_waits_for_a_busy_lock_when_told_to(background: Background, eventuall
 def test_a_crontab_on_many_machines_runs_a_job_once(in_process: InProcess, tmp_path: Path) -> None:
     job = ["run", NAME, "--at-least=60", "--", "sh", "-c", f"echo ran >> {tmp_path}/out"]
     crowd = [in_process(*job) for _ in range(4)]
-    for process in crowd:
-        process.communicate(timeout=2 * GENEROUS)
+    assert {process.communicate(timeout=2 * GENEROUS) for process in crowd} == {("", "")}  # cron has nothing to mail
     assert sorted(process.returncode for process in crowd) == [0, 75, 75, 75]
     assert (tmp_path / "out").read_text() == "ran\n"
 
@@ -130,39 +102,29 @@ def test_at_least_keeps_the_lock_until_then() -> None:
     assert sh("exit 3", "--at-least", "40") == 75
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([NAME], "must follow --"),
-        ([NAME, "--"], "must follow --"),
         ([NAME, "--", ""], "must follow --"),
         ([NAME, "echo", "hi"], "the program to run must follow --, as in: run nightly -- make report"),
-        ([NAME, "echo", "--", "hi"], "unrecognized arguments: echo"),
         ([NAME, "--waiting", "5"], "unrecognized arguments: --waiting 5"),
-        ([NAME, "--fair", "--", "true"], "unrecognized arguments: --fair"),
         (["--", "true"], "NAME"),
         ([NAME, "--ttl", "0", "--", "true"], "at least 0.003 seconds"),
         ([NAME, "--ttl", "soon", "--", "true"], "'soon' is not a number of seconds"),
         ([NAME, "--blocking-timeout", "-1", "--", "true"], "0 or more seconds"),
-        ([NAME, "--blocking-timeout", "nan", "--", "true"], "finite"),
         ([NAME, "-E", "256", "--", "true"], "from 0 to 255"),
-        ([NAME, "-E", "busy", "--", "true"], "from 0 to 255"),
     ],
 )
 def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], message: str) -> None:
     fails(1, re.escape(message), "run", *arguments)
 
 
-def test_in_a_shell_wrong_arguments_end_with_2_and_the_help_lists_the_exit_statuses(done: Done) -> None:
+def test_in_a_shell_wrong_arguments_end_with_2_and_programs_inherit_the_streams(done: Done) -> None:
     status, _, err = done("run", NAME, "true")
     assert (status, "usage: " in err, "Traceback" in err) == (2, True, False)
-    text = " ".join(done("run", "--help")[1].split())
-    assert "[OPTIONS] NAME -- PROGRAM [ARGUMENT ...]" in text
-    for status_of in ("128 + n", "75 if", "76 if", "69 if", "127 if", "126 if"):
-        assert status_of in text
+    script = "read line; echo out $line; echo err $line >&2"
+    assert done("run", NAME, "--", "sh", "-c", script, typed="hello\n") == (0, "out hello\n", "err hello\n")
 
 
 def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:
@@ -170,15 +132,11 @@ def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:
     settings.CACHES = {**settings.CACHES, "other": other}
     with Lock(NAME):
         assert sh("exit 3", "--using", "other") == 3
-        assert sh("exit 3") == 75
     fails(2, "Unknown cache alias 'nowhere'", "run", NAME, "--using", "nowhere", "--", "true")
 
 
-def test_the_program_is_not_run_if_the_lock_would_guard_nothing(settings: Any, tmp_path: Path) -> None:
+def test_the_program_is_not_run_if_the_lock_would_guard_nothing(settings: Any) -> None:
     settings.REDISLOCK = {"CACHE": "memory"}
-    refused = r"^Not run: the cache alias 'memory' is not Redis, "
-    fails(2, refused, "run", NAME, "--", "touch", f"{tmp_path}/ran")
-    assert not (tmp_path / "ran").exists()
+    fails(2, r"^Not run: the cache alias 'memory' is not Redis, ", "run", NAME, "--", "true")
     settings.DEBUG = True
-    assert sh(f"touch {tmp_path}/ran") == 0
-    assert (tmp_path / "ran").exists()
+    assert sh("exit 3") == 3
