@@ -26,7 +26,6 @@ NAME = "nightly"
 
 Answer = Callable[..., None]
 Background = Callable[[Callable[[], Any]], None]
-Done = Callable[..., tuple[int, str, str]]
 Eventually = Callable[..., Any]
 InProcess = Callable[..., subprocess.Popen[str]]
 WaitFor = Callable[..., Future[bool]]
@@ -159,17 +158,14 @@ def process_1() -> Iterator[None]:
 
 @pytest.fixture
 def in_process() -> Iterator[InProcess]:
-    """Start the command as a site would, in a process of its own, without a terminal; it is killed at the end."""
+    """Start the command in a process of its own, without a terminal; it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        *arguments: str,
-        site: str = "tests.settings",
-        environment: Mapping[str, str] = MappingProxyType({}),
-        **options: Any,
+        *arguments: str, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
     ) -> subprocess.Popen[str]:
         process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-m", "django", "redislocks", arguments[0], f"--settings={site}", *arguments[1:]],
+            [sys.executable, "-m", "django", "redislocks", arguments[0], "--settings=tests.settings", *arguments[1:]],
             text=True,
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
@@ -183,15 +179,3 @@ def in_process() -> Iterator[InProcess]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def done(in_process: InProcess) -> Done:
-    """The exit status, the output and the errors of the command in a process of its own."""
-
-    def done(*arguments: str, typed: str | None = None, **options: Any) -> tuple[int, str, str]:
-        process = in_process(*arguments, **options)
-        out, err = process.communicate(typed, timeout=2 * GENEROUS)
-        return process.returncode, out, err
-
-    return done

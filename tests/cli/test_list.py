@@ -6,8 +6,6 @@ import io
 import json
 import os
 import re
-import signal
-import subprocess
 import unicodedata
 from collections.abc import Callable
 from datetime import datetime
@@ -19,8 +17,7 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from django_redislock import Lock
-from tests.cli.conftest import NOWHERE, Done, InProcess, Terminal, WaitFor, fails, hold, redislocks
-from tests.helpers.actors import GENEROUS
+from tests.cli.conftest import NOWHERE, Terminal, WaitFor, fails, hold, main, redislocks
 from tests.helpers.state import put
 
 
@@ -143,25 +140,17 @@ def test_watching_stays_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert watch(WatchedTerminal(), "order:8", "--watch").endswith("0\x1b[K\x1b[J\x1b[?7h\n")
 
 
-def test_a_watch_in_a_shell_ends_silently(in_process: InProcess) -> None:
-    process = in_process("list", "--watch", "0.05", stdin=subprocess.DEVNULL)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    for _ in range(4):
-        assert process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert (process.wait(GENEROUS), process.stderr.read()) == (0, "")
-
-
 def test_a_missing_subcommand_and_an_unknown_alias_are_clear_errors() -> None:
     fails(1, "SUBCOMMAND")
     fails(2, r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory", "list", "--using=nowhere")
 
 
 @pytest.mark.parametrize("arguments", ["list", "show a", "pool a", "clear a", "clear --all", "run a -- false"])
-def test_redis_out_of_reach_is_a_clear_error(arguments: str) -> None:
+def test_redis_out_of_reach_is_a_clear_error(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock, or that the program has failed
         fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
+        assert main(*arguments.split()) == 69
+    assert capsys.readouterr().err.count("\n") == 1  # and no traceback
 
 
 @pytest.mark.parametrize("arguments", [["list"], ["run", "a", "--", "true"]])
@@ -170,13 +159,3 @@ def test_the_memory_mode_says_that_it_guards_one_process_only(arguments: list[st
     errors = io.StringIO()
     redislocks(*arguments[:1], "--using=memory", *arguments[1:], stderr=errors)
     assert errors.getvalue().startswith("The cache alias 'memory' is not Redis: ")
-
-
-def test_in_a_shell_an_error_is_one_line_and_no_traceback(done: Done) -> None:
-    hold("order:42")
-    status, out, err = done("clear", "order:42", "order:43", "--noinput", "-v0")
-    assert (status, out.split(",")[0]) == (1, "Force-released order:42")
-    assert err.endswith("\nCommandError: Not held: order:43\n")
-    status, out, err = done("list", environment={"REDISLOCK_TEST_URL": "redis://127.0.0.1:1/0"})
-    assert (status, out, err.count("\n")) == (69, "", 1)
-    assert err.startswith("CommandError: Redis cannot be reached")

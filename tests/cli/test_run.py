@@ -14,7 +14,7 @@ import pytest
 
 from django_redislock import Lock, get_lock
 from redisserver import RedisServer
-from tests.cli.conftest import NAME, Background, Done, Eventually, InProcess, fails, hold, main, sh
+from tests.cli.conftest import NAME, InProcess, fails, main, sh
 from tests.helpers.actors import GENEROUS, Other
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
@@ -72,17 +72,6 @@ def test_a_busy_lock_has_a_status_of_its_own_and_the_program_is_not_run(tmp_path
     assert not (tmp_path / "ran").exists()
 
 
-def test_it_waits_for_a_busy_lock_when_told_to(background: Background, eventually: Eventually) -> None:
-    token = hold(NAME)
-
-    def let_go() -> None:
-        eventually(lambda: (info := get_lock(NAME)) and info.waiters)
-        Lock(NAME, token=token).release()
-
-    background(let_go)
-    assert sh("exit 4", "--blocking-timeout", "30") == 4
-
-
 @pytest.mark.complete
 def test_a_crontab_on_many_machines_runs_a_job_once(in_process: InProcess, tmp_path: Path) -> None:
     job = ["run", NAME, "--at-least=60", "--", "sh", "-c", f"echo ran >> {tmp_path}/out"]
@@ -120,11 +109,13 @@ def test_wrong_arguments_are_errors_before_anything_runs(arguments: list[str], m
     fails(1, re.escape(message), "run", *arguments)
 
 
-def test_in_a_shell_wrong_arguments_end_with_2_and_programs_inherit_the_streams(done: Done) -> None:
-    status, _, err = done("run", NAME, "true")
-    assert (status, "usage: " in err, "Traceback" in err) == (2, True, False)
-    script = "read line; echo out $line; echo err $line >&2"
-    assert done("run", NAME, "--", "sh", "-c", script, typed="hello\n") == (0, "out hello\n", "err hello\n")
+def test_in_a_shell_wrong_arguments_end_with_2_and_programs_inherit_the_streams(
+    in_process: InProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("run", NAME, "true") == 2
+    assert capsys.readouterr().err.startswith("usage: ")
+    process = in_process("run", NAME, "--", "sh", "-c", "read line; echo out $line; echo err $line >&2")
+    assert process.communicate("hello\n", timeout=2 * GENEROUS) == ("out hello\n", "err hello\n")
 
 
 def test_using_names_the_alias(settings: Any, server: RedisServer) -> None:

@@ -123,9 +123,6 @@ class MarkLost(OnDispatch):
         return super().dispatch(request, *args, **kwargs)
 
 
-# -- updates that are lost without a lock until COMMIT ---------------------------------------------------------------
-
-
 def book(request: HttpRequest, pk: int) -> HttpResponseBase:
     """Responds with the balance that it has written."""
     return HttpResponse(str(Account("default").book()))
@@ -150,9 +147,6 @@ def lose(request: HttpRequest, pk: int) -> HttpResponseBase:
     force_release(f"account:{pk}")
     assert told.wait(GENEROUS)
     return HttpResponse("not seen")
-
-
-# -- streams --------------------------------------------------------------------------------------------------------
 
 
 ends: list[str] = []  # which locks were held when a stream ended
@@ -203,9 +197,6 @@ async def async_stream(request: HttpRequest, pk: int) -> HttpResponseBase:
     return StreamingHttpResponse(aparts(request))
 
 
-# -- coroutines -----------------------------------------------------------------------------------------------------
-
-
 async def arespond(request: HttpRequest, pk: int) -> HttpResponseBase:
     return HttpResponse(await anames())
 
@@ -228,9 +219,6 @@ class SyncMethod(View):
 
 async def sync_view(request: HttpRequest, pk: int) -> HttpResponseBase:
     return await sync_to_async(lock(lambda request, pk: HttpResponse(names())))(request, pk=pk)
-
-
-# -- the site -------------------------------------------------------------------------------------------------------
 
 
 def middleware(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import threading
 import time
@@ -21,16 +20,15 @@ from django_redislock import (
     LockLost,
     LockNotAcquired,
     LockUnavailable,
-    aforce_release,
     get_lock,
     lock_digest,
     locked,
     locked_atomic,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import LOCK, NAME, queued, value
-from tests.helpers.twins import Twins, abandon, lock_names
+from tests.helpers.twins import Twins, lock_names
 
 Body = Generator[None, None, Any]
 
@@ -245,36 +243,3 @@ def test_a_call_that_fails_releases_at_once_and_one_that_has_lost_its_lock_is_to
         assert lock_names(client) == []
     with pytest.raises(LockLost):
         locked(NAME, at_least=500)(lambda: client.flushall())()
-
-
-async def test_a_coroutine_that_is_closed_while_it_waits_leaves_the_queue(
-    actor: Callable[[], Actor], client: redis.Redis, aeventually: Any
-) -> None:
-    you, lock = actor(), Lock(NAME)
-    assert await you(lock.aacquire)
-    await abandon(Twins(locked(NAME), never).acall(), lambda: queued(client) == 1)
-    await aeventually(lambda: not queued(client))
-    await you(lock.arelease)
-    assert lock_names(client) == []
-
-
-async def test_a_coroutine_function_may_be_cancelled_when_its_lock_is_lost() -> None:
-    @locked(NAME, on_lost="cancel")
-    async def section() -> None:
-        await aforce_release(NAME)
-        await asyncio.sleep(GENEROUS)
-
-    with pytest.raises(LockLost):
-        await section()
-
-
-def test_a_function_may_hear_that_its_lock_is_lost(crowd: Crowd, client: redis.Redis) -> None:
-    lost = threading.Event()
-
-    def section() -> Body:
-        client.flushall()
-        while not lost.is_set():
-            yield
-
-    with pytest.raises(LockLost):
-        crowd()(Twins(locked(NAME, ttl=0.3, on_lost=lambda error: lost.set()), section), "call")

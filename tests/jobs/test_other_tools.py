@@ -9,7 +9,6 @@ from typing import Any, get_type_hints
 
 import asgiref.sync
 import pytest
-import redis
 from celery import Celery  # type: ignore[import-untyped]
 from django.http import HttpRequest, HttpResponse
 from django.utils.decorators import method_decorator
@@ -18,7 +17,6 @@ from django_redislock import locked, locked_atomic, locked_view
 from tests.helpers.docs import blocks
 from tests.helpers.docs import page as docs_page
 from tests.helpers.processes import Worker
-from tests.helpers.twins import lock_names
 
 Decorator = Callable[[Any], Any]
 
@@ -115,20 +113,6 @@ def test_annotations_may_name_what_is_not_there_yet() -> None:
 
     with pytest.raises(TypeError, match="missing 1 required"):
         Celery("site", broker="memory://", set_as_current=False).task(early, name="early").delay()
-
-
-async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:
-    class Build:
-        @method_decorator([locked("report:{kind}"), locked("report:{year}")])
-        def build(self, year: int, kind: str = "a") -> list[str]:
-            return lock_names(client)
-
-        @method_decorator(locked("report:{year}"))
-        async def abuild(self, year: int, kind: str = "a") -> list[str]:
-            return lock_names(client)
-
-    assert await asgiref.sync.sync_to_async(Build().build)(7) == ["report:7", "report:a"]
-    assert await Build().abuild(7) == ["report:7"]
 
 
 RETRIES = """
