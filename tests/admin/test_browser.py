@@ -80,9 +80,7 @@ def test_the_page_of_a_lock_shows_its_queue_in_order(
         one.result(GENEROUS)
 
 
-def test_locks_are_force_released_after_a_confirmation_and_their_histories_say_so(
-    visit: Visit, client: redis.Redis, picture: Picture
-) -> None:
+def test_locks_are_force_released_and_their_histories_say_so(visit: Visit, client: Any, picture: Picture) -> None:
     name, owner = "<img src=x onerror='document.title=1'>\"&", "<script>document.title=2</script>"
     put(client, name, owner=owner, since=200)
     for number in range(1, 4):

@@ -117,10 +117,9 @@ def test_it_asks_first_and_shows_what_it_would_clear(answer: Answer) -> None:
     assert cleared("a", "b", stderr=asked) == "ab"
     assert re.search(rf":{os.getpid()}:.*\n\n.*\nForce-release 2 locks\? \[y/N\] ", asked.getvalue())
     answer(" YES ")
-    out, asked = Terminal(), io.StringIO()
-    call_command("redislocks", "clear", "c", stdout=out, stderr=asked)
+    out = Terminal()
+    call_command("redislocks", "clear", "c", stdout=out)
     assert "Force-release 1 lock? [y/N] " in out.getvalue(), "on the terminal, if the output is one"
-    assert "Force-release 1 lock" not in asked.getvalue()
 
 
 @pytest.mark.parametrize("no", ["", "no", "a", b"\xff", None])
@@ -147,7 +146,6 @@ def test_a_holder_that_came_after_the_question_is_spared(answer: Answer) -> None
 
 
 def test_what_came_free_before_the_answer_fails_if_it_was_named_or_nothing_is_left(answer: Answer) -> None:
-    hold("b")
     for argument, problem in [
         ("a", r"^Not held: a$"),
         ("--match=a", r"^Nothing was force-released: nobody holds these locks any more\.$"),
@@ -155,9 +153,6 @@ def test_what_came_free_before_the_answer_fails_if_it_was_named_or_nothing_is_le
         hold("a")
         answer("yes", before=lambda: force_release("a"))
         fails(1, problem, "clear", argument)
-    hold("a")
-    answer("yes", before=lambda: force_release("a"))
-    assert cleared("--all") == "b"
 
 
 def test_locks_released_before_an_outage_are_reported(own: RedisServer, settings: Any) -> None:

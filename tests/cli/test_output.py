@@ -87,9 +87,7 @@ def full_disk(_: ExitStack) -> int:
 
 
 @pytest.mark.parametrize(("make", "status"), [(closed_pipe, 128 + signal.SIGPIPE), (full_disk, 74)])
-def test_an_output_that_cannot_be_written_has_an_exit_status_of_its_own(
-    make: Any, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_cannot_be_written_has_a_status_of_its_own(make: Any, status: int, monkeypatch: Any) -> None:
     hold("a", "b", "c")
     errors = io.StringIO()
     monkeypatch.setattr(sys, "stderr", errors)

@@ -227,15 +227,6 @@ def test_the_next_caller_gets_it_when_that_is_over_or_the_call_took_longer(crowd
     assert "late" not in lock_names(client)
 
 
-def test_inside_another_section_the_outer_one_decides(crowd: Crowd, client: redis.Redis) -> None:
-    me, outer = crowd(), Lock(NAME, reentrant=True)
-    me(outer, "acquire")
-    me(Twins(locked(NAME, at_least=500, reentrant=True), lambda: None), "call")
-    assert me(outer, "owned")
-    me(outer, "release")
-    assert lock_names(client) == []
-
-
 def test_a_call_that_fails_releases_at_once_and_one_that_has_lost_its_lock_is_told(client: redis.Redis) -> None:
     for error in (ZeroDivisionError, KeyboardInterrupt):
         with pytest.raises(error):

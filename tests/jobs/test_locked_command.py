@@ -20,7 +20,6 @@ from django_redislock import Lock, LockedCommand, LockInfo, LockLost, force_rele
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.proxy import Proxy, proxy
-from tests.helpers.streams import Full
 from tests.inside import INFO, RELEASE
 
 
@@ -161,15 +160,6 @@ def test_cron_has_nothing_to_mail_about_a_busy_lock_and_a_terminal_says_who_hold
     printed = capsys.readouterr()
     assert ("Could not acquire the lock report: held by " in printed.err) == says
     assert says or (printed.out, printed.err) == ("", "")
-
-
-@pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("stderr", [None, Full()], ids=["closed", "full"])
-def test_where_errors_cannot_be_written_the_exit_status_stays_the_same(stderr: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "stderr", stderr)
-    with pytest.raises(SystemExit) as caught:
-        Report().run_from_argv(["manage.py", "report", "-v2"])
-    assert caught.value.code == 75
 
 
 @pytest.mark.usefixtures("busy")
