@@ -148,7 +148,8 @@ def test_a_missing_subcommand_and_an_unknown_alias_are_clear_errors() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["list", "show a", "pool a", "clear a", "clear --all", "run a -- false"])
-def test_redis_out_of_reach_is_a_clear_error(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_redis_out_of_reach_is_a_clear_error(arguments: str, retry_for: Any, capsys: Any) -> None:
+    retry_for(0.1)
     with override_settings(CACHES=NOWHERE):  # 1 would say that nobody holds the lock, or that the program has failed
         fails(69, r"Redis cannot be reached for .*cache alias 'default'", *arguments.split())
         assert main(*arguments.split()) == 69

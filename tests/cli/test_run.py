@@ -269,7 +269,7 @@ def test_a_lock_that_was_lost_before_the_program_started_ends_it_at_once(
 
 
 @pytest.mark.parametrize(
-    ("end", "ttl", "status"), [(FOREVER, "0.6", 76), ("exit 3", "60", 3)], ids=["lease ends", "program ends"]
+    ("end", "ttl", "status"), [pytest.param(FOREVER, "0.6", 76, marks=pytest.mark.complete), ("exit 3", "60", 3)]
 )
 def test_redis_out_of_reach_ends_the_program_with_its_lease_and_changes_no_status(
     end: str, ttl: str, status: int, own: RedisServer, background: Background, eventually: Any, tmp_path: Path
