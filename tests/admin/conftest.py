@@ -13,7 +13,6 @@ from tests.helpers.browser import browser as browser
 from tests.helpers.browser import picture as picture
 from tests.helpers.browser import visit as visit
 from tests.helpers.listed import endless as endless
-from tests.helpers.listed import trips as trips
 from tests.helpers.listed import two_aliases as two_aliases
 
 

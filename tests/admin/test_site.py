@@ -1,20 +1,84 @@
-"""Other admin sites, other languages, and no Redis."""
+"""The list of locks; who may see them; other admin sites, other languages, and no Redis."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import redis
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.utils.html import strip_tags
 
-from tests.admin.pages import LIST, NOWHERE, select, told, url
-from tests.helpers.state import put
+from django_redislock import Lock, get_lock
+from django_redislock.admin import LockAdmin
+from django_redislock.models import HeldLock
+from tests.admin.pages import LIST, NOWHERE, listed, names, select, told, url
+from tests.helpers.state import holder, put
 
 pytestmark = pytest.mark.django_db
+DOWN = "Could not read the locks from Redis"
+SET_A_FREE = {"action": "delete_selected", "_selected_action": ["a"], "post": "yes"}
+Staff = Callable[..., Client]
+
+
+def test_without_permissions_every_page_is_forbidden_and_redis_is_not_asked(staff: Staff, client: redis.Redis) -> None:
+    user = staff()
+    with override_settings(CACHES=NOWHERE):
+        for path in (LIST, f"{LIST}add/", *(url(view, "a") for view in ("change", "history", "delete"))):
+            assert {user.get(path).status_code, user.post(path, {"post": "yes"}).status_code} == {403}
+        assert "Redis locks" not in user.get("/admin/").content.decode()
+        assert "/admin/login/" in Client().get(LIST).headers["Location"]
+    put(client, "a")
+    assert user.post(LIST, SET_A_FREE).status_code == 403
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.create_superuser("jo"))
+    assert careful.post(url("delete", "a"), {"post": "yes"}).status_code == 403
+    assert careful.post(LIST, SET_A_FREE).status_code == 403
+    assert holder(client, "a")
+
+
+def test_staff_who_may_only_view_cannot_force_release_and_see_no_way_to(staff: Staff, client: redis.Redis) -> None:
+    put(client, "a")
+    user = staff("view_heldlock")
+    page = user.get(LIST)
+    assert page.context["action_form"] is None
+    for shown in (page, user.get(url("change", "a"))):
+        assert "orce-release" not in shown.content.decode()
+    assert url("history", "a") in user.get(url("change", "a")).content.decode()
+    assert user.post(url("delete", "a"), {"post": "yes"}).status_code == 403
+    user.post(LIST, SET_A_FREE)
+    assert holder(client, "a")
+
+
+def test_the_permission_for_each_lock_counts_for_many_at_once(
+    admin: Client, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allowed(self: LockAdmin, request: Any, obj: HeldLock | None = None) -> bool:
+        return obj is None or obj.name.startswith("mine:")
+
+    monkeypatch.setattr(LockAdmin, "has_delete_permission", allowed)
+    for name in ("mine:1", "theirs:1"):
+        put(client, name)
+    for data in ({}, {"post": "yes"}, {"select_across": "1"}, {"select_across": "1", "post": "yes"}):
+        assert select(admin, "mine:1", "theirs:1", **data).status_code == 403
+        assert holder(client, "mine:1")
+    assert told(select(admin, "mine:1", post="yes")) == ["1 lock was force-released."]
+
+
+def test_staff_who_may_only_delete_end_on_the_index(staff: Staff, client: redis.Redis) -> None:
+    put(client, "a")
+    user = staff("delete_heldlock")
+    assert user.get(LIST).status_code == 403
+    assert user.post(url("delete", "a"), {"post": "yes"}).headers["Location"] == "/admin/"
+    assert not holder(client, "a")
+    with override_settings(CACHES=NOWHERE):
+        response = user.get(url("delete", "a"), follow=True)
+    assert told(response)[-1].startswith(DOWN)
 
 
 def test_a_custom_admin_site_links_to_its_own_pages(admin: Client, client: redis.Redis) -> None:
@@ -28,25 +92,19 @@ def test_a_custom_admin_site_links_to_its_own_pages(admin: Client, client: redis
     assert admin.post(url("delete", "a", "own"), {"post": "yes"}).headers["Location"] == own
 
 
-DOWN = "Could not read the locks from Redis"
-
-
-@override_settings(CACHES=NOWHERE)
-@pytest.mark.parametrize("view", ["change", "history", "delete"])
-def test_without_redis_each_page_of_a_lock_leads_to_the_list_which_says_so(view: str, admin: Client) -> None:
-    response = admin.get(url(view, "a"), follow=True)
-    assert (response.redirect_chain, response.status_code) == ([(LIST, 302)], 200)
-    assert [text[: len(DOWN)] for text in told(response)] == [DOWN]
-
-
-def test_without_redis_nobody_knows_how_many_locks_there_are_and_nothing_is_force_released(admin: Client) -> None:
+def test_without_redis_the_pages_say_so_and_nothing_is_force_released(admin: Client, retry_for: Any) -> None:
     def count() -> str:
         found = re.search(r'<(p|nav) class="paginator".*?</\1>', admin.get(LIST).content.decode(), re.S)
         assert found is not None
         return strip_tags(found[0]).strip().split("\n")[-1].strip()
 
+    retry_for(0.1)
     assert count() == "0 locks"
     with override_settings(CACHES=NOWHERE):
+        for view in ("change", "history", "delete"):
+            response = admin.get(url(view, "a"), follow=True)
+            assert (response.redirect_chain, response.status_code) == ([(LIST, 302)], 200)
+            assert [text[: len(DOWN)] for text in told(response)] == [DOWN]
         assert count() == "unknown"
         for data in ({}, {"post": "yes"}):
             assert [text[: len(DOWN)] for text in told(select(admin, "a", **data))] == [DOWN]
@@ -67,3 +125,45 @@ def test_the_pages_are_in_the_users_language(
     put(client, "a", since=7500)
     page = "".join(admin.get(path).content.decode() for path in (LIST, url("change", "a")))
     assert [word for word in words if word.lower() not in page.lower()] == []
+
+
+def test_pages_and_columns_to_sort_by_and_odd_parameters_break_nothing(admin: Client, client: redis.Redis) -> None:
+    for name, owner in {"a": "x", "b": "y", "c": "x"}.items():
+        put(client, name, owner=owner)
+    assert names(admin.get(LIST, {"o": "-2.-1"})) == ["b", "c", "a"]
+    for query in ("o=99", "o=x", "o=", "q=%00", "q=%22", "o=-2.5.1.-6.3.4"):
+        assert admin.get(f"{LIST}?{query}").status_code == 200
+    assert admin.get(f"{LIST}?owner=x").headers["Location"] == f"{LIST}?e=1"
+    for number in range(98):
+        put(client, f"order:{number:03}")
+    page = admin.get(LIST, {"p": "99"})
+    assert (page.context["cl"].page_num, names(page)) == (2, ["order:097"])
+    assert admin.get(LIST, {"p": "x"}).context["cl"].page_num == 1
+    assert len(listed(admin.get(LIST, {"all": ""}))) == 101
+
+
+def test_a_suspended_lock_is_listed_as_held_by_nobody(admin: Client) -> None:
+    Lock("a").suspend(3600, note="rate limited")
+    for query in ("", "?q=suspended"):
+        assert "nobody (suspended by " in admin.get(f"{LIST}{query}").content.decode()
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("order", ["1", "6"])
+def test_the_list_shows_who_waits_for_any_member_beside_those_who_wait_for_this_one(order: str, admin: Client) -> None:
+    page, members = admin.get(LIST, {"o": order}), ["pool:accounts:alice", "pool:accounts:bob"]
+    assert names(page) == ["a", *(members if order == "1" else reversed(members))]
+    cells = re.findall(r'field-shown_waiters">(.*?)<', page.content.decode())
+    assert sorted(cells) == ["0", "0, and 103 for any member of the pool", "2, and 103 for any member of the pool"]
+
+
+@pytest.mark.parametrize(("words", "refused"), [(["ord", "r:1"] * 10, False), (["ord"] * 21, True)])
+def test_a_search_for_too_many_words_is_refused(words: list[str], refused: bool, admin: Client, client: Any) -> None:
+    put(client, "order:1")
+    put(client, "order:2")
+    query = urlencode({"q": " ".join(words)})
+    found = admin.get(f"{LIST}?{query}", follow=True)
+    assert (told(found) == ["Nothing was searched: give at most 20 words."]) is refused
+    assert names(found) == (["order:1", "order:2"] if refused else ["order:1"])
+    select(admin, "order:1", path=f"{LIST}?{query}", select_across="1", index="0", post="yes")
+    assert [get_lock(name) is None for name in ("order:1", "order:2")] == [not refused, False]

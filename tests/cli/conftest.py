@@ -26,7 +26,6 @@ NAME = "nightly"
 
 Answer = Callable[..., None]
 Background = Callable[[Callable[[], Any]], None]
-Done = Callable[..., tuple[int, str, str]]
 Eventually = Callable[..., Any]
 InProcess = Callable[..., subprocess.Popen[str]]
 WaitFor = Callable[..., Future[bool]]
@@ -35,9 +34,6 @@ WaitFor = Callable[..., Future[bool]]
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-# -- in this process ---------------------------------------------------------------------------------------------------
 
 
 def redislocks(*arguments: str, **options: Any) -> str:
@@ -160,27 +156,19 @@ def process_1() -> Iterator[None]:
     assert prctl(36, 0, 0, 0, 0) == 0
 
 
-# -- in a process of its own -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def in_process() -> Iterator[InProcess]:
-    """Start the command as a site would, in a process of its own, without a terminal and without
-    DJANGO_SETTINGS_MODULE; it is killed at the end of the test."""
+    """Start the command in a process of its own, without a terminal; it is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        *arguments: str,
-        site: str = "tests.settings",
-        environment: Mapping[str, str] = MappingProxyType({}),
-        **options: Any,
+        *arguments: str, environment: Mapping[str, str] = MappingProxyType({}), **options: Any
     ) -> subprocess.Popen[str]:
-        known = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
         process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-m", "django", "redislocks", arguments[0], f"--settings={site}", *arguments[1:]],
+            [sys.executable, "-m", "django", "redislocks", arguments[0], "--settings=tests.settings", *arguments[1:]],
             text=True,
             cwd=ROOT,
-            env={**known, "PYTHONPATH": str(ROOT), **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             start_new_session=True,
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
@@ -191,15 +179,3 @@ def in_process() -> Iterator[InProcess]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-@pytest.fixture
-def done(in_process: InProcess) -> Done:
-    """The exit status, the output and the errors of the command in a process of its own."""
-
-    def done(*arguments: str, typed: str | None = None, **options: Any) -> tuple[int, str, str]:
-        process = in_process(*arguments, **options)
-        out, err = process.communicate(typed, timeout=2 * GENEROUS)
-        return process.returncode, out, err
-
-    return done

@@ -3,31 +3,39 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync, iscoroutinefunction
+from django.contrib.auth.decorators import login_required, permission_required
+from django.contrib.auth.mixins import LoginRequiredMixin
+from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, HttpResponse
-from django.test import Client, RequestFactory
+from django.test import AsyncRequestFactory, Client, RequestFactory
+from django.urls import path
+from django.utils.asyncio import async_unsafe
 from django.utils.decorators import method_decorator
+from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.decorators.cache import never_cache
-from rest_framework.decorators import action
-from rest_framework.routers import SimpleRouter
-from rest_framework.viewsets import ViewSet
 
 from django_redislock import Lock, list_locks, locked_view
 from django_redislock.testing import hold
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers import site
+from tests.helpers.actors import GENEROUS, Crowd, Other
+from tests.helpers.databases import Account
+from tests.helpers.pages import Page, arespond
+from tests.helpers.servers import LEFT_OPEN, Web
 from tests.helpers.state import queued
 from tests.helpers.twins import Pages, Twins, lock_names
 
-Eventually = Callable[..., Any]
-Slow = Callable[..., tuple[threading.Event, threading.Event]]
+pytestmark = LEFT_OPEN
+new_class: Any = type
 
 
 def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -39,104 +47,50 @@ def never(*args: Any, **kwargs: Any) -> HttpResponse:
     raise AssertionError("not reached")
 
 
-def plain(path: str = "/", method: str = "GET") -> HttpRequest:
-    return RequestFactory().generic(method, path)
+def plain(method: str = "GET") -> HttpRequest:
+    return RequestFactory().generic(method, "/")
 
 
-# -- the name -------------------------------------------------------------------------------------------------------
-
-
-def test_a_view_runs_under_the_lock_of_its_url(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
+def test_a_view_runs_under_the_lock_of_its_url_however_long(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
     pages.add("order/<str:pk>/", "order:{pk}", lambda request, pk: lock_names(client))
-    assert crowd()(pages, "get", "/order/4:2/").content == b"order:4%3A2"
-    assert lock_names(client) == []
-
-
-def test_a_class_of_views_runs_under_the_lock_of_its_url(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
-    methods = Twins(lambda function: function, lambda self, request, pk: HttpResponse(lock_names(client)))
-
-    class Page(View):
-        get = post = methods.acall if pages.awaits else methods.call
-
-    class Dispatch(Page):
-        pass
-
-    one = Twins(locked_view("class:{pk}"), lambda self, request, pk: HttpResponse(lock_names(client)))
-
-    class Method(View):  # as by method_decorator
-        get = post = one.acall if pages.awaits else one.call
-
-    class Post(Page):
-        pass
-
-    key, key_of_post = (locked_view("class:{pk}", methods=methods) for methods in (None, ["POST"]))
-    pages.add_view("dispatch/<int:pk>/", method_decorator(key, name="dispatch")(Dispatch).as_view())
-    pages.add_view("whole/<int:pk>/", key(Page.as_view()))
-    pages.add_view("post/<int:pk>/", method_decorator(key_of_post, name="dispatch")(Post).as_view())
-    pages.add_view("method/<int:pk>/", Method.as_view())
-    me, you, lock = crowd(), crowd(), Lock("class:3")
-    for path, held, busy in [
-        ("/method/3/", b"class:3", [423, 423, 200, 405]),
-        ("/dispatch/3/", b"class:3", [423, 423, 200, 423]),
-        ("/whole/3/", b"class:3", [423, 423, 200, 423]),
-        ("/post/3/", b"", [200, 423, 200, 405]),
-    ]:
-
-        def statuses(path: str = path) -> list[int]:
-            return [me(pages, "get", path, method).status_code for method in ("GET", "POST", "OPTIONS", "PUT")]
-
-        assert me(pages, "get", path).content == held
-        assert me(pages, "get", path, "POST").content == b"class:3"
-        assert statuses() == [200, 200, 200, 405]
-        you(lock, "acquire")
-        assert (path, statuses()) == (path, busy)
-        you(lock, "release")
-        assert lock_names(client) == []
-
-
-def test_it_may_stand_above_or_below_an_action(settings: Any) -> None:
-    class Orders(ViewSet):
-        @locked_view("order:{pk}")
-        @action(detail=True)
-        def above(self, request: HttpRequest, pk: str) -> HttpResponse:
-            return respond(request)
-
-        @action(detail=True)
-        @locked_view("order:{pk}")
-        def below(self, request: HttpRequest, pk: str) -> HttpResponse:
-            return respond(request)
-
-    router = SimpleRouter()
-    router.register("orders", Orders, "order")
-    settings.ROOT_URLCONF = tuple(router.urls)
-    for name in ("above", "below"):
-        assert Client().get(f"/orders/3/{name}/").content == b"order:3"
-
-
-def test_a_route_that_lacks_an_argument_of_the_name_is_an_error_that_names_it(settings: Any, crowd: Crowd) -> None:
-    class Orders(ViewSet):
-        list = retrieve = locked_view("order:{pk}")(lambda self, request, **kwargs: respond(request))
-
-    router = SimpleRouter()
-    router.register("orders", Orders, "order")
-    settings.ROOT_URLCONF = tuple(router.urls)
-    assert Client().get("/orders/3/").content == b"order:3"
-    expected = (
-        "Cannot fill the lock name 'order:{pk}': this URL (route 'order-list') has no 'pk'. Available values: request."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
-        Client().get("/orders/")
-
-
-def test_no_value_in_a_url_is_too_long_for_a_name(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
-    pages.add("order/<str:pk>/", "order:{pk}", lambda request, pk: lock_names(client))
-    one, other = (crowd()(pages, "get", f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
+    me = crowd()
+    assert me(pages, "get", "/order/4:2/").content == b"order:4%3A2"
+    one, other = (me(pages, "get", f"/order/{'x' * 600}{end}/").content.decode() for end in "ab")
     assert one.startswith("order:xxx")
     assert one != other
     assert len(one) <= 512
+    assert lock_names(client) == []
 
 
-# -- the arguments --------------------------------------------------------------------------------------------------
+def test_a_route_that_lacks_an_argument_of_the_name_is_named(settings: Any) -> None:
+    view = locked_view("order:{pk}")(lambda request, **kwargs: respond(request))
+    settings.ROOT_URLCONF = (path("orders/<int:pk>/", view), path("orders/", view, name="order-list"))
+    assert Client().get("/orders/3/").content == b"order:3"
+    expected = r"'order:\{pk\}': this URL \(route 'order-list'\) has no 'pk'\. Available values: request\.$"
+    with pytest.raises(ValueError, match=expected):
+        Client().get("/orders/")
+
+
+@async_unsafe
+def query() -> int:
+    """Like the ORM, it must not be called in an event loop."""
+    return 7
+
+
+class User:
+    pk = property(lambda self: query())
+
+
+@pytest.mark.parametrize("name", ["user:{request.user.pk}", lambda request: f"user:{request.user.pk}"])
+@pytest.mark.parametrize("user", [SimpleLazyObject(User), User()], ids=["lazy", ""])
+async def test_a_name_may_contain_what_asks_the_database(name: Any, user: Any) -> None:
+    @locked_view(name=name)
+    async def view(request: HttpRequest) -> Any:
+        return await site.anames()
+
+    request = AsyncRequestFactory().get("/")
+    request.user = user
+    assert await view(request) == "user:7"
 
 
 key = locked_view("account:{pk}")
@@ -149,84 +103,56 @@ def with_default(request: HttpRequest, pk: int = 9) -> HttpResponse:
     return respond(request)
 
 
+def look(self: View, request: HttpRequest, pk: int = 9) -> HttpResponse:
+    return respond(request)
+
+
 class Methods(View):
-    @method_decorator(key)
-    def get(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
-        return respond(request)
-
-    @method_decorator([key, never_cache])
-    def post(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
-        return respond(request)
-
-    @method_decorator([never_cache, key])
-    def put(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
-        return respond(request)
-
-    @method_decorator(key)
-    @method_decorator(never_cache)
-    def patch(self, request: HttpRequest, pk: int = 9) -> HttpResponse:
-        return respond(request)
+    get = method_decorator(key)(look)
+    post = method_decorator([key, never_cache])(look)
+    put = method_decorator([never_cache, key])(look)
 
 
 @pytest.mark.parametrize("view", [with_default, Methods.as_view()], ids=["function", "class"])
-@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT"])
 def test_arguments_have_their_names_however_they_come(method: str, view: Callable[..., HttpResponse]) -> None:
-    request = plain(method=method)
+    request = plain(method)
     assert view(request, pk=3).content == b"account:3"
     assert view(request, 3).content == b"account:3"
     assert view(request).content == b"account:9"
 
 
-def test_a_decorator_below_may_change_the_arguments() -> None:
-    def with_order(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        @wraps(view)
-        def wrapper(request: HttpRequest, pk: int) -> HttpResponse:
-            return view(request, order={"pk": pk})
-
-        return wrapper
-
+def test_a_decorator_below_may_change_the_arguments_but_not_hide_their_names() -> None:
     @key
-    @with_order
-    def change(request: HttpRequest, order: dict[str, int]) -> HttpResponse:
+    @wraps(lambda request, order: None)
+    def change(request: HttpRequest, pk: int) -> HttpResponse:
         return respond(request)
 
     assert change(plain(), pk=3).content == b"account:3"
-
-
-def test_positional_arguments_without_names_are_an_error_that_lists_what_there_is() -> None:
-    class OnDispatch(View):
-        get = never
-
-    view = method_decorator(key, name="dispatch")(OnDispatch).as_view()
+    view = method_decorator(key, name="dispatch")(new_class("OnDispatch", (View,), {"get": never})).as_view()
     with pytest.raises(ValueError, match=r"Available values: args, request\."):
         view(plain(), 3)
-
-
-# -- the methods ----------------------------------------------------------------------------------------------------
 
 
 def test_all_methods_but_options_lock_unless_some_are_named(crowd: Crowd, pages: Pages, client: redis.Redis) -> None:
     for route, methods in [("all", None), ("post", ["post"]), ("options", ["options"])]:
         pages.add(f"{route}/", "order", lambda request: lock_names(client), methods=methods)
     me, you, lock = crowd(), crowd(), Lock("order")
-    for path, method, locks in [
-        *[("/all/", method, True) for method in ("GET", "HEAD", "POST", "PURGE", "CONNECT", "QUERY", "get")],
+    for page, method, locks in [
+        *[("/all/", method, True) for method in ("GET", "HEAD", "POST", "PURGE", "get")],
         *[("/all/", "OPTIONS", False), ("/post/", "POST", True), ("/post/", "GET", False)],
         *[("/options/", "OPTIONS", True), ("/options/", "GET", False)],
     ]:
-        response = me(pages, "get", path, method)
-        assert (path, method, response.content) == (path, method, b"order" if locks and method != "HEAD" else b"")
+        response = me(pages, "get", page, method)
+        assert (page, method, response.content) == (page, method, b"order" if locks and method != "HEAD" else b"")
         you(lock, "acquire")
-        assert me(pages, "get", path, method).status_code == (423 if locks else 200)
+        assert me(pages, "get", page, method).status_code == (423 if locks else 200)
         you(lock, "release")
-
-
-# -- waiting --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_of_two_requests_at_once_one_is_refused_or_waits_if_told_to(
-    waits: bool, crowd: Crowd, pages: Pages, client: redis.Redis, eventually: Eventually
+    waits: bool, crowd: Crowd, pages: Pages, client: redis.Redis, eventually: Callable[..., Any]
 ) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
@@ -252,38 +178,95 @@ def test_of_two_requests_at_once_one_is_refused_or_waits_if_told_to(
 
 @pytest.mark.parametrize("options", [{"blocking": True}, {"poll": True, "attempts": 1000}])
 def test_an_option_that_says_how_to_wait_waits(options: dict[str, Any]) -> None:
-    with hold("order", ttl=0.5):
+    with hold("order", ttl=0.3):
         assert locked_view("order", **options)(respond)(plain()).content == b"order"
 
 
-# -- wrong uses -----------------------------------------------------------------------------------------------------
+def dispatch(page: Any, *decorators: Any) -> Any:
+    return method_decorator(decorators, name="dispatch")(type("Mine", (page,), {}))
+
+
+class Private(LoginRequiredMixin, Page):
+    pass
+
+
+lock = locked_view("order")
+permitted = permission_required("shop.sell")
+ABOVE: dict[str, Callable[[], Any]] = {
+    "login_required": lambda: lock(login_required(respond)),
+    "permission_required, with one in between": lambda: lock(never_cache(permitted(respond))),
+    "async": lambda: lock(login_required(arespond)),
+    "the whole class": lambda: lock(Private.as_view()),
+    "dispatch of the mixin": lambda: dispatch(Private, lock).as_view(),
+    "dispatch": lambda: dispatch(Page, lock, login_required).as_view(),
+}
+BELOW: dict[str, Callable[[], Any]] = {
+    "login_required": lambda: login_required(lock(respond)),
+    "async": lambda: login_required(lock(arespond)),
+    "dispatch": lambda: dispatch(Page, login_required, lock).as_view(),
+    "dispatch of the mixin": lambda: new_class("Mine", (LoginRequiredMixin, dispatch(Page, lock)), {}).as_view(),
+    "a method": lambda: new_class("Mine", (Private,), {"get": method_decorator(lock)(Page.get)}).as_view(),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "status"),
+    [
+        *[pytest.param(make, 423, id=f"above {name}") for name, make in ABOVE.items()],
+        *[pytest.param(make, 302, id=f"below {name}") for name, make in BELOW.items()],
+    ],
+)
+def test_above_login_required_strangers_learn_what_is_busy_and_the_site_is_warned(
+    make: Callable[[], Any], status: int, other: Callable[[], Other]
+) -> None:
+    async def stranger() -> AnonymousUser:
+        return AnonymousUser()
+
+    request: Any = plain()
+    request.user, request.auser = AnonymousUser(), stranger
+    assert other()(Lock("order").acquire)
+    expected = r"^locked_view locks .* before the user is checked: anybody can lock"
+    warns = pytest.warns(RuntimeWarning, match=expected) if status == 423 else nullcontext()
+    with warns:
+        view = make()
+        assert (async_to_sync(view) if iscoroutinefunction(view) else view)(request).status_code == status
+
+
+def test_the_warning_names_the_line_that_decorates() -> None:
+    with pytest.warns(RuntimeWarning) as caught:
+        lock(login_required(respond))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_async_views_and_sync_views_that_coroutines_run_respond_under_their_lock(account: Account, web: Web) -> None:
+    for name in (*site.ASYNC, *site.SYNC_IN_ASYNC):
+        assert (name, web.get(f"/{name}/1/").body) == (name, b"account:1")
+        assert list_locks() == []
+    assert web.get("/async-dispatch/1/", method="PUT").body == b""
+    account.options["ATOMIC_REQUESTS"] = True
+    for name in site.ASYNC:
+        for method in ("GET", "PUT"):
+            with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
+                Client().generic(method, f"/{name}/1/")
 
 
 def test_wrong_arguments_are_errors_that_name_the_choices() -> None:
-    for methods, trouble in [(["GET", "PSOT"], "PSOT"), ([5], "5"), ([], "none")]:
+    for methods, trouble in [(["GET", "PSOT"], "PSOT"), ([], "none")]:
         with pytest.raises(ValueError, match=rf"methods must name some of GET, .*; not {trouble}"):
-            locked_view("x", methods=methods)  # type: ignore[arg-type]
+            locked_view("x", methods=methods)
     with pytest.raises(TypeError, match=r"such as \['GET'\]"):
         locked_view("x", methods="GET")
-    for wrong in ("nobody", lambda: HttpResponse(), lambda request: HttpResponse(), lambda *, request, info: None):
+    for wrong in ("nobody", lambda: HttpResponse(), lambda *, request, info: None):
         with pytest.raises(TypeError, match=r"^on_conflict must be a callable \(request, info\), not .*: .+\.$"):
             locked_view("x", on_conflict=wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="A lock's name must be a str or a callable, not None"):
-        locked_view()
+    locked_view("x", on_conflict=max)  # type: ignore[arg-type]  # it has no signature
     with pytest.raises(TypeError, match=r"locked_view cannot decorate the class .*: .*method_decorator\(.*dispatch"):
         locked_view("x")(Methods)
-
-
-def test_a_callable_without_a_signature_may_respond_to_conflicts() -> None:
-    class Respond:
-        @property
-        def __signature__(self) -> None:
-            raise ValueError("as some built-in functions do")
-
-        def __call__(self, request: HttpRequest, info: object) -> HttpResponse:
-            return HttpResponse("busy")
-
-    locked_view("a", on_conflict=Respond())(lambda request: HttpResponse("ok"))
+    hiding: Any = locked_view("x")(lambda request: arespond(request))
+    with pytest.raises(TypeError, match=r"lambda.* returned a coroutine, .*markcoroutinefunction"):
+        hiding(plain())
+    assert list_locks() == []
 
 
 def test_a_method_whose_first_argument_is_not_self_is_told_how_to_do_it(crowd: Crowd) -> None:
