@@ -17,8 +17,6 @@ from tests.protocol.machine import EXAMPLES, QUIETLY, prepared
 @pytest.mark.complete
 @pytest.mark.timeout(0 if EXAMPLES else 600)
 def test_the_scripts_do_what_the_reference_says(client: redis.Redis) -> None:
+    chosen = settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True)
     with prepared(client) as machine:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(QUIETLY, max_examples=EXAMPLES or 100, derandomize=not EXAMPLES, print_blob=True),
-        )
+        run_state_machine_as_test(machine, settings=chosen)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockLost, LockNotOwned, force_release
+from django_redislock import Lock, LockLost, force_release
 from tests import inside
 from tests.helpers.actors import Crowd, Ghost
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, value
-from tests.inside import PREFIX, leases, listener
-from tests.protocol.scene import LONG, Eventually, Line, receivers, vanish
+from tests.inside import PREFIX, leases
+from tests.protocol.scene import LONG, Eventually, lapse, receivers
 
 ADOPTER = "adopter-adopter-adopte"
 
@@ -27,9 +27,6 @@ class Former:
         self.person = person
         self.lock = Lock(NAME, token=TOKEN, on_lost=self.losses.append, **options)
         self.eventually = eventually
-        ears = listener(options.get("using"))
-        ears.start()
-        eventually(lambda: ears.ready)
         assert person(self.lock, "acquire")
         eventually(lambda: all(lease.seen and not lease.urgent for lease in leases()))
 
@@ -44,122 +41,84 @@ class Former:
 
 
 @pytest.fixture
-def former(crowd: Crowd, eventually: Eventually) -> Former:
+def former(crowd: Crowd, eventually: Eventually, listening: Callable[..., object]) -> Former:
+    listening()
     return Former(crowd(), eventually, ttl=LONG)
 
 
-@pytest.fixture
-def cut_off(crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually) -> Iterator[Former]:
-    """The same, but no message reaches its process, so that others must consider it dead."""
-    one = Former(crowd(), eventually, ttl=30, using="other")
-    network.cut()
-    eventually(lambda: receivers(client, value(client)[1]) == 0)
-    yield one
-    network.mend()
-
-
 def adopt(ghost: Ghost) -> inside.AcquireReply:
-    request = ghost.request(ADOPTER, name=NAME, token=TOKEN)
-    return ghost.acquire(request, inside.NOT_AT_ALL)
+    return ghost.acquire(ghost.request(ADOPTER, name=NAME, token=TOKEN), inside.NOT_AT_ALL)
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_lock_in_use_is_busy_for_others_with_its_token(
+def test_a_lock_is_adopted_only_if_nobody_uses_it_and_keeps_its_fence(
     former: Former, ghost: Callable[..., Ghost], crowd: Crowd, client: redis.Redis
 ) -> None:
-    """In the same process and in another one."""
-    before = client.get(LOCK)
+    before, new = client.get(LOCK), ghost()
     assert not crowd()(Lock(NAME, token=TOKEN), "acquire", blocking=False)
-    assert adopt(ghost()).state == inside.BUSY
+    assert adopt(new).state == inside.BUSY
     assert client.get(LOCK) == before
-    assert former.losses == []
-
-
-def test_adoption_of_a_detached_lock_writes_the_adopter_into_it_and_keeps_the_fence(
-    former: Former, ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
     fence = int(value(client)[3])
     assert former.person(former.lock, "detach") == TOKEN
-    new = ghost()
     taken = adopt(new)
     assert (taken.state, taken.number) == (inside.ALREADY, fence)
-    id, channel, flag, *_ = value(client)
-    assert (id, channel, flag) == (ADOPTER, new.channel, "a")
+    assert value(client)[:3] == [ADOPTER, new.channel, "a"]
     assert former.losses == []
 
 
-def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence(
-    cut_off: Former, ghost: Callable[..., Ghost], client: redis.Redis
+@pytest.mark.parametrize("then", ["it is told", "it releases", "the adopter dies"])
+def test_adoption_from_a_process_that_seems_dead_draws_a_new_fence_and_ends_what_that_has(
+    then: str,
+    crowd: Crowd,
+    ghost: Callable[..., Ghost],
+    network: Proxy,
+    listening: Callable[..., object],
+    client: redis.Redis,
+    eventually: Eventually,
 ) -> None:
-    """If it is alive after all, its writes are outdated from now on."""
-    fence = int(value(client)[3])
+    """If it is alive after all, its writes are outdated from now on. Renewals and releases go by the id of the attempt,
+    not by the token."""
+    listening("other")
+    former = Former(crowd(), eventually, ttl=30, using="other")
+    network.cut()
+    _, channel, _, fence, *_ = value(client)
+    eventually(lambda: receivers(client, channel) == 0)
     taken = adopt(ghost())
-    assert taken.state == inside.ALREADY
-    assert taken.number > fence
-    assert int(value(client)[3]) == taken.number
-
-
-# -- what its former holder learns ------------------------------------------------------------------------------------
-
-
-def test_a_holder_learns_that_its_lock_was_adopted_elsewhere(
-    cut_off: Former, ghost: Callable[..., Ghost], network: Proxy
-) -> None:
-    """By its next renewal, if no message could tell it."""
-    assert adopt(ghost()).state == inside.ALREADY
+    assert (taken.state, taken.number) == (inside.ALREADY, int(value(client)[3]))
+    assert taken.number > int(fence)
+    if then == "the adopter dies":
+        client.pexpire(LOCK, 1000)
     network.mend()
-    cut_off.has_lost(inside.WAS_ADOPTED)
+    if then == "it is told":
+        former.has_lost(inside.WAS_ADOPTED)  # at its next renewal, as no message could tell it
+    elif then == "it releases":
+        with pytest.raises(LockLost):
+            former.person(former.lock, "release")
+        assert holder(client) == ADOPTER
+    else:
+        eventually(lambda: not holder(client), within=10)  # nobody renews it
 
 
-def test_a_message_tells_a_holder_that_its_lock_was_adopted_elsewhere(former: Former, client: redis.Redis) -> None:
-    """If it is subscribed again at the moment of the adoption."""
+def released_elsewhere(client: redis.Redis) -> None:
+    bearer = Ghost(client, alive=True)
+    bearer.release(bearer.request(holder(client), name=NAME), how=inside.BEARER)
+    bearer.close()
+
+
+def told_of_an_adoption(client: redis.Redis) -> None:
+    """As one that is subscribed again at the moment of the adoption."""
     id, channel, *_ = value(client)
     client.publish(channel, f"a {id} {NAME}")
-    former.has_lost(inside.WAS_ADOPTED)
 
 
-def test_a_lock_whose_adopter_died_is_not_renewed_by_its_former_holder(
-    cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis, eventually: Eventually
-) -> None:
-    """Renewals go by the id of the attempt, not by the token."""
-    assert adopt(ghost()).state == inside.ALREADY
-    client.pexpire(LOCK, 1500)
-    network.mend()
-    eventually(lambda: not holder(client), within=10)
-
-
-def test_a_former_holder_that_releases_late_leaves_the_lock_to_its_adopter(
-    cut_off: Former, ghost: Callable[..., Ghost], network: Proxy, client: redis.Redis
-) -> None:
-    assert adopt(ghost()).state == inside.ALREADY
-    network.mend()
-    with pytest.raises(LockLost):
-        cut_off.person(cut_off.lock, "release")
-    assert holder(client) == ADOPTER
-
-
-def test_a_holder_learns_that_somebody_with_its_token_has_released_the_lock(
-    former: Former, ghost: Callable[..., Ghost], client: redis.Redis
-) -> None:
-    """A release from another process publishes to the channel that is recorded in the lock."""
-    bearer = ghost()
-    released = bearer.release(bearer.request(holder(client), name=NAME), how=inside.BEARER)
-    assert released[:2] == (inside.RELEASED, False)
-    former.has_lost(inside.WAS_RELEASED)
-
-
-def test_a_holder_learns_that_somebody_else_in_its_process_has_released_the_lock(former: Former, crowd: Crowd) -> None:
-    crowd()(Lock(NAME, token=TOKEN), "release")
-    former.eventually(lambda: former.losses, within=3)
-    former.has_lost(inside.WAS_RELEASED)
-
-
-LOSSES: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
+BY_MESSAGE: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
     "force": (lambda client: force_release(NAME), inside.WAS_FORCED),
     "seize": (lambda client: Lock(NAME).seize(), inside.WAS_FORCED),
-    "expiry": (lambda client: vanish(client, NAME), inside.HAS_VANISHED),
+    "release elsewhere": (released_elsewhere, inside.WAS_RELEASED),
+    "release here": (lambda client: Lock(NAME, token=TOKEN).release(), inside.WAS_RELEASED),
+    "adoption": (told_of_an_adoption, inside.WAS_ADOPTED),
+}
+AT_THE_NEXT_RENEWAL: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
+    "expiry": (lapse, inside.HAS_VANISHED),
     "flush": (lambda client: client.flushall(), inside.HAS_VANISHED),
     "overwritten": (
         lambda client: client.set(LOCK, f"{'x' * 22} {PREFIX}c c 1 1 - owner", px=60_000),
@@ -168,8 +127,8 @@ LOSSES: dict[str, tuple[Callable[[redis.Redis], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", LOSSES)
-def test_every_end_of_a_lease_from_outside_is_reported(
+@pytest.mark.parametrize("how", [*BY_MESSAGE, *AT_THE_NEXT_RENEWAL])
+def test_every_end_of_a_lease_from_outside_is_told_once(
     how: str,
     former: Former,
     client: redis.Redis,
@@ -177,31 +136,12 @@ def test_every_end_of_a_lease_from_outside_is_reported(
     heard: list[tuple[str, dict[str, Any]]],
 ) -> None:
     """R17: ``lost`` is False only for a live lease that is ours."""
-    end, reason = LOSSES[how]
+    end, reason = {**BY_MESSAGE, **AT_THE_NEXT_RENEWAL}[how]
     fence = former.person.read(lambda: former.lock.fence)
     end(client)
-    if reason != inside.WAS_FORCED:
-        renew_all()  # at its next renewal, as nobody tells
+    if how in AT_THE_NEXT_RENEWAL:
+        renew_all()
     former.has_lost(reason)
     assert [facts for which, facts in heard if which == "lost"] == [
         {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
     ]
-
-
-def test_a_release_or_detach_here_is_no_loss(
-    crowd: Crowd, line: Line, client: redis.Redis, renew_all: Callable[..., None], a_round: Callable[[], None]
-) -> None:
-    me = crowd()
-    losses: list[LockLost] = []
-    first = Lock(NAME, ttl=LONG, on_lost=losses.append)
-    me(first, "acquire")
-    me(first, "release")
-    second = Lock(NAME, ttl=LONG, on_lost=losses.append)
-    me(second, "acquire")
-    token = me(second, "detach")
-    crowd()(Lock(NAME, token=token), "release")
-    a_round()
-    assert losses == []
-    assert not me.read(lambda: first.lost or second.lost)
-    with pytest.raises(LockNotOwned):
-        me(second, "release")
