@@ -15,13 +15,21 @@ from tests import inside
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import Ears, all_seen, limit
-from tests.protocol.scene import LONG, Eventually, Join, joiner
+from tests.protocol.scene import LONG, Eventually, Join, Listening, joiner
 
 
 @pytest.fixture
 def join(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
     """Let somebody queue. The test runs twice: with threads, and with tasks."""
     return joiner(crowd, client, eventually)
+
+
+@pytest.fixture
+def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Join]:
+    """The same with threads alone, for rules that concern only the scripts."""
+    made = Crowd(tasks=False)
+    yield joiner(made, client, eventually)
+    made.close()
 
 
 @pytest.fixture
@@ -72,7 +80,12 @@ def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Callable[..., Ears]:
+def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, look_every=0.3)
+
+
+@pytest.fixture
+def listening(eventually: Eventually) -> Listening:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
     def listening(using: str | None = None) -> Ears:

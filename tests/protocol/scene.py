@@ -14,33 +14,19 @@ from django_redislock import LockPool
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost
 from tests.helpers.processes import Worker
-from tests.helpers.state import LOCK, NAME, WAITERS
+from tests.helpers.state import LOCK, NAME
 from tests.inside import PREFIX
 
 LONG = 600.0  # seconds; a test that waits for that has failed
 ACQUIRE, RELEASE = inside.ACQUIRE, inside.RELEASE  # to recognize their requests
 POOL = "pool:accounts:"  # the line of a pool
 MEMBER = "pool:accounts:alice"  # the lock of its member
-HOLDER, WAITER = "holder-holder-holder-1", "waiter-waiter-waiter-1"
 
 Eventually = Callable[..., Any]
+Ghosts = Callable[..., Ghost]
 Join = Callable[..., "Waiting"]
+Listening = Callable[..., inside.Ears]
 Start = Callable[..., Worker]
-
-# A process that starts a thread whenever it is told to, which waits for the lock and releases it.
-WAITS = """
-from tests.inside import limit
-limit(look_every=600.0)
-
-def wait(number):
-    with Lock(name, ttl=ttl, blocking_timeout=60):
-        say("acquired", number)
-
-say("ready")
-for number in range(100):
-    hear()
-    threading.Thread(target=wait, args=(number,), daemon=True).start()
-"""
 
 
 class Waiting:
@@ -84,12 +70,6 @@ def listed(client: redis.Redis, name: str = NAME) -> list[tuple[str, int]]:
     return [(id.decode(), int(ticket)) for id, ticket in rows]
 
 
-def channel_of(client: redis.Redis, id: str) -> str:
-    """The channel of this waiter; "-" if it polls."""
-    entry: Any = client.hget(WAITERS, id)
-    return str(entry.decode()).split(" ")[0]
-
-
 def receivers(client: redis.Redis, channel: str) -> int:
     """How many are subscribed."""
     return int(client.pubsub_numsub(channel)[0][1])
@@ -112,7 +92,7 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
         assert client.zadd(f"{PREFIX}busy:{POOL}", {"alice": 1}, ch=True)
 
 
-def freeze(worker: Worker) -> None:
+def stop(worker: Worker) -> None:
     """Stop the process, and wait until it has stopped."""
     worker.signal(signal.SIGSTOP)
     os.waitpid(worker.pid, os.WUNTRACED)

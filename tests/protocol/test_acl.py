@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.checks import run_checks
 from django.core.management import call_command
 
 from django_redislock import Lock, LockPool, LockUnavailable
@@ -121,30 +120,6 @@ def test_without_the_right_to_evalsha_scripts_are_sent_as_text(
     give(root, *(rule for rule in RULES if rule != "+evalsha"), "+scan")
     all_of_them(crowd, eventually)
     assert refused(root) == {("command", "evalsha")}
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule[0] in "~&"])
-def test_another_prefix_is_refused(rule: str, crowd: Crowd, root: redis.Redis) -> None:
-    give(root, *(other for other in RULES if other != rule), rule.replace("redislock", "others"))
-    me, you = crowd(), crowd()
-    if rule[0] == "~":
-        with pytest.raises(LockUnavailable):
-            me(Lock("a"), "acquire")
-    else:
-        assert me(Lock("a"), "acquire")
-        assert not you(Lock("a"), "acquire", blocking_timeout=0.5)
-    assert {why for why, _ in refused(root)} == {"key" if rule[0] == "~" else "channel"}
-
-
-def test_the_deploy_checks_need_one_more_right_and_say_so(root: redis.Redis) -> None:
-    def ids() -> set[str | None]:
-        return {each.id for each in run_checks(include_deployment_checks=True)}
-
-    assert "django_redislock.W004" in ids()
-    assert refused(root) == {("command", "info")}
-    give(root, *RULES, "+info")
-    assert {"django_redislock.W004", "django_redislock.W006"}.isdisjoint(ids())
-    assert refused(root) == set()
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 import redis
 
 from django_redislock import Lock, LockLost, LockPool, get_lock
-from redisserver import RedisServer, redis_server
+from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, TOKEN, flag, holder
+from tests.helpers.state import LOCK, NAME, TOKEN, holder
 from tests.helpers.ways import stopped
-from tests.inside import Ears, limit, listener
-from tests.protocol.scene import LONG, MEMBER, POOL, Eventually, Join, lapse
+from tests.inside import listener
+from tests.protocol.scene import LONG, MEMBER, POOL, Eventually, Join, Listening, lapse
 
 # -- R10 --------------------------------------------------------------------------------------------------------------
 
@@ -59,39 +59,17 @@ def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
 
 
-def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
-    join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It confirms first."""
-    limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
-    lock = Lock(NAME)
-    lock.acquire()
-    waiting = join(Lock(NAME, ttl=60, auto_renew=False))
-    lock.release()
-    assert waiting.result()
-    assert flag(client) == "h"
-    assert waiting.person(waiting.lock, "extend", 50)
-    assert 80_000 < int(client.pttl(LOCK)) <= 110_000
-
-
 # -- R11 --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("nobody_looks")
-@pytest.mark.parametrize("call", ["release", "extend", "detach", "a renewal", "a withdrawal"])
+@pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
 @pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
 def test_whoever_finds_the_lease_ended_passes_the_lock_on(
-    name: str,
-    call: str,
-    pool: LockPool,
-    crowd: Crowd,
-    join: Join,
-    client: redis.Redis,
-    listening: Callable[[], Ears],
-    renew_all: Callable[..., None],
+    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis, listening: Listening
 ) -> None:
     listening()
-    me: Any = crowd()
+    me = crowd()
     held, wanted = Lock(MEMBER if name == POOL else name, ttl=LONG), pool if name == POOL else Lock(name)
     me(held, "acquire")
     stays = join(wanted, blocking_timeout=GENEROUS)
@@ -100,8 +78,6 @@ def test_whoever_finds_the_lease_ended_passes_the_lock_on(
     lapse(client, name)
     if call == "a withdrawal":
         assert leaves.future.exception(GENEROUS) or not leaves.result()
-    elif call == "a renewal":
-        renew_all()
     else:
         with pytest.raises(LockLost):
             me(held, call, *[1] * (call == "extend"))
@@ -149,23 +125,6 @@ def test_the_end_of_a_lease_is_reported_even_while_redis_hangs(own: RedisServer,
         assert all(lock.lost for lock in locks)
 
 
-@pytest.mark.complete
-def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
-    add_alias: Callable[..., str],
-    eventually: Eventually,
-    caplog: pytest.LogCaptureFixture,
-    renew_all: Callable[..., None],
-) -> None:
-    losses: list[LockLost] = []
-    with redis_server() as stuck, Lock(NAME, ttl=3, on_lost=losses.append) as near:
-        Lock(NAME, ttl=12, using=add_alias(stuck.url)).acquire()
-        with stopped(stuck):
-            renew_all("other")
-            is_renewed(near, eventually)
-            eventually(lambda: "event=renewal-failed alias=other" in caplog.text)
-    assert losses == []
-
-
 def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
     network: Proxy, renew_all: Callable[..., None], eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,22 +141,6 @@ def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
         assert [error.name for error in losses] == [NAME]
         assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
         held.let_go()
-
-
-@pytest.mark.complete
-def test_a_renewal_waits_for_an_answer_no_longer_than_a_sixth_of_the_ttl(
-    network: Proxy, eventually: Eventually, caplog: pytest.LogCaptureFixture, renew_all: Callable[..., None]
-) -> None:
-    """Then it is tried again, so that several tries fit into the lease."""
-    lock = Lock(NAME, ttl=3, using="other")
-    lock.acquire()
-    held = network.hold_request("keep")
-    began = monotonic()
-    renew_all("other")
-    eventually(lambda: "event=renewal-failed" in caplog.text)
-    assert monotonic() - began < 0.5 + 1.5
-    assert not lock.lost
-    held.let_go()
 
 
 def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eventually) -> None:

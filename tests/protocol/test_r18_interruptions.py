@@ -1,14 +1,12 @@
 """R18: an exception that a signal handler raises at any moment leaves no lock, no place in a queue, no connection, no
 role.
 
-It is raised at every place where handlers run, one after the other; and at random, in processes of their own, as time
-limits of task queues do. (Other tests do the same to the connections alone, in store/test_connections.py.)
+(Other tests do the same to the connections alone, in store/test_connections.py.)
 """
 
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,13 +20,13 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 import django_redislock
-from django_redislock import Lock, LockNotOwned, LockPool, locked, locked_get_or_set, locked_view
+from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
-from tests.helpers.state import NAME, fence_of, leftovers, queued
+from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.state import NAME, fence_of, leftovers
 from tests.inside import leases
-from tests.protocol.scene import LONG, Eventually, Start
+from tests.protocol.scene import LONG, Eventually
 
 OURS = str(Path(django_redislock.__file__).parent)
 MEMBERS = {"free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"}
@@ -117,122 +115,16 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: s
             section()  # so that the next one finds a connection
 
 
-# Sections one after the other, with a time limit that may end anywhere in them, before or after.
-INTERRUPTED = """
-import random, signal
-from tests.inside import leases
-
-class TimeLimit(BaseException):
-    pass
-
-def strike(*args):
-    raise TimeLimit
-
-def run():
-    try:
-        if waits:
-            Lock("held", blocking_timeout=0.002).acquire()
-        else:
-            with Lock(name, ttl=600, blocking_timeout=60):
-                pass
-    except LockUnavailable:
-        pass  # the machine is so busy that Redis has not answered in time
-
-signal.signal(signal.SIGALRM, strike)
-rng = random.Random(1)
-run()
-struck = 0
-while struck < 200:
-    began = time.perf_counter()
-    run()  # which connects again, so that the next one takes as long
-    usual = time.perf_counter() - began
-    try:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00001, usual * 1.2))
-        run()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except (TimeLimit, UnboundLocalError) as error:
-        if not isinstance(error, TimeLimit) and not isinstance(error.__context__, TimeLimit):
-            raise  # redis-py 5 has a finally that uses what is not set yet
-        struck += 1
-say("struck")
-hear()
-say("held", len(leases()))
-hear()
-"""
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_time_limit_anywhere_leaves_nothing_behind(
-    waits: bool, start: Start, client: redis.Redis, eventually: Eventually
+def test_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    if waits:
-        Lock("held", ttl=LONG).acquire()
-    worker = start(INTERRUPTED, name=NAME, waits=waits)
-    worker.expect("struck", within=120)
-    kept = {"index", "lock:held"} if waits else set()
-    eventually(lambda: set(leftovers(client)) <= kept)
-    worker.tell()
-    assert worker.expect("held") == ["0"]
-
-
-# The main thread is the first to wait, so that it reads the messages for all of its process.
-READS = """
-from tests.inside import limit
-limit(look_every=600.0)
-
-def wait():
-    hear()
-    with Lock(name, blocking_timeout=60):
-        say("acquired")
-
-threading.Thread(target=wait, daemon=True).start()
-try:
-    Lock(name, blocking_timeout=60).acquire()
-except KeyboardInterrupt:
-    say("interrupted")
-threading.Event().wait()
-"""
-
-
-def test_another_waiter_takes_over_reading_from_one_that_was_interrupted(
-    start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    with Lock(NAME, ttl=LONG):
-        worker = start(READS, name=NAME)
-        eventually(lambda: queued(client) == 1)
-        worker.tell()
-        eventually(lambda: queued(client) == 2)
-        worker.signal(signal.SIGINT)
-        worker.expect("interrupted")
-        eventually(lambda: queued(client) == 1)
-    worker.expect("acquired", within=15)
-
-
-def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once() -> None:
-    """The release is finished in the background. Until then the lock seemed to be held by the caller, which got a
-    LockError."""
     lock = Lock(NAME, ttl=LONG)
-    for one in (Lock("another", ttl=LONG), lock):
-        with pytest.raises(Interrupt), interrupted_in(inside.leave_block), one:
-            pass
-    with lock:
-        pass
-
-
-def test_the_end_of_a_block_releases_what_was_acquired_in_it_and_nothing_that_nobody_has_entered(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = Lock(NAME)
-    with lock:
-        lock.release()
-        lock.acquire()
-    assert leftovers(client) == []
-    with pytest.raises(LockNotOwned), lock:
-        lock.release()
-    with pytest.raises(LockNotOwned):
-        lock.__exit__(None, None, None)
     inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
     with pytest.raises(Interrupt):
-        lock.__exit__(None, None, None)
+        lock.__exit__(None, None, None)  # which nobody has entered
+    with pytest.raises(Interrupt), lock:
+        pass
+    monkeypatch.undo()
+    with lock:  # it does not wait for itself
+        pass
     assert leftovers(client) == []

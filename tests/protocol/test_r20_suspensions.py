@@ -9,10 +9,9 @@ import redis
 
 import django_redislock
 from django_redislock import Lock, LockLost, LockStatus
-from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.actors import Crowd
 from tests.helpers.state import NAME, TOKEN, leftovers
-from tests.inside import PREFIX
-from tests.protocol.scene import LONG, MEMBER, POOL, Join, lapse, listed
+from tests.protocol.scene import LONG, MEMBER, Join, lapse, listed
 
 pytestmark = pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "member"])
 
@@ -109,17 +108,3 @@ def test_a_force_release_or_a_seizure_ends_it(
         you(lock, "seize")
         you(lock, "release")
     assert leftovers(client) == []
-
-
-@pytest.mark.parametrize("text", ["", "soon", "99999999999999999999 x", "nan x", "1 x", "1795366938963827"])
-def test_a_foreign_value_is_not_mistaken_for_a_planned_suspension(
-    text: str, client: redis.Redis, crowd: Crowd, name: str
-) -> None:
-    me, you, lock = crowd(), crowd(), Lock(name)
-    me(lock, "acquire")
-    key, field = (f"{PREFIX}waiters:{NAME}", "~") if name == NAME else (f"{PREFIX}held:{POOL}", ":alice")
-    client.hset(key, field, text)
-    assert you(Lock(name), "info").suspension is None
-    assert you(Lock(name), "resume") is False
-    me(lock, "release")
-    assert you(Lock(name), "acquire", blocking_timeout=GENEROUS)

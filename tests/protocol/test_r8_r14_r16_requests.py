@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 import django_redislock
 from django_redislock import Counter, Lock, LockLost, LockNotOwned, LockPool, LockUnavailable
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, holder, leftovers, queued, value
-from tests.inside import PREFIX, Ears, keys_of
+from tests.inside import Ears, keys_of
 from tests.protocol.scene import ACQUIRE, LONG, RELEASE, Eventually, Join
 
 # -- R8 ---------------------------------------------------------------------------------------------------------------
@@ -38,21 +37,6 @@ def test_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_do
     late.let_go()
     assert late.over.wait(GENEROUS)
     assert (holder(client), queued(client)) == (before, 0)
-
-
-def test_an_acquire_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
-    impatient: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    late = [impatient.hold_request(ACQUIRE) for _ in range(30)]
-    with pytest.raises(LockUnavailable):
-        crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
-    eventually(lambda: client.keys(f"{PREFIX}gone:*"))
-    for trouble in late:
-        trouble.let_go()
-    met = [trouble for trouble in late if trouble.caught.is_set()]
-    assert met
-    assert all(trouble.over.wait(GENEROUS) for trouble in met)
-    assert holder(client) == ""
 
 
 def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
@@ -93,69 +77,43 @@ def test_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
     assert holder(client) == ""
 
 
-class CountingRetry(Retry):
-    """The retries of an alias, and how often they were asked."""
-
-    asked = 0
-
-    def call_with_retry(self, *args: Any, **kwargs: Any) -> Any:
-        CountingRetry.asked += 1
-        return super().call_with_retry(*args, **kwargs)
-
-
-def test_the_retries_configured_for_an_alias_repeat_none_of_our_commands(
-    network: Proxy, add_alias: Callable[..., str], crowd: Crowd, client: redis.Redis
-) -> None:
-    """redis-py's own, which do not know what they repeat."""
-    retries = {
-        "retry": CountingRetry(NoBackoff(), 10),
-        "retry_on_error": [redis.ConnectionError],
-        "retry_on_timeout": True,
-    }
-    me, lock = crowd(), Lock(NAME, using=add_alias(network.url, CONNECTION_POOL_KWARGS=retries))
-    me(lock, "acquire")
-    network.lose_answer(RELEASE)
-    others = network.delay_answer(RELEASE, 0, times=1000)
-    me(lock, "release")
-    assert others.met == 1, "sent twice in all"
-    network.cut()
-    with pytest.raises(LockUnavailable):
-        me(lock, "acquire")
-    assert CountingRetry.asked == 0
-
-
 # -- R14 --------------------------------------------------------------------------------------------------------------
 
 
-class Forgetful:
-    """A user before whose every call Redis forgets the scripts."""
+@pytest.fixture
+def forgetful(crowd: Crowd, client: redis.Redis) -> Callable[[], Callable[..., Any]]:
+    """Users before whose every call Redis forgets the scripts."""
 
-    def __init__(self, person: Any, client: redis.Redis) -> None:
-        self.person = person
-        self.client = client
+    def make() -> Callable[..., Any]:
+        person = crowd()
 
-    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
-        self.client.script_flush()
-        return self.person(thing, method, *args, **options)
+        def act(thing: Any, method: str, *args: Any, **options: Any) -> Any:
+            client.script_flush()
+            return person(thing, method, *args, **options)
+
+        return act
+
+    return make
 
 
-def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, client: redis.Redis) -> None:
-    me, you = Forgetful(crowd(), client), Forgetful(crowd(), client)
-    lock, other = Lock(NAME, ttl=LONG), Lock(NAME)
+def test_a_script_flush_before_every_call_does_no_harm(
+    forgetful: Callable[[], Callable[..., Any]], join: Join, client: redis.Redis
+) -> None:
+    me, you, lock, other = forgetful(), forgetful(), Lock(NAME, ttl=LONG), Lock(NAME)
     assert me(lock, "acquire")
-    assert me(lock, "info")
     assert me(lock, "status").value == "locked"
     assert me(lock, "extend", 1)
     assert me(lock, "reacquire")
-    assert not you(other, "acquire", blocking=False)
     assert not you(other, "acquire", blocking_timeout=0.1)  # and withdraws
     assert not you(Lock(NAME, poll=True), "acquire", blocking_timeout=0.1)
     assert [info.waiters for info in me(django_redislock, "list_locks")] == [0]
+    waiting = join(other)
     adopted = Lock(NAME, token=me(lock, "detach"))
     assert you(adopted, "acquire")
     assert me(django_redislock, "force_release", NAME)
-    you(other, "seize")
-    you(other, "release")
+    assert waiting.result()
+    you(lock, "seize")
+    you(lock, "release")
     counter, pool = Counter("hits"), LockPool("accounts")
     assert (me(counter, "incr"), me(counter, "reset")) == (1, 1)
     assert (me(pool, "assign", ["alice", "bob"]), me(pool, "shrink", ["bob"])) == (2, 1)
@@ -167,47 +125,28 @@ def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, client: red
     assert leftovers(client) == []
 
 
-def test_a_script_flush_does_no_harm_to_waiters(join: Join, client: redis.Redis) -> None:
-    """Neither when it queues, looks or gives up, nor when it is handed the lock."""
-    lock = Lock(NAME)
-    lock.acquire()
-    client.script_flush()
-    waiting, leaving = join(Lock(NAME)), join(Lock(NAME, blocking_timeout=0.3))
-    client.script_flush()
-    assert not leaving.result()
-    assert queued(client) == 1
-    client.script_flush()
-    lock.release()
-    assert waiting.result()
-
-
-def test_a_script_flush_does_no_harm_to_renewals_of_many_locks_at_once(
-    client: redis.Redis, eventually: Eventually, renew_all: Callable[..., None]
+def test_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
+    network: Proxy, client: redis.Redis, eventually: Eventually, renew_all: Any, retry_for: Callable[[float], None]
 ) -> None:
-    """Each command is checked by itself."""
+    """Of those, several go in one pipeline, and each command is checked by itself."""
+    retry_for(0.1)
     losses: list[LockLost] = []
-    locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append) for number in range(5)]
+    locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append, using="other") for number in range(5)]
     keys = [keys_of(lock.name).lock for lock in locks]
-    for lock, key in zip(locks, keys, strict=True):
-        lock.acquire()
-        client.pexpire(key, 100_000)
-    client.script_flush()
-    renew_all()
-    eventually(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
-    assert losses == []
-
-
-def test_a_script_flush_does_no_harm_to_the_release_of_a_block_in_the_background(
-    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=LONG, using="other")
-    me(lock, "enter")
-    network.cut()
-    with pytest.raises(LockUnavailable):
-        me(lock, "exit", None, None, None)
+    with ExitStack() as blocks:
+        for lock, key in zip(locks, keys, strict=True):
+            blocks.enter_context(lock)
+            client.pexpire(key, 100_000)
+        client.script_flush()
+        renew_all("other")
+        eventually(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
+        assert losses == []
+        network.cut()
+        with pytest.raises(LockUnavailable):
+            blocks.close()
     client.script_flush()
     network.mend()
-    eventually(lambda: holder(client) == "")
+    eventually(lambda: leftovers(client) == [])
 
 
 # -- R16 --------------------------------------------------------------------------------------------------------------
@@ -232,21 +171,3 @@ def test_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone
     assert holder(client) == id
     assert not you.read(lambda: second.lost)
     you(second, "release")
-
-
-def test_a_withdrawal_that_comes_late_leaves_a_new_waiter_with_the_same_token_in_the_queue(
-    impatient: Proxy, join: Join, client: redis.Redis, eventually: Eventually
-) -> None:
-    lock = Lock(NAME)
-    lock.acquire()
-    leaving = join(Lock(NAME, token=TOKEN, blocking_timeout=0.3, using="other"))
-    late = impatient.hold_request(RELEASE)
-    assert not leaving.result()
-    assert late.caught.wait(GENEROUS)
-    eventually(lambda: queued(client) == 0)  # the second try, in the background
-    waiting = join(Lock(NAME, token=TOKEN))
-    late.let_go()
-    assert late.over.wait(GENEROUS)
-    assert queued(client) == 1
-    lock.release()
-    assert waiting.result()
