@@ -109,9 +109,6 @@ class Someone:
     def id(self) -> str:
         return self.attempt.id
 
-    def __str__(self) -> str:
-        return f"{self.id} of process {self.process}, token {self.attempt.token}{', listens' * self.listens}"
-
 
 class Machine(RuleBasedStateMachine):
     # set by prepared(); one listener receives the messages of all processes
@@ -401,13 +398,14 @@ class Machine(RuleBasedStateMachine):
             request = self._request(one, one.process, listens=one.listens or wait == inside.QUEUED)
             expected = self.reference.acquire(_caller(request), one.attempt, wait, ticket)
             taken = self.homes[one.process].acquire(request, wait, ticket)
-            note(f"  # ({one}) asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
+            note(f"  # {one} asks, {wait=}, {ticket=}: {taken[:4]}, {taken[7:]}; should be {tuple(expected)}")
             assert (taken.state, taken.number) == (expected.state, expected.number)
             assert (taken.holder.decode() if taken.holder else None) == expected.holder
             assert (taken.unheard, taken.namesake) == (expected.unheard, expected.namesake)
             assert taken.us == self.reference.now
             if taken.state != inside.GIVEN_UP:
-                self._check_left(taken.left * 1000 if taken.left > 0 else taken.left)
+                left = self.reference.left()
+                assert taken.left == left if left < 0 else abs(taken.left * 1000 - left) < DRIFT
             if taken.state in (inside.BUSY, inside.REQUEUED) and taken.number:
                 one.ticket = taken.number
             # seized, adopted; or dropped earlier, and back in front of a polling waiter, where it looks again at once
@@ -420,7 +418,7 @@ class Machine(RuleBasedStateMachine):
             request = self._request(one, process, listens=one.listens or process != one.process)
             expected = self.reference.release(_caller(request), one.id, unknown=unknown, how=how)
             answer = self.homes[process].release(request, unknown=unknown, how=how)
-            note(f"  # process {process} releases ({one}), {unknown=}, {how=}: {answer.state}; should be {expected}")
+            note(f"  # process {process} releases {one}, {unknown=}, {how=}: {answer.state}; should be {expected}")
             assert answer[:2] == (expected, False)
             return False
 
@@ -435,7 +433,7 @@ class Machine(RuleBasedStateMachine):
             expected = self.reference.renew(_caller(request), one.attempt, ttl, how, ms, fence)
             state, left, raised = expected
             renewed = self.homes[process].renew(request._replace(ttl=ttl / 1000), how, ms / 1000, fence)
-            note(f"  # process {process} renews ({one}), {how} {ms}, {ttl=}, {fence=}: {renewed}")
+            note(f"  # process {process} renews {one}, {how} {ms}, {ttl=}, {fence=}: {renewed}")
             note(f"  # should be {expected}")
             assert (renewed.state, renewed.held_by_other) == (state, state == inside.LOST and left > 0)
             assert renewed.fence == raised
@@ -509,10 +507,6 @@ class Machine(RuleBasedStateMachine):
             self.granted = held.fence
             assert out_of_turn or all(tickets.get(held.id, math.inf) <= ticket for _, ticket in first)
         self._check()
-
-    def _check_left(self, left: float) -> None:
-        expected = self.reference.left()
-        assert left == expected if expected < 0 else abs(left - expected) < DRIFT
 
     def _check(self) -> None:
         """The keys in Redis, and the messages it has published, are those of the reference."""

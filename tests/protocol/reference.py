@@ -1,7 +1,4 @@
-"""What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand.
-
-machine.py compares it with what the scripts do on a real server.
-"""
+"""What the scripts must do, in Python: one lock, the attempts to acquire it, and a clock that is moved by hand."""
 
 from __future__ import annotations
 
@@ -275,8 +272,10 @@ class Reference:
 
     def _pass_on(self, caller: Process, me: str = "", *, given_back: bool = False) -> bool:
         """Grant a free lock to the first live waiter. True: there is none, or it is the caller."""
-        if not given_back:
-            self._suspect(caller)
+        if self.handed_to == caller.channel:
+            self._unheard = self._unheard or not given_back  # it let a lease end, and is not stuck, as it is calling
+        elif self.handed_to and not given_back:
+            self.suspects.add(self.handed_to)
         self.handed_to = ""
         for id, _ in self.in_order():
             if id == me:
@@ -288,21 +287,12 @@ class Reference:
                     self._tell_to_look(1)
                 return False
             self._leave(id)
-            if waiter and self._lives(waiter.channel, caller):
+            mine = waiter is not None and waiter.channel == caller.channel
+            if waiter and waiter.channel in self.subscribed and (mine or waiter.channel not in self.suspects):
                 self._hand_over(caller, id, waiter)
                 return False
         self._forget_waiters()
         return True
-
-    def _suspect(self, caller: Process) -> None:
-        """The lock is free although nobody released it: if it was handed over, that process is stuck."""
-        if self.handed_to == caller.channel:
-            self._unheard = True  # it is not stuck, as it is calling
-        elif self.handed_to:
-            self.suspects.add(self.handed_to)
-
-    def _lives(self, channel: str, caller: Process) -> bool:
-        return channel in self.subscribed and (channel == caller.channel or channel not in self.suspects)
 
     def _tell_to_look(self, first: int) -> None:
         """Tell the first waiter from this place on that can be told: it watches a polling head of the queue, or a

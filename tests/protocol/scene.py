@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -90,9 +88,3 @@ def lapse(client: redis.Redis, name: str = NAME) -> None:
         assert client.delete(LOCK)
     else:
         assert client.zadd(f"{PREFIX}busy:{POOL}", {"alice": 1}, ch=True)
-
-
-def stop(worker: Worker) -> None:
-    """Stop the process, and wait until it has stopped."""
-    worker.signal(signal.SIGSTOP)
-    os.waitpid(worker.pid, os.WUNTRACED)

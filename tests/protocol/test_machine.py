@@ -1,8 +1,5 @@
-"""The scripts do what the reference says: see machine.py.
-
-The suite draws the same sequences each time, so a failure is caused by the change under test. With
-``REDISLOCK_TEST_EXAMPLES=5000`` it draws that many new ones, and a failure prints how to repeat it.
-"""
+"""The scripts do what the reference says. The suite draws the same sequences each time; with
+``REDISLOCK_TEST_EXAMPLES=5000`` it draws that many new ones, and a failure prints how to repeat it."""
 
 from __future__ import annotations
 

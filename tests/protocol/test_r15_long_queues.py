@@ -22,7 +22,6 @@ MOST = 3_000  # commands of one script
 
 ENTRIES = {
     "unknown": None,
-    "of one process": "dead:channel 30000 0 - ghost",
     "of many processes": "dead:channel:{} 30000 0 - ghost",
     "who poll": "- 30000 0 - ghost",
     "malformed": "{}",

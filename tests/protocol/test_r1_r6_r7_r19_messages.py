@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 import redis
 
-from django_redislock import Lock, LockPool
+from django_redislock import Lock, LockPool, force_release
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.interrupts import Interrupt
@@ -54,18 +54,6 @@ def test_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
     assert ends_here <= int(client.pttl(LOCK)) / 1000 + monotonic() + 0.001
 
 
-def test_an_answer_that_comes_after_the_end_of_its_lease_grants_nothing(
-    network: Proxy, crowd: Crowd, client: redis.Redis
-) -> None:
-    """Redis is asked again."""
-    me, lock = crowd(), Lock(NAME, ttl=0.5, auto_renew=False, using="other")
-    late = network.delay_answer(ACQUIRE, 0.7)
-    assert me(lock, "acquire")
-    assert late.over.wait(GENEROUS)
-    granted = value(client)
-    assert me.read(lambda: (lock.token, lock.fence, lock.remaining() > 0)) == (granted[0], int(granted[3]), True)
-
-
 @nobody_looks
 @pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
 def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(
@@ -104,35 +92,12 @@ def test_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
 
 
 @nobody_looks
-def test_a_wake_that_overtakes_the_answer_to_the_request_finds_its_waiter(
-    held: Lock, network: Proxy, join: Join, client: redis.Redis, listening: Listening, eventually: Eventually
-) -> None:
-    """A waiter is known to the listener before its request is sent."""
-    ears = listening("other")
-    answer = network.hold_answer(LOCK)
-    waiting = join(Lock(NAME, using="other"))
-    assert answer.caught.wait(GENEROUS)
-    heard = ears.heard
-    held.release()
-    granted = value(client)
-    eventually(lambda: ears.heard > heard)
-    answer.let_go()
-    assert waiting.result()
-    assert value(client)[:4] == granted[:4]
-    assert inside.own_process("other").known_fence >= int(granted[3])  # a fence that only a message has told
-
-
-def interrupt() -> None:
-    if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
-        raise Interrupt
-
-
-@nobody_looks
 @pytest.mark.parametrize("next_one", ["stands", "is refused"])
 def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
-    next_one: str, held: Lock, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
+    next_one: str, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
 ) -> None:
     """What it was about to read may be lost, but the subscription counts until another one stands."""
+    ghost().queue("the-holder------------", name=NAME, ttl=LONG)
     waiting = [threads(Lock(NAME, ttl=LONG)) for _ in range(2)]
     ghost().queue("of-another-process-----", name=NAME, ttl=LONG)
     begun, may_subscribe, channel = threading.Event(), threading.Event(), inside.own_channel()
@@ -145,6 +110,10 @@ def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_it
         if next_one == "is refused":
             raise redis.ConnectionError("refused")
 
+    def interrupt() -> None:
+        if threading.current_thread().name != "redislock-listener":  # nobody interrupts that one
+            raise Interrupt
+
     inside.before_it_subscribes(patch, hold_up)
     inside.before_it_reads(patch, interrupt)
     eventually(lambda: client.publish(channel, "a message") and any(one.future.done() for one in waiting))
@@ -153,7 +122,7 @@ def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_it
         reads.result()
     assert begun.wait(GENEROUS)
     eventually(lambda: len(listed(client)) == 2)
-    held.release()
+    force_release(NAME)
     assert value(client)[0] != "of-another-process-----"
     may_subscribe.set()
     assert stays.result()

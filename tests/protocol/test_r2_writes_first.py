@@ -20,20 +20,14 @@ HOLDER, WAITER, STRANGER = "holder-holder-holder-1", "waiter-waiter-waiter-1", "
 
 
 @pytest.fixture
-def root(own: RedisServer) -> Iterator[redis.Redis]:
-    """A client of a server for this test alone."""
-    with own.client() as client:
+def ghosts(own: RedisServer) -> Iterator[tuple[redis.Redis, Ghost, Ghost]]:
+    """A client of a server for this test alone, and two simulated processes, of a holder and a waiter."""
+    with own.client() as root:
         LockPool("accounts").extend(["alice"])
-        yield client
-
-
-@pytest.fixture
-def ghosts(root: redis.Redis) -> Iterator[tuple[Ghost, Ghost]]:
-    """Two simulated processes, of a holder and a waiter."""
-    pair = Ghost(root, alive=True), Ghost(root, alive=True)
-    yield pair
-    for one in pair:
-        one.close()
+        pair = Ghost(root, alive=True), Ghost(root, alive=True)
+        yield root, *pair
+        for one in pair:
+            one.close()
 
 
 def take(ghost: Ghost, id: str, name: str, wait: str = inside.NOT_AT_ALL, **more: Any) -> int:
@@ -69,9 +63,9 @@ OF_POOLS = [(POOL, "acquire"), (POOL, "withdraw"), (POOL, "members")]
     ("name", "by"), [*((name, by) for name in (NAME, MEMBER) for by in CALLS if by != "members"), *OF_POOLS]
 )
 def test_a_script_that_may_not_write_publishes_nothing(
-    by: str, name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+    by: str, name: str, ghosts: tuple[redis.Redis, Ghost, Ghost]
 ) -> None:
-    first, second = ghosts
+    root, first, second = ghosts
     assert take(first, HOLDER, name, token=None if name == POOL else TOKEN) == inside.GRANTED
     second.queue(WAITER, name=name)
     if by in AT_THE_END:
@@ -89,10 +83,10 @@ def test_a_script_that_may_not_write_publishes_nothing(
 
 @pytest.mark.parametrize("name", [NAME, MEMBER], ids=["key", "member"])
 def test_a_holder_can_renew_release_and_hand_over_when_redis_is_out_of_memory(
-    name: str, root: redis.Redis, ghosts: tuple[Ghost, Ghost]
+    name: str, ghosts: tuple[redis.Redis, Ghost, Ghost]
 ) -> None:
     """The first write of a script is one that Redis allows at its limit of memory."""
-    first, second = ghosts
+    root, first, second = ghosts
     assert take(first, HOLDER, name) == inside.GRANTED
     second.queue(WAITER, name=name)
     root.config_set("maxmemory", 1)
