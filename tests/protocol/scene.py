@@ -68,11 +68,6 @@ def listed(client: redis.Redis, name: str = NAME) -> list[tuple[str, int]]:
     return [(id.decode(), int(ticket)) for id, ticket in rows]
 
 
-def receivers(client: redis.Redis, channel: str) -> int:
-    """How many are subscribed."""
-    return int(client.pubsub_numsub(channel)[0][1])
-
-
 def told(ghost: Ghost) -> list[list[str]]:
     """The messages to a simulated process since the last call: kinds and ids."""
     ghost.client.publish(ghost.channel, "end")
