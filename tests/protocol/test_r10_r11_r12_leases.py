@@ -91,7 +91,7 @@ def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
 ) -> None:
     """Its answer counts only as long as the lock is held here."""
     losses: list[LockLost] = []
-    lock, another = (Lock(name, ttl=12, on_lost=losses.append, using="other") for name in (NAME, "another"))
+    lock = Lock(NAME, ttl=12, on_lost=losses.append, using="other")
     lock.acquire()
     held = network.hold_request("keep")
     renew_all("other")
@@ -99,8 +99,7 @@ def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
     lock.release()
     held.let_go()
     assert held.over.wait(GENEROUS)
-    with another:
-        renew_all("other")
+    with Lock("another", ttl=1, using="other") as another:
         is_renewed(another, eventually)  # so the watchdog has had another round
     assert losses == []
     assert holder(client) == ""

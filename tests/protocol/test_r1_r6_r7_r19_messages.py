@@ -91,7 +91,7 @@ def test_all_waiters_are_in_the_queue_again_after_a_reconnect_and_in_order(
         one.release()
 
 
-@nobody_looks
+@pytest.mark.usefixtures("nobody_looks", "fresh")
 @pytest.mark.parametrize("next_one", ["stands", "is refused"])
 def test_when_the_reader_is_interrupted_nobody_overtakes_the_other_waiters_of_its_process(
     next_one: str, threads: Join, ghost: Ghosts, client: redis.Redis, eventually: Eventually
