@@ -9,33 +9,26 @@ import pytest
 import redis
 from django_redis.pool import ConnectionFactory
 
-from django_redislock import Lock
+from django_redislock import Lock, LockPool
 from redisserver import RedisServer
 from tests import inside
 from tests.helpers.actors import Crowd
 from tests.helpers.proxy import Proxy, proxy
-from tests.inside import Ears, all_seen, leases, limit
-from tests.protocol.scene import LONG, Ear, Eventually, Line
+from tests.inside import Ears, all_seen, limit
+from tests.protocol.scene import LONG, Eventually, Join, Listening, joiner
 
 
 @pytest.fixture
-def line(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Line:
-    """Users of locks that queue one behind the other. The test runs twice: with threads, and with tasks."""
-    return Line(crowd, client, eventually)
+def join(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Join:
+    """Let somebody queue. The test runs twice: with threads, and with tasks."""
+    return joiner(crowd, client, eventually)
 
 
 @pytest.fixture
-def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Line]:
-    """The same with threads only, for rules that concern only the scripts."""
+def threads(client: redis.Redis, eventually: Eventually) -> Iterator[Join]:
+    """The same with threads alone, for rules that concern only the scripts."""
     made = Crowd(tasks=False)
-    yield Line(made, client, eventually)
-    made.close()
-
-
-@pytest.fixture
-def ear(client: redis.Redis) -> Iterator[Ear]:
-    made = Ear(client)
-    yield made
+    yield joiner(made, client, eventually)
     made.close()
 
 
@@ -62,14 +55,19 @@ def network(server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Prox
 
 
 @pytest.fixture
+def impatient(network: Proxy, add_alias: Callable[..., str]) -> Proxy:
+    """The same for an alias that soon gives up on an answer."""
+    add_alias(network.url, SOCKET_TIMEOUT=0.2)
+    return network
+
+
+@pytest.fixture
 def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[..., str]) -> Iterator[Callable[..., str]]:
-    """Make a user with all commands and keys and the given rights; return its URL. Its alias is ``other``."""
+    """Make a user with all commands and keys and the given rights. Its alias is ``other``."""
 
     def allow_only(*rules: str) -> str:
         client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", *rules)
-        url = f"redis://limited:secret@127.0.0.1:{server.port}/0"
-        add_alias(url)
-        return url
+        return add_alias(f"redis://limited:secret@127.0.0.1:{server.port}/0")
 
     yield allow_only
     client.execute_command("ACL", "DELUSER", "limited")
@@ -77,13 +75,17 @@ def allow_only(client: redis.Redis, server: RedisServer, add_alias: Callable[...
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters learn of a lock only by messages within this test. (Hold the lock for LONG, as they also look at its
-    end.)"""
+    """Waiters learn of a lock only by messages. (Hold it for LONG, as they also look at its end.)"""
     limit(monkeypatch, look_every=LONG)
 
 
 @pytest.fixture
-def listening(eventually: Eventually) -> Callable[..., Ears]:
+def look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, look_every=0.3)
+
+
+@pytest.fixture
+def listening(eventually: Eventually) -> Listening:
     """Subscribe this process first, so that no waiter looks again because of a new subscription."""
 
     def listening(using: str | None = None) -> Ears:
@@ -107,17 +109,8 @@ def renew_all(eventually: Eventually) -> Callable[..., None]:
 
 
 @pytest.fixture
-def a_round(eventually: Eventually, renew_all: Callable[..., None]) -> Callable[[], None]:
-    """Wait until the watchdog has finished another round, including the answers."""
-
-    def a_round() -> None:
-        lock = Lock("round", ttl=LONG)
-        lock.acquire()
-        lease = next(lease for lease in leases() if lease.name == "round")
-        eventually(lambda: lease.seen)
-        ends = lease.ends
-        renew_all()
-        eventually(lambda: lease.ends > ends)
-        lock.release()
-
-    return a_round
+def pool() -> LockPool:
+    """With the member alice."""
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    return pool

@@ -1,14 +1,12 @@
 """R18: an exception that a signal handler raises at any moment leaves no lock, no place in a queue, no connection, no
 role.
 
-It is raised at every place where handlers run, one after the other; and at random, in processes of their own, as time
-limits of task queues do. (Other tests do the same to the connections alone, in store/test_connections.py.)
+(Other tests do the same to the connections alone, in store/test_connections.py.)
 """
 
 from __future__ import annotations
 
 import gc
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,16 +20,16 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 import django_redislock
-from django_redislock import Lock, LockNotOwned, LockPool, locked, locked_get_or_set, locked_view
+from django_redislock import Lock, LockPool, locked, locked_get_or_set, locked_view
 from tests import inside
 from tests.helpers.actors import GENEROUS
-from tests.helpers.interrupts import Interrupt, Interrupter, interrupted_in
-from tests.helpers.state import NAME, fence_of, leftovers, queued
+from tests.helpers.interrupts import Interrupt, Interrupter
+from tests.helpers.state import NAME, fence_of, leftovers
 from tests.inside import leases
-from tests.protocol.scene import LONG, Eventually, Start
+from tests.protocol.scene import LONG, Eventually
 
 OURS = str(Path(django_redislock.__file__).parent)
-MEMBERS = ["free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"]
+MEMBERS = {"free:pool:accounts:", "fresh:pool:accounts:", "members:pool:accounts:", "pools"}
 
 
 def enter() -> None:
@@ -40,19 +38,18 @@ def enter() -> None:
 
 
 def take() -> None:
+    """An exception between the return of acquire() and the next line leaves the lock to the caller (see Guarantees)."""
     lock = Lock(NAME, ttl=LONG)
     try:
         lock.acquire(blocking_timeout=GENEROUS)
         lock.release()
     except Interrupt:
-        if fence_of(lock) is not None:  # the caller still holds it, and can be expected to release it
+        if fence_of(lock) is not None:
             lock.release()
         raise
 
 
 def take_member() -> None:
-    """An exception between the return of acquire() and the block would leave the member to the thread (see
-    Guarantees)."""
     member = None
     try:
         member = LockPool("accounts").acquire(ttl=LONG, blocking_timeout=GENEROUS)
@@ -63,42 +60,41 @@ def take_member() -> None:
             member.release()
 
 
-@locked(NAME)
-def fail() -> None:
-    raise ValueError
-
-
 def enter_cache_lock() -> None:
     """Without a timeout it is renewed, for as long as its thread lives."""
     with inside.redis_py_lock(NAME):
         pass
 
 
+def fail(*_: object) -> HttpResponse:
+    raise ValueError
+
+
 def compute() -> None:
     caches["memory"].delete("key")
-    locked_get_or_set("key", fail_to_compute, using="memory")
-
-
-def fail_to_compute() -> None:
-    raise ValueError
+    locked_get_or_set("key", fail, using="memory")
 
 
 @locked_view(NAME)
 def view(request: HttpRequest) -> HttpResponse:
-    raise ValueError
+    return fail()
 
 
-def request_fails() -> None:
-    view(RequestFactory().get("/"))
+SECTIONS: dict[str, Callable[[], object]] = {
+    "with": enter,
+    "acquire": take,
+    "pool": take_member,
+    "decorator": locked(NAME)(fail),
+    "cache.lock": enter_cache_lock,
+    "cached value": compute,
+    "view": lambda: view(RequestFactory().get("/")),
+}
 
 
 @pytest.mark.complete
-@pytest.mark.parametrize(
-    "section", [enter, take, take_member, fail, enter_cache_lock, compute, request_fails], ids=lambda it: it.__name__
-)
-def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
-    section: Callable[[], None], client: redis.Redis
-) -> None:
+@pytest.mark.parametrize("how", SECTIONS)
+def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(how: str, client: redis.Redis) -> None:
+    section = SECTIONS[how]
     LockPool("accounts").extend(["alice"])
     with suppress(ValueError):
         section()
@@ -108,12 +104,10 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
     assert places.places > 50  # newer Pythons check for signals at fewer places
     for place in range(places.places):
         one = Interrupter(lambda file: file.startswith(OURS), place)
-        try:
+        with suppress(Interrupt, ValueError):
             one.run(section)
-        except (Interrupt, ValueError):
-            pass
         deadline = monotonic() + 5
-        while leases() or not set(leftovers(client)) <= {*MEMBERS}:
+        while leases() or not set(leftovers(client)) <= MEMBERS:
             if sys.version_info < (3, 11):
                 gc.collect()  # there, a traced frame keeps its local variables, its errors among them, in a dict
             assert monotonic() < deadline, f"{leftovers(client)}, interrupted at {one.struck}"
@@ -121,150 +115,16 @@ def test_a_section_that_is_interrupted_at_any_place_leaves_nothing_behind(
             section()  # so that the next one finds a connection
 
 
-# Sections one after the other, with a time limit that may end anywhere in them, before or after.
-INTERRUPTED = """
-import random, signal
-from tests.helpers.state import fence_of
-from tests.inside import leases
-
-class TimeLimit(BaseException):
-    pass
-
-def strike(*args):
-    raise TimeLimit
-
-signal.signal(signal.SIGALRM, strike)
-
-def enter():
-    with Lock(name, ttl=600, blocking_timeout=60):
-        pass
-
-def take():
-    lock = Lock(name, ttl=600)
-    try:
-        lock.acquire(blocking_timeout=60)
-        lock.release()
-    except TimeLimit:
-        if fence_of(lock) is not None:
-            lock.release()
-        raise
-
-def wait():
-    Lock("held", blocking_timeout=0.002).acquire()
-
-def run():
-    try:
-        {"with": enter, "acquire": take, "wait": wait}[how]()
-    except LockUnavailable:
-        pass  # the machine is so busy that Redis has not answered in time
-
-rng = random.Random(seed)
-run()
-struck = 0
-while struck < count:
-    began = time.perf_counter()
-    run()  # which connects again, so that the next one takes as long
-    usual = time.perf_counter() - began
-    try:
-        signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00001, usual * 1.2))
-        run()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except (TimeLimit, UnboundLocalError) as error:
-        if not isinstance(error, TimeLimit) and not isinstance(error.__context__, TimeLimit):
-            raise  # redis-py 5 has a finally that uses what is not set yet
-        struck += 1
-say("struck", struck)
-hear()
-say("held", len(leases()))
-hear()
-"""
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("how", ["with", "acquire", "wait"])
-def test_a_time_limit_anywhere_leaves_nothing_behind(
-    how: str, start: Start, client: redis.Redis, eventually: Eventually
-) -> None:
-    if how == "wait":
-        Lock("held", ttl=LONG).acquire()
-    worker = start(INTERRUPTED, name=NAME, how=how, seed=1, count=200)
-    worker.expect("struck", within=120)
-    kept = {"index", "lock:held"} if how == "wait" else set()
-    eventually(lambda: set(leftovers(client)) <= kept)
-    worker.tell()
-    assert worker.expect("held") == ["0"]
-
-
-# The main thread is the first to wait, so that it reads the messages for all of its process.
-READS = """
-from tests.inside import limit
-limit(look_every=600.0)
-
-def wait():
-    hear()
-    with Lock(name, blocking_timeout=60):
-        say("acquired")
-
-threading.Thread(target=wait, daemon=True).start()
-say("ready")
-try:
-    Lock(name, blocking_timeout=60).acquire()
-except KeyboardInterrupt:
-    say("interrupted")
-threading.Event().wait()
-"""
-
-
-def test_another_waiter_takes_over_reading_from_one_that_was_interrupted(
-    start: Start, client: redis.Redis, eventually: Eventually
+def test_the_end_of_a_block_that_is_interrupted_is_no_end_of_another(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     lock = Lock(NAME, ttl=LONG)
-    lock.acquire()
-    worker = start(READS, name=NAME)
-    worker.expect("ready")
-    eventually(lambda: queued(client) == 1)
-    worker.tell()
-    eventually(lambda: queued(client) == 2)
-    worker.signal(signal.SIGINT)
-    worker.expect("interrupted")
-    eventually(lambda: queued(client) == 1)
-    lock.release()
-    worker.expect("acquired", within=15)
-
-
-def test_a_holder_interrupted_while_releasing_may_wait_for_the_same_lock_at_once() -> None:
-    """The release is finished in the background. Until then the lock seemed to be held by the caller, which got a
-    LockError."""
-    lock = Lock(NAME, ttl=LONG)
-    for one in (Lock("another", ttl=LONG), lock):
-        with pytest.raises(Interrupt):
-            leave_interrupted(one)
-    with lock:
-        pass
-
-
-def test_the_end_of_a_block_that_nobody_has_entered_releases_nothing(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = Lock(NAME)
-    with pytest.raises(LockNotOwned):
-        lock.__exit__(None, None, None)
     inside.interrupt_ends_of_blocks(monkeypatch, Interrupt())
     with pytest.raises(Interrupt):
-        lock.__exit__(None, None, None)
-    assert leftovers(client) == []
-
-
-def test_a_block_ends_what_was_acquired_again_inside_it(client: redis.Redis) -> None:
-    lock = Lock(NAME)
-    with lock:
-        lock.release()
-        lock.acquire()
-    assert leftovers(client) == []
-    with pytest.raises(LockNotOwned), lock:
-        lock.release()
-
-
-def leave_interrupted(lock: Lock) -> None:
-    with interrupted_in(inside.leave_block), lock:
+        lock.__exit__(None, None, None)  # which nobody has entered
+    with pytest.raises(Interrupt), lock:
         pass
+    monkeypatch.undo()
+    with lock:  # it does not wait for itself
+        pass
+    assert leftovers(client) == []

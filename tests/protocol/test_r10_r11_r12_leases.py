@@ -1,0 +1,160 @@
+"""How long a lease is (R10), who finds its end (R11), and what renews it (R12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+import redis
+
+from django_redislock import Lock, LockLost, LockPool, get_lock
+from redisserver import RedisServer
+from tests import inside
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, holder
+from tests.helpers.ways import stopped
+from tests.inside import listener
+from tests.protocol.scene import LONG, MEMBER, POOL, Eventually, Join, Listening, lapse
+
+# -- R10 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ttl", "lease"), [(0.5, 500), (2, 2000), (6, 3000), (30, 10_000)])
+@pytest.mark.parametrize("kind", ["key", "line"])
+def test_a_handoffs_lease_is_a_third_of_the_ttl_but_at_least_three_seconds_and_at_most_the_ttl(
+    kind: str, ttl: float, lease: int, pool: LockPool, ghost: Callable[..., Ghost], client: redis.Redis
+) -> None:
+    waiter, held = ghost(), Lock(NAME if kind == "key" else MEMBER)
+    held.acquire()
+    waiter.queue(TOKEN, name=NAME if kind == "key" else POOL, ttl=ttl)
+    before = server_time(client)
+    held.release()
+    word, id, _, granted, told, name = waiter.hear()
+    assert (word, id, int(told), name) == ("g", TOKEN, lease, held.name)
+    assert before <= int(granted) <= server_time(client)
+
+
+@pytest.mark.parametrize("auto_renew", [True, False], ids=["renewed", "not renewed"])
+@pytest.mark.parametrize("name", [NAME, MEMBER], ids=["lock", "pool"])
+def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
+    name: str, auto_renew: bool, pool: LockPool, join: Join, eventually: Eventually
+) -> None:
+    """It is confirmed in the background."""
+    held = Lock(name)
+    held.acquire()
+    options: Any = {"ttl": 300, "auto_renew": auto_renew}
+    waiting = join(Lock(name, **options)) if name == NAME else join(pool, **options)
+    held.release()
+    assert waiting.result()
+    eventually(lambda: 200 < (get_lock(name).lease_left or 0) <= 300)  # type: ignore[union-attr]
+    eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
+
+
+# -- R11 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nobody_looks")
+@pytest.mark.parametrize("call", ["release", "extend", "detach", "a withdrawal"])
+@pytest.mark.parametrize("name", [NAME, MEMBER, POOL])
+def test_whoever_finds_the_lease_ended_passes_the_lock_on(
+    name: str, call: str, pool: LockPool, crowd: Crowd, join: Join, client: redis.Redis, listening: Listening
+) -> None:
+    listening()
+    me = crowd()
+    held, wanted = Lock(MEMBER if name == POOL else name, ttl=LONG), pool if name == POOL else Lock(name)
+    me(held, "acquire")
+    stays = join(wanted, blocking_timeout=GENEROUS)
+    if call == "a withdrawal":
+        leaves = join(wanted if name == POOL else Lock(name), blocking_timeout=0.3)
+    lapse(client, name)
+    if call == "a withdrawal":
+        assert leaves.future.exception(GENEROUS) or not leaves.result()
+    else:
+        with pytest.raises(LockLost):
+            me(held, call, *[1] * (call == "extend"))
+    assert stays.result()
+
+
+# -- R12 --------------------------------------------------------------------------------------------------------------
+
+
+def is_renewed(lock: Lock, eventually: Eventually) -> None:
+    ends = monotonic() + lock.remaining()
+    eventually(lambda: monotonic() + lock.remaining() > ends + 0.02)
+
+
+def test_a_renewal_that_is_overtaken_by_the_release_is_no_loss(
+    network: Proxy, client: redis.Redis, renew_all: Callable[..., None], eventually: Eventually
+) -> None:
+    """Its answer counts only as long as the lock is held here."""
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=12, on_lost=losses.append, using="other")
+    lock.acquire()
+    held = network.hold_request("keep")
+    renew_all("other")
+    assert held.caught.wait(GENEROUS)
+    lock.release()
+    held.let_go()
+    assert held.over.wait(GENEROUS)
+    with Lock("another", ttl=1, using="other") as another:
+        is_renewed(another, eventually)  # so the watchdog has had another round
+    assert losses == []
+    assert holder(client) == ""
+
+
+def test_the_end_of_a_lease_is_reported_even_while_redis_hangs(own: RedisServer, eventually: Eventually) -> None:
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=0.6, on_lost=losses.append)
+    lock.acquire()
+    with stopped(own):
+        eventually(lambda: losses, within=3)  # the timeout of the alias is 5 s
+        assert lock.lost
+
+
+def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
+    network: Proxy, renew_all: Callable[..., None], eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One with a short TTL does not wait for one with a long TTL."""
+    losses: list[LockLost] = []
+    with Lock("slow", ttl=LONG, using="other"):
+        held = network.hold_request("keep")
+        renew_all("other")
+        assert held.caught.wait(GENEROUS)
+        Lock(NAME, ttl=0.5, auto_renew=False, on_lost=losses.append, using="other").acquire()
+        quick = Lock("quick", ttl=3, on_lost=losses.append, using="other")
+        quick.acquire()
+        is_renewed(quick, eventually)
+        assert [error.name for error in losses] == [NAME]
+        assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
+        held.let_go()
+
+
+def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eventually) -> None:
+    """After any reconnect everything is renewed."""
+    losses: list[LockLost] = []
+    lock = Lock(NAME, ttl=LONG, on_lost=losses.append)
+    lock.acquire()
+    eventually(lambda: listener().ready)  # it is held for long, so its process listens
+    own.stop()
+    own.start()
+    eventually(lambda: losses)
+    assert lock.lost
+    assert "gone from Redis" in losses[0].reason
+
+
+# -- C3 ---------------------------------------------------------------------------------------------------------------
+
+
+def test_c3_a_holder_whose_attempt_was_granted_the_lock_again_is_told(client: redis.Redis) -> None:
+    """By a new master that has never heard of it, and has the attempt in its queue: a renewal names its fence."""
+    lock, here = Lock(NAME), inside.own_process()
+    lock.acquire()
+    client.delete(LOCK)
+    mine = here.request(lock.token or "", name=NAME)
+    assert here.acquire(mine, inside.NOT_AT_ALL).state == inside.GRANTED
+    with pytest.raises(LockLost):
+        lock.extend(10)
+    assert lock.lost

@@ -1,0 +1,155 @@
+"""Requests that come late (R16) or are sent again (R8, R14) have done their work once, and touch nothing newer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+import django_redislock
+from django_redislock import Counter, Lock, LockLost, LockNotOwned, LockPool, LockUnavailable
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.proxy import Proxy
+from tests.helpers.state import LOCK, NAME, TOKEN, holder, leftovers, queued, value
+from tests.inside import Ears, keys_of
+from tests.protocol.scene import ACQUIRE, LONG, RELEASE, Eventually, Join
+
+# -- R8 ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["released", "left"])
+def test_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_does_nothing(
+    busy: bool, impatient: Proxy, crowd: Crowd, client: redis.Redis, listening: Callable[..., Ears]
+) -> None:
+    """What releases an attempt of which a request may still arrive leaves a mark, which that one honours."""
+    if busy:
+        Lock(NAME, ttl=LONG).acquire()
+        listening("other")
+    me, lock, before = crowd(), Lock(NAME, using="other", blocking_timeout=1), holder(client)
+    late = impatient.hold_request(LOCK)
+    assert me(lock, "acquire") is not busy
+    assert late.caught.is_set()
+    if not busy:
+        me(lock, "release")
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert (holder(client), queued(client)) == (before, 0)
+
+
+def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
+    network: Proxy, crowd: Crowd, client: redis.Redis
+) -> None:
+    """The lock is not busy because of itself, nor lost because it was released."""
+    me, lock = crowd(), Lock(NAME, blocking=False, using="other")
+    network.lose_answer(ACQUIRE)
+    assert me(lock, "acquire")
+    granted = value(client)
+    assert (granted[0], int(granted[3])) == me.read(lambda: (lock.token, lock.fence))
+    lost = network.lose_answer(LOCK)
+    me(lock, "release")
+    assert lost.over.is_set()
+    assert holder(client) == ""
+    with pytest.raises(LockNotOwned):
+        me(lock, "release")
+
+
+def test_a_release_that_failed_may_have_succeeded_and_can_be_tried_again(
+    network: Proxy, crowd: Crowd, client: redis.Redis
+) -> None:
+    """The lock is not entered again without asking Redis."""
+    me, you, lock, yours = crowd(), crowd(), Lock(NAME, using="other", reentrant=True), Lock(NAME, token=TOKEN)
+    me(lock, "acquire")
+    lost = network.lose_answer(LOCK, times=1000)
+    with pytest.raises(LockUnavailable) as caught:
+        me(lock, "release")
+    assert 0 < caught.value.lease_left <= 30
+    lost.end()
+    assert you(yours, "acquire")
+    assert not me(lock, "acquire", blocking=False)
+    you(yours, "release")
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+# -- R14 --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_flush_before_every_call_does_no_harm(crowd: Crowd, join: Join, client: redis.Redis) -> None:
+    def forgetful(person: Any) -> Callable[..., Any]:
+        return lambda *call, **options: client.script_flush() and person(*call, **options)
+
+    me, you, lock, other = forgetful(crowd()), forgetful(crowd()), Lock(NAME, ttl=LONG), Lock(NAME)
+    assert me(lock, "acquire")
+    assert me(lock, "status").value == "locked"
+    assert me(lock, "extend", 1)
+    assert me(lock, "reacquire")
+    assert not you(other, "acquire", blocking_timeout=0.1)  # and withdraws
+    assert not you(Lock(NAME, poll=True), "acquire", blocking_timeout=0.1)
+    assert [info.waiters for info in me(django_redislock, "list_locks")] == [0]
+    waiting = join(other)
+    adopted = Lock(NAME, token=me(lock, "detach"))
+    assert you(adopted, "acquire")
+    assert me(django_redislock, "force_release", NAME)
+    assert waiting.result()
+    you(lock, "seize")
+    you(lock, "release")
+    counter, pool = Counter("hits"), LockPool("accounts")
+    assert (me(counter, "incr"), me(counter, "reset")) == (1, 1)
+    assert (me(pool, "assign", ["alice", "bob"]), me(pool, "shrink", ["bob"])) == (2, 1)
+    member = me(pool, "acquire")
+    assert me(member, "extend", 1)
+    assert me(pool, "info").free == 0
+    me(member, "release")
+    me(pool, "clear")
+    assert leftovers(client) == []
+
+
+def test_a_script_flush_does_no_harm_to_renewals_and_releases_in_the_background(
+    network: Proxy, client: redis.Redis, eventually: Eventually, renew_all: Any, retry_for: Callable[[float], None]
+) -> None:
+    """Of those, several go in one pipeline, and each command is checked by itself."""
+    retry_for(0.1)
+    losses: list[LockLost] = []
+    locks = [Lock(f"{NAME}:{number}", ttl=LONG, on_lost=losses.append, using="other") for number in range(5)]
+    keys = [keys_of(lock.name).lock for lock in locks]
+    with ExitStack() as blocks:
+        for lock, key in zip(locks, keys, strict=True):
+            blocks.enter_context(lock)
+            client.pexpire(key, 100_000)
+        client.script_flush()
+        renew_all("other")
+        eventually(lambda: all(int(client.pttl(key)) > 200_000 for key in keys))
+        assert losses == []
+        network.cut()
+        with pytest.raises(LockUnavailable):
+            blocks.close()
+    client.script_flush()
+    network.mend()
+    eventually(lambda: leftovers(client) == [])
+
+
+# -- R16 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["holder", "bearer"])
+def test_a_release_that_comes_late_leaves_a_new_holder_with_the_same_token_alone(
+    by: str, impatient: Proxy, crowd: Crowd, client: redis.Redis
+) -> None:
+    me, you = crowd(), crowd()
+    first, second = Lock(NAME, token=TOKEN, using="other"), Lock(NAME, token=TOKEN)
+    me(first, "acquire")
+    if by == "bearer":
+        me(first, "detach")
+    late = impatient.hold_request(RELEASE)
+    me(first, "release")  # at the second try
+    assert late.caught.is_set()
+    assert you(second, "acquire")
+    id = holder(client)
+    late.let_go()
+    assert late.over.wait(GENEROUS)
+    assert holder(client) == id
+    assert not you.read(lambda: second.lost)
+    you(second, "release")
