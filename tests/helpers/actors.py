@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from linecache import getline
 from typing import Any, TypeVar
 
 import redis
 
 from tests.inside import AcquireReply, Process
+
+from .waiting import stands_in as stands_in
 
 T = TypeVar("T")
 
@@ -70,7 +70,6 @@ class Actor:
                 raise
 
     def start(self, call: Callable[[], Awaitable[T]]) -> asyncio.Future[T]:
-        """Let it begin; the future has the result."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait((future, call))
         return future
@@ -88,6 +87,8 @@ class ThreadPerson:
 
     def __init__(self) -> None:
         self._thread = Other()
+        self.read = self._thread
+        self.end = self._thread.end
 
     def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
         # with and async with: dunder methods by their plain names
@@ -97,36 +98,26 @@ class ThreadPerson:
     def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
         return self.start(thing, method, *args, **options).result(GENEROUS)
 
-    def read(self, look: Callable[[], T]) -> T:
-        return self._thread(look)
-
-    def end(self, within: float = GENEROUS) -> None:
-        self._thread.end(within)
-
 
 class TaskPerson:
     awaits = True
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        async def actor() -> Actor:
+            return Actor()
+
         self._loop = loop
-        self._actor = self._in_loop(self._make)
+        self._actor = self._in_loop(actor).result(GENEROUS)
 
-    async def _make(self) -> Actor:
-        return Actor()
-
-    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> T:
-        async def wrapper() -> T:
+    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
+        async def act() -> T:
             return await call()
 
-        return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result(GENEROUS)
+        return asyncio.run_coroutine_threadsafe(act(), self._loop)
 
     def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
         name = f"a{method}" if hasattr(thing, f"a{method}") else f"__a{method}__"
-
-        async def act() -> Any:
-            return await self._actor.start(lambda: getattr(thing, name)(*args, **options))
-
-        return asyncio.run_coroutine_threadsafe(act(), self._loop)
+        return self._in_loop(lambda: self._actor.start(lambda: getattr(thing, name)(*args, **options)))
 
     def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
         return self.start(thing, method, *args, **options).result(GENEROUS)
@@ -135,13 +126,10 @@ class TaskPerson:
         async def alook() -> T:
             return look()
 
-        async def act() -> T:
-            return await self._actor.start(alook)
-
-        return asyncio.run_coroutine_threadsafe(act(), self._loop).result(GENEROUS)
+        return self._in_loop(lambda: self._actor.start(alook)).result(GENEROUS)
 
     def end(self, within: float = GENEROUS) -> None:  # cancelling takes no time
-        self._in_loop(self._actor.end)
+        self._in_loop(self._actor.end).result(GENEROUS)
 
 
 class Crowd:
@@ -155,24 +143,19 @@ class Crowd:
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks
         self._people: list[Any] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
         if tasks:
-            ready = threading.Event()
-
-            async def live() -> None:
-                self._loop = asyncio.get_running_loop()
-                self._end = asyncio.Event()
-                ready.set()
-                await self._end.wait()
-
-            self._thread = threading.Thread(target=asyncio.run, args=(live(),), daemon=True)
             self._thread.start()
-            assert ready.wait(GENEROUS)
+
+    async def _live(self) -> None:
+        self._end = asyncio.Event()
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._end.wait()
 
     def __call__(self) -> Any:
         """Another person."""
-        person = ThreadPerson() if self._loop is None else TaskPerson(self._loop)
+        person = TaskPerson(self._loop.result(GENEROUS)) if self.awaits else ThreadPerson()
         self._people.append(person)
         return person
 
@@ -181,29 +164,9 @@ class Crowd:
         until = time.monotonic() + GENEROUS
         for person in self._people:
             person.end(max(0.0, until - time.monotonic()))
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._end.set)
+        if self.awaits:
+            self._loop.result(GENEROUS).call_soon_threadsafe(self._end.set)
             self._thread.join(GENEROUS)
-
-
-def stands_at(thread: threading.Thread, function: str, code: str) -> bool:
-    """Whether a thread is in ``function``, at a line with ``code``."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return (
-        frame is not None
-        and frame.f_code.co_name == function
-        and code in getline(frame.f_code.co_filename, frame.f_lineno)
-    )
-
-
-def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
-    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class Ghost(Process):

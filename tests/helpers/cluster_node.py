@@ -29,8 +29,8 @@ class Node(ClusterNode):
         self.proxy: Proxy | None = None
         super().__init__(executable, **options)
         if self.address:
-            self.options["bind-source-addr"] = self.address
-            self.options["protected-mode"] = "no"  # it does not count other addresses as those of this machine
+            # which does not count as one of this machine
+            self.options |= {"bind-source-addr": self.address, "protected-mode": "no"}
 
     def take_ports(self) -> None:
         super().take_ports()
@@ -40,6 +40,10 @@ class Node(ClusterNode):
             self.proxy = Proxy(self.bus_port)
             self.bus_port = self.proxy.port
             self.options["cluster-announce-bus-port"] = str(self.bus_port)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def stop(self) -> None:
         super().stop()
@@ -59,3 +63,11 @@ class Node(ClusterNode):
 
     def replication(self) -> dict[str, Any]:
         return self._asking.info("replication")
+
+    def is_linked(self) -> bool:
+        return bool(self.replication()["master_link_status"] == "up")
+
+    def deafen(self) -> None:
+        """A wrong password keeps this replica away from its master."""
+        self.ask("CONFIG", "SET", "masterauth", "wrong")
+        self.ask("CLIENT", "KILL", "TYPE", "master")

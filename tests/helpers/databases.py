@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import connections
@@ -70,26 +71,21 @@ def configure(alias: str, options: dict[str, Any]) -> None:
 @contextmanager
 def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iterator[Account]:
     """Put a database with a new table under an alias; the previous database comes back at the end."""
-    before = connections.settings.get(alias)
-    kept = connections[alias] if before is not None else None
-    if kept is not None:
-        del connections[alias]
-    configure(alias, options)
-    try:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("DROP TABLE IF EXISTS account")
-            cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
-            for number in range(1, accounts + 1):
-                cursor.execute("INSERT INTO account VALUES (%s, 0)", [number])
-        yield Account(alias)
-    finally:
-        connections[alias].close()
-        del connections[alias]
-        if before is None or kept is None:
-            del connections.settings[alias]
-        else:
-            connections.settings[alias] = before
-            connections[alias] = kept
+    before = connections[alias] if alias in connections.settings else None
+    with patch.dict(connections.settings):
+        configure(alias, options)
+        connections[alias] = connections.create_connection(alias)
+        try:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP TABLE IF EXISTS account")
+                cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
+                cursor.executemany("INSERT INTO account VALUES (%s, 0)", [[1 + number] for number in range(accounts)])
+            yield Account(alias)
+        finally:
+            connections[alias].close()
+            del connections[alias]
+            if before is not None:
+                connections[alias] = before
 
 
 @contextmanager

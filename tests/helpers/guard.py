@@ -9,10 +9,7 @@ from pathlib import Path
 # which they run, because their process id may have been reused. (Without /proc, this only removes folders.)
 SCRIPT = """
 while read -r folder; do set -- "$@" "$folder"; done
-for folder; do
-    shift
-    [ -d "$folder" ] && set -- "$@" "$folder"
-done
+for folder; do shift; [ -d "$folder" ] && set -- "$@" "$folder"; done
 [ $# -gt 0 ] || exit 0
 for process in /proc/[0-9]*; do
     there=$(readlink "$process/cwd")

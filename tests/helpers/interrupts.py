@@ -20,19 +20,23 @@ class Interrupt(BaseException):
 
 
 @contextmanager
-def interrupted_in(function: Any) -> Iterator[None]:
-    """Interrupt is raised as soon as this function is called."""
+def _traced(trace: Any) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)  # Python ends a trace function that raises
+
+
+def interrupted_in(function: Any) -> Any:
+    """A block in which Interrupt is raised as soon as this function is called."""
 
     def strike(frame: FrameType, event: str, arg: object) -> None:
         if frame.f_code is function.__code__:
             raise Interrupt
 
-    before = sys.gettrace()
-    sys.settrace(strike)
-    try:
-        yield
-    finally:
-        sys.settrace(before)  # Python ends a trace function that raises
+    return _traced(strike)
 
 
 class Interrupter:
@@ -49,13 +53,9 @@ class Interrupter:
         self._before: dict[int, str] = {}  # instructions by ids of frames, since this must not keep the frames alive
 
     def run(self, function: Callable[[], Any]) -> Any:
-        before = sys.gettrace()
         sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes the first time
-        sys.settrace(self._enter)
-        try:
+        with _traced(self._enter):
             return function()
-        finally:
-            sys.settrace(before)
 
     def strike(self) -> None:
         """What happens there."""
@@ -70,29 +70,23 @@ class Interrupter:
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event != "opcode":
-            return self._step
-        name = _instructions(frame.f_code).get(frame.f_lasti, "")
-        looks = name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE") or self._before.get(id(frame), "").startswith(
-            "CALL"
-        )
-        self._before[id(frame)] = name
-        if looks:
-            if self.places == self._place:
-                self.struck = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}, before {name}"
+        if event == "opcode":
+            name = _instructions(frame.f_code).get(frame.f_lasti, "")
+            returned = self._before.get(id(frame), "").startswith("CALL")
+            self._before[id(frame)] = name
+            if returned or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"):
                 self.places += 1
-                self.strike()
-                return self._step
-            self.places += 1
+                if self.places - 1 == self._place:
+                    code = frame.f_code
+                    self.struck = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}, before {name}"
+                    self.strike()
         return self._step
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
+    while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 @cache

@@ -12,17 +12,14 @@ import asyncio
 import os
 import ssl
 import sys
+from contextlib import closing, suppress
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
+    with closing(writer), suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
 
 
 async def main(certificate: str, port: str) -> None:

@@ -34,40 +34,38 @@ class Twins:
     """
 
     def __init__(self, decorator: Decorator, body: Callable[..., Any], finish: Callable[[Any], Any] = lambda x: x):
-        @wraps(body)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def play(*args: Any, **kwargs: Any) -> Generator[Any, None, list[Any]]:
             result = body(*args, **kwargs)
             if isinstance(result, Generator):
-                steps = _Steps(result)
-                for _ in steps:
-                    sleep(0.001)
-                result = steps.result
-            return finish(result)
+                result = yield from result
+            return [finish(result)]
+
+        @wraps(body)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            steps = play(*args, **kwargs)
+            while not (ended := _step(steps)):
+                sleep(0.001)
+            return ended[0]
 
         @wraps(body)
         async def acall(*args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
-            result = body(*args, **kwargs)
-            if isinstance(result, Generator):
-                steps = _Steps(result)
-                for _ in steps:
-                    await asyncio.sleep(0.001)
-                result = steps.result
-            return finish(result)
+            steps = play(*args, **kwargs)
+            while not (ended := _step(steps)):
+                await asyncio.sleep(0.001)
+            return ended[0]
 
         self.call = decorator(call)
         self.acall = decorator(acall)
 
 
-class _Steps:
-    """Iterates over a generator and keeps its return value."""
-
-    def __init__(self, generator: Generator[Any, None, Any]) -> None:
-        self._generator = generator
-        self.result: Any = None
-
-    def __iter__(self) -> Generator[Any, None, None]:
-        self.result = yield from self._generator
+def _step(steps: Generator[Any, None, list[Any]]) -> list[Any]:
+    """Let it run to the next yield (the answer is empty), or to its end."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    return []
 
 
 class Pages:

@@ -1,10 +1,17 @@
-"""Waits for a state, not for a time, in code that cannot use the fixture ``eventually``."""
+"""Waits for a state, not for a time, in code that cannot use the fixture ``eventually``; and where a thread stands."""
 
 from __future__ import annotations
 
+import math
+import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from linecache import getline
 from typing import Any
+
+import redis
 
 GENEROUS = 60  # seconds, on a busy machine
 
@@ -13,4 +20,34 @@ def until(condition: Callable[[], Any], within: float = GENEROUS) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {within} s"
-        time.sleep(0.01)
+        time.sleep(0.005)
+
+
+def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: float) -> Callable[[], bool]:
+    """The condition, for ``until``. While it is not met, the server is asked for it every so many seconds."""
+    asked = -math.inf
+
+    def is_met() -> bool:
+        nonlocal asked
+        if condition():
+            return True
+        if time.monotonic() > asked + every:
+            asked = time.monotonic()
+            with suppress(redis.ResponseError):  # it cannot at the moment
+                ask()
+        return False
+
+    return is_met
+
+
+def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
+    """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
+    return frame_stands_in(sys._current_frames().get(thread.ident or 0), function, code)
+
+
+def frame_stands_in(frame: Any, function: str, code: str) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
+            return True
+        frame = frame.f_back
+    return False
