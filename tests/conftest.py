@@ -34,7 +34,7 @@ from tests.helpers.ways import guarded as guarded
 from tests.helpers.ways import own_pools as own_pools
 from tests.helpers.ways import sentinels as sentinels
 from tests.helpers.ways import tls_port as tls_port
-from tests.inside import awaits_messages, let_go, note_loops
+from tests.inside import let_go, note_loops, will_hear_of
 
 # a shell that runs the tests in the background ignores these signals, and so would programs that the tests start
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -196,7 +196,7 @@ def eventually() -> Callable[[Callable[[], Any]], Any]:
 @pytest.fixture
 def listens(eventually: Callable[..., Any]) -> Callable[[Lock], None]:
     """Wait until the holder's process would learn from a message that the lock is lost, and not by asking."""
-    return lambda lock: eventually(lambda: awaits_messages(lock))
+    return lambda lock: eventually(lambda: will_hear_of(lock))
 
 
 @pytest.fixture

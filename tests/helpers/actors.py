@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 import redis
@@ -82,42 +83,20 @@ class Actor:
         await asyncio.wait([self.task])
 
 
-class ThreadPerson:
-    awaits = False
+class Person:
+    """Somebody who uses locks; see Crowd."""
 
-    def __init__(self) -> None:
-        self._thread = Other()
-        self.read = self._thread
-        self.end = self._thread.end
+    def __init__(self, start: Callable[..., Future[Any]], end: Callable[[float], object], *, awaits: bool) -> None:
+        self._start, self._end, self.awaits = start, end, awaits
+
+    def end(self, within: float = GENEROUS) -> None:
+        self._end(within)
 
     def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
+        name = f"a{method}" if self.awaits else method
         # with and async with: dunder methods by their plain names
-        name = method if hasattr(thing, method) else f"__{method}__"
-        return self._thread.start(lambda: getattr(thing, name)(*args, **options))
-
-    def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
-        return self.start(thing, method, *args, **options).result(GENEROUS)
-
-
-class TaskPerson:
-    awaits = True
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        async def actor() -> Actor:
-            return Actor()
-
-        self._loop = loop
-        self._actor = self._in_loop(actor).result(GENEROUS)
-
-    def _in_loop(self, call: Callable[[], Awaitable[T]]) -> Future[T]:
-        async def act() -> T:
-            return await call()
-
-        return asyncio.run_coroutine_threadsafe(act(), self._loop)
-
-    def start(self, thing: Any, method: str, *args: Any, **options: Any) -> Future[Any]:
-        name = f"a{method}" if hasattr(thing, f"a{method}") else f"__a{method}__"
-        return self._in_loop(lambda: self._actor.start(lambda: getattr(thing, name)(*args, **options)))
+        name = name if hasattr(thing, name) else f"__{name}__"
+        return self._start(lambda: getattr(thing, name)(*args, **options))
 
     def __call__(self, thing: Any, method: str, *args: Any, **options: Any) -> Any:
         return self.start(thing, method, *args, **options).result(GENEROUS)
@@ -126,10 +105,7 @@ class TaskPerson:
         async def alook() -> T:
             return look()
 
-        return self._in_loop(lambda: self._actor.start(alook)).result(GENEROUS)
-
-    def end(self, within: float = GENEROUS) -> None:  # cancelling takes no time
-        self._in_loop(self._actor.end).result(GENEROUS)
+        return self._start(alook if self.awaits else look).result(GENEROUS)  # type: ignore[no-any-return]
 
 
 class Crowd:
@@ -142,22 +118,34 @@ class Crowd:
 
     def __init__(self, *, tasks: bool) -> None:
         self.awaits = tasks
-        self._people: list[Any] = []
+        self._people: list[Person] = []
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), daemon=True)
         if tasks:
             self._thread.start()
 
     async def _live(self) -> None:
-        self._end = asyncio.Event()
+        self._over = asyncio.Event()
         self._loop.set_result(asyncio.get_running_loop())
-        await self._end.wait()
+        await self._over.wait()
+
+    def _in_loop(self, call: Callable[[], Any]) -> Future[Any]:
+        async def act() -> Any:
+            answer = call()
+            return await answer if isawaitable(answer) else answer
+
+        return asyncio.run_coroutine_threadsafe(act(), self._loop.result(GENEROUS))
 
     def __call__(self) -> Any:
         """Another person."""
-        person = TaskPerson(self._loop.result(GENEROUS)) if self.awaits else ThreadPerson()
-        self._people.append(person)
-        return person
+        if self.awaits:
+            task = self._in_loop(Actor).result(GENEROUS)
+            start, end = lambda call: self._in_loop(lambda: task.start(call)), lambda within: self._in_loop(task.end)
+            self._people.append(Person(start, end, awaits=True))
+        else:
+            thread = Other()
+            self._people.append(Person(thread.start, thread.end, awaits=False))
+        return self._people[-1]
 
     def close(self) -> None:
         # in all, not for each: when a test has failed, all of them may still be waiting
@@ -165,7 +153,7 @@ class Crowd:
         for person in self._people:
             person.end(max(0.0, until - time.monotonic()))
         if self.awaits:
-            self._loop.result(GENEROUS).call_soon_threadsafe(self._end.set)
+            self._in_loop(self._over.set).result(GENEROUS)
             self._thread.join(GENEROUS)
 
 
