@@ -160,7 +160,7 @@ class Crowd:
 class Ghost(Process):
     """What looks like another process to Redis: it queues, and does nothing after that. ``alive``: it is subscribed."""
 
-    def __init__(self, client: redis.Redis, *, alive: bool) -> None:
+    def __init__(self, client: redis.Redis, *, alive: bool = True) -> None:
         super().__init__()
         self.client = client
         self.pubsub = client.pubsub()

@@ -18,20 +18,13 @@ from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 from . import state
 from .actors import GENEROUS
 from .state import NAME
+from .waiting import auntil as auntil
 from .waiting import until as until
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 
 TTL = 300  # a handoff's lease then lasts 100 s: a waiter that continues sooner does so because the lock was passed on
-
-
-async def auntil(condition: Callable[[], Any]) -> None:
-    """Wait for a state, in a coroutine."""
-    deadline = monotonic() + GENEROUS
-    while not condition():
-        assert monotonic() < deadline
-        await asyncio.sleep(0.001)
 
 
 async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
+import pytest
 import redis
 
 from rediscluster import HOST, Seen, join
 
 from .cluster_node import Node, find_cluster_server
 from .guard import Guard
-from .waiting import GENEROUS, asked_for, until
+from .waiting import asked_for, until
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
 
@@ -116,9 +117,9 @@ class Cluster:
     def _until(self, condition: Callable[[], Any]) -> None:
         try:
             until(condition, BY_ITSELF)
-        except AssertionError:
+        except pytest.fail.Exception:
             self._fix()
-            until(condition, GENEROUS - BY_ITSELF)
+            until(condition)
 
     def _fix(self) -> None:
         """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from psycopg import IsolationLevel
 
 from django_redislock import list_locks
 from django_redislock.models import Fence
-from tests.helpers.actors import GENEROUS
 
 LEVELS: dict[str, dict[str, Any]] = {
     "sqlite": {},
@@ -103,17 +101,10 @@ class Commits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, list[str], list[str]]] = []
-        self.reached = threading.Event()  # by the first COMMIT while :attr:`go_on` is not set
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self._first = threading.Lock()
         original: Callable[[BaseDatabaseWrapper], None] = BaseDatabaseWrapper.commit
 
         def commit(connection: BaseDatabaseWrapper) -> None:
             before = [lock.name for lock in list_locks()]
-            if not self.go_on.is_set() and self._first.acquire(blocking=False):
-                self.reached.set()
-                assert self.go_on.wait(GENEROUS)
             original(connection)
             self.seen.append((connection.alias, before, [lock.name for lock in list_locks()]))
 

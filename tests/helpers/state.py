@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import faulthandler
 from typing import Any
 
 import redis
 
 from django_redislock import Lock, LockNotOwned, get_lock
-from tests.inside import PREFIX, keys_of, messages_heard
+from tests.inside import PREFIX, keys_of
 
 from .actors import server_time
 
@@ -71,12 +70,6 @@ def count(client: redis.Redis, command: str) -> int:
     """How many times the server has run a command."""
     stats: Any = client.info("commandstats")
     return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
-
-
-def what_listens() -> str:
-    """For the log of a test that waits in vain; beside it, what all its threads are doing."""
-    faulthandler.dump_traceback(2)
-    return f"messages heard: {messages_heard()}"
 
 
 def outlives(ttl: float, name: str) -> bool:
