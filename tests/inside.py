@@ -11,7 +11,6 @@ import asyncio
 import errno
 import math
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -21,19 +20,16 @@ from copy import copy
 from dataclasses import asdict
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
-from django.db import connections as databases
 from redis.exceptions import InvalidResponse, MovedError
 
 from django_redislock import Lock, counter, values
-from django_redislock.base.display import duration
-from django_redislock.base.names import fit_name, slot_text
 from django_redislock.base.names import pool_name as pool_name
+from django_redislock.base.names import slot_text
 from django_redislock.base.per_process import PerProcess
 from django_redislock.base.steps import Call, CallOut, Evaluate, Pause, Steps, arun, run
 from django_redislock.base.times import NEVER
@@ -41,11 +37,10 @@ from django_redislock.cache_lock import CacheLock
 from django_redislock.cached_values import _Lookup
 from django_redislock.computations import Computation, computations
 from django_redislock.conf import conf
-from django_redislock.engine import Acquisition, Frame, Lease, Section, current_owner, draw_new_fence
+from django_redislock.engine import Frame, Lease, Section, current_owner, draw_new_fence
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
-from django_redislock.engine.background import notifier, outage
 from django_redislock.engine.leases import lease as _reasons
 from django_redislock.engine.leases.lease import VANISHED
 from django_redislock.engine.messages.reader import Interrupted, Reader
@@ -53,10 +48,7 @@ from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
 from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
-from django_redislock.engine.owners.with_block import _leave
-from django_redislock.engine.renewal import agenda
 from django_redislock.engine.runtime import runtime
-from django_redislock.fencing.table import bounded
 from django_redislock.inspection.listing import read_page
 from django_redislock.store import calls, pool_calls, probe
 from django_redislock.store import keys as _keys
@@ -74,21 +66,15 @@ from django_redislock.store.wire import Command
 T = TypeVar("T")
 
 
-def _around(
-    patch: pytest.MonkeyPatch,
-    owner: Any,
-    name: str,
-    before: Callable[..., object] | None = None,
-    after: Callable[..., object] | None = None,
-) -> None:
-    """From now on, these precede and follow each call of this function, and get its arguments."""
+def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, before: Any = None, after: Any = None) -> None:
+    """From now on, these functions precede and follow each call of this one, and get its arguments."""
     original = getattr(owner, name)
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if before is not None:
+        if before:
             before(*args)
         answer = original(*args, **kwargs)
-        if after is not None:
+        if after:
             after(*args)
         return answer
 
@@ -119,19 +105,12 @@ def counter_of(name: str) -> int:
     return tag_of(slot_text(name))
 
 
-# -- the limits that tests need shorter or longer ----------------------------------------------------------------------
-
-# by its name here: where it stands
+# limits that tests need shorter or longer, by their names here
 _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
-    "look_jitter": "engine.messages.listener.JITTER",
-    "doubt_every": "engine.messages.listener.DOUBT_EVERY",  # seconds between looks of all because of late messages
-    "reconnect_look": "engine.messages.listener.RECONNECTING",
     "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
-    "late_look": "engine.acquiring.wait_loop.LOOK_LATE",
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
     "answer_grace": "engine.acquiring.attempt.GRACE",
-    "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
     "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
@@ -142,7 +121,6 @@ _LIMITS = {
     "patience_loops": "store.loop_connections.PATIENCE",
     "list_batch": "store.reading.BATCH",
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
-    "launching_within": "engine.owners.bridges.LAUNCHING_WITHIN",
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
     "asking_takes": "store.cluster.ASKING_TAKES",
@@ -338,15 +316,6 @@ def end_of_the_interpreter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
 
 
-def pending_releases(using: str | None = None) -> int:
-    """How many releases are still to be sent, on this alias or (None) on all."""
-    pending = list(runtime().watchdog._pending)
-    return sum(using is None or one.request.partition is get_partition(using) for one in pending)
-
-
-leave_block = _leave  # the function that ends a ``with`` block
-
-
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
     """The ends of all ``with`` blocks are interrupted before they do anything."""
 
@@ -459,10 +428,6 @@ def listen(using: str | None = None) -> None:
     Ears(using).start()
 
 
-def reconnect(using: str | None = None) -> None:
-    Ears(using).reconnect()
-
-
 def reads(using: str | None = None) -> bool:
     """Whether a thread is reading its messages now."""
     reader = Ears(using)._reader
@@ -498,22 +463,6 @@ def parked() -> bool:
     return any(isinstance(one, TaskWaiter) and one._parked for one in _waiters())
 
 
-def all_look(using: str | None = None) -> None:
-    """Let every waiter of this process ask Redis now."""
-    Ears(using)._listener.tell_all()
-
-
-def clock_of_server() -> tuple[int, float] | None:
-    """What this process knows of the server's clock: its microseconds, and when they were asked for."""
-    return get_partition().node.anchor
-
-
-def clock_has_jumped(seconds: float) -> None:
-    """The server's clock has gone ahead by so much since this process asked for it."""
-    us, sent = clock_of_server() or (0, 0.0)
-    get_partition().node.anchor = round(us - seconds * 1e6), sent
-
-
 def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], object]) -> None:
     """After each answer to the script with this hash, ``act``."""
 
@@ -524,9 +473,6 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
         return reply
 
     patch.setattr(calls, "call", slow)
-
-
-# -- its scripts -------------------------------------------------------------------------------------------------------
 
 
 Text = Any  # a Lua script as it is sent: its ``sha`` and ``source``, and its ``keys`` and ``args`` by name
@@ -617,9 +563,6 @@ def unused_here(using: str | None = None) -> int:
     return len(idle(store._loops[loop])) if loop in store._loops else 0
 
 
-idle_here = unused_here
-
-
 def connection_class(using: str | None = None, *, asynchronous: bool) -> type:
     """The class of the connections of threads, or of event loops."""
     node = get_partition(using).node
@@ -688,12 +631,6 @@ def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnectio
     return get_partition().store._loops[loop or asyncio.get_running_loop()]
 
 
-def drop_idle(loop: asyncio.AbstractEventLoop) -> None:
-    """Close idle connections of an event loop that is not running, so that nothing warns when it is closed."""
-    loop.call_soon(_connections(loop).drop_idle)
-    loop.run_until_complete(asyncio.sleep(0))
-
-
 def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
     """The same, but the package does not learn of it."""
     for connection in idle(_connections(loop)):
@@ -703,16 +640,6 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
 def drop_idle_here() -> None:
     """Close idle connections of the running event loop."""
     _connections().drop_idle()
-
-
-def wait_for_connections() -> int:
-    """How many coroutines of this process wait for a connection."""
-    return watch_connections()()[1]
-
-
-def most_connections(using: str | None = None) -> int:
-    """How many connections to a node this process may have for its commands."""
-    return get_partition(using).store.bound
 
 
 # classes whose ``arun`` awaits something: wherever a coroutine of the package may be cancelled
@@ -746,37 +673,9 @@ def finder_of_loss(lock: Lock) -> Callable[[], None]:
     return lambda: runtime().watchdog.lose(lease, VANISHED)
 
 
-def in_background(file: str) -> bool:
-    """Whether the code in this file is that of the renewer, or calls the site's code."""
-    return file.startswith(str(Path(agenda.__file__).parent)) or file == notifier.__file__
-
-
 def call_soon(job: Callable[[], object]) -> None:
     """Call what is the site's own, such as a receiver of a signal, in a thread of the background."""
     runtime().notifier.call(job)
-
-
-def pass_time(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """For outages, it is so many seconds later."""
-    later = monotonic() + seconds
-    patch.setattr(outage, "monotonic", lambda: later)
-
-
-def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
-    """When an outage of so many seconds is logged that is met each second."""
-    patch.setattr(outage, "monotonic", lambda: 0.0)
-    one, logged = outage.Outage(), []
-    for second in range(seconds):
-        patch.setattr(outage, "monotonic", lambda second=second: float(second))
-        if one.log_is_due():
-            logged.append(second)
-    return logged
-
-
-def retries_of_outage(number: int) -> list[float]:
-    """The seconds between so many tries that fail."""
-    one = outage.Outage()
-    return [one.fail() for _ in range(number)]
 
 
 def due_in(lock: Lock) -> float:
@@ -784,11 +683,6 @@ def due_in(lock: Lock) -> float:
     lease, entries = lease_of(lock), list(runtime().watchdog._agenda._entries)
     planned = any(task is lease and due == lease.due for due, _, task in entries)
     return lease.due - monotonic() if planned else math.inf
-
-
-def planned() -> int:
-    """For how much the renewer keeps a time."""
-    return len(runtime().watchdog._agenda)
 
 
 def before_next_round(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> threading.Event:
@@ -821,12 +715,6 @@ def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
 
 
 release_in_the_background = release_later
-
-
-def pass_on_later(name: str, using: str | None = None) -> None:
-    """Pass on in the background what a waiter of this process for this lock may have been granted."""
-    request = own_process(using).request("a" * 22, name=name)
-    runtime().watchdog.release_later(request, unknown=False, how=WITHDRAWAL)
 
 
 def end_process() -> None:
@@ -877,13 +765,6 @@ def interrupt_section(undo: Callable[[], object]) -> Callable[[], bool]:
     witness = runtime().watchdog.undo_after(block, cast("Section", section))
     return lambda: not (witness() or runtime().watchdog.interruptions)
 
-
-def close_inherited() -> None:
-    """What a forked child does with the sockets of its parent."""
-    runtime().leave_parent()
-
-
-# -- messages, in trouble ----------------------------------------------------------------------------------------------
 
 TROUBLES: dict[str, Exception | None] = {
     "cut": None,
@@ -961,19 +842,9 @@ def per_process(make: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], T 
     return kept.get, kept.peek
 
 
-# -- settings and texts ------------------------------------------------------------------------------------------------
-
-
 def settings() -> dict[str, Any]:
     """What ``settings.REDISLOCK`` is understood to say: every setting, with its value in force."""
     return asdict(conf())
-
-
-name_for = fit_name  # the name of ``cache.lock(text)``
-in_words = duration  # as the command and the admin show it
-
-
-# -- cached values -----------------------------------------------------------------------------------------------------
 
 
 def values_under_way() -> int:
@@ -996,14 +867,6 @@ def joins_at_the_end(asynchronous: bool) -> bool:
     return (asyncio.run(arun(steps)) if asynchronous else run(steps)) and not computation.waiters
 
 
-def finalize(patch: pytest.MonkeyPatch, moment: str, finalizer: Callable[[], object]) -> None:
-    """Let the garbage collector run a finalizer where a caller makes up its mind to compute ("computes"), or to ask for
-    the lock ("locks")."""
-    left = [finalizer]
-    kind: type = {"computes": Computation, "locks": Acquisition}[moment]
-    _around(patch, kind, "__init__", lambda *_: left and left.pop()())
-
-
 def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Note the event loops that connect from now on. The result tells how many connections those that are closed have
     left open."""
@@ -1023,13 +886,11 @@ def note_loops(patch: pytest.MonkeyPatch) -> Callable[[], int]:
     return left_open
 
 
-def note_round_trips(
-    patch: pytest.MonkeyPatch, before: Callable[..., object] | None = None, after: Callable[..., object] | None = None
-) -> None:
+def note_round_trips(patch: pytest.MonkeyPatch, before: Any = None, after: Any = None) -> None:
     """Before and after each round trip of this process's threads, call these with the port of the server and the
     commands. What ``after`` raises stands for the answer."""
 
-    def told(look: Callable[..., object] | None) -> Callable[..., object] | None:
+    def told(look: Any) -> Any:
         return look and (lambda store, node, commands, *more: look(_port_of(node), commands))
 
     _around(patch, LockStore, "exchange", told(before), told(after))
@@ -1106,23 +967,11 @@ def cut_as_it_replaces(patch: pytest.MonkeyPatch) -> list[object]:
 
 def thread_reads(thread: threading.Thread, name: str) -> bool:
     """Whether this thread waits for a message at the connection of the lock ``name``."""
-    return _reads(lambda: sys._current_frames().get(thread.ident or 0), name)
-
-
-def greenlet_reads(greenlet: Any) -> bool:
-    """The same for a greenlet, which runs no more than one server's locks."""
-    return _reads(lambda: greenlet.gr_frame, "")
-
-
-def _reads(frame_of: Callable[[], Any], name: str) -> bool:
-    from tests.helpers.waiting import frame_stands_in
+    from tests.helpers.waiting import stands_in
 
     partition = get_partition(None, name)
     partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
-    return frame_stands_in(frame_of(), "lead", "can_read")
-
-
-# -- the held locks, as the admin asks for them ------------------------------------------------------------------------
+    return stands_in(thread, "lead", "can_read")
 
 
 def page(*order: str, last: int = 100, **options: Any) -> Any:
@@ -1135,11 +984,6 @@ def page(*order: str, last: int = 100, **options: Any) -> Any:
 
 _begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
 _claim: Any = import_module("django_redislock.fencing.claim")
-
-
-def statements_wait(seconds: float, database: str = "default") -> Any:
-    """In this block, statements wait so long for others to unlock their rows."""
-    return bounded(databases[database], seconds)
 
 
 def on_claim(
@@ -1178,20 +1022,11 @@ def compare_fences_the_wrong_way_round() -> None:
     setattr(_claim, "write_fence", reversed_)  # noqa: B010
 
 
-# -- a lock that this thread or task holds -----------------------------------------------------------------------------
-
-
 def will_hear_of(lock: Lock) -> bool:
     """Whether this process is told at once what happens to the lock: it listens, and has no answer to wait for by which
     it might learn the same."""
     lease = lease_of(lock)
     return hears(lock.using) and lease.seen and not lease.urgent and time.monotonic() < lease.due < lease.ends
-
-
-def end_is_seen(lock: Lock) -> Callable[[], bool]:
-    """Tells, in any thread, whether the renewer has come to the end of this lock's lease."""
-    lease = lease_of(lock)
-    return lambda: lease.due > lease.ends
 
 
 def redis_py_lock(name: str, **options: Any) -> Any:

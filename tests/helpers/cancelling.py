@@ -37,23 +37,19 @@ def got_in_turn(name: str = NAME) -> bool:
         return True
 
 
-def leftovers(client: redis.Redis) -> dict[str, Any]:
-    """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
-    keys = [key for key in state.leftovers(client) if not _ends_by_itself(client, key)]
-    return {**({"keys": keys} if keys else {}), **kept_by_callers()}
-
-
-def _ends_by_itself(client: redis.Redis, key: str) -> bool:
-    """The trace of a handoff (``!``) expires by itself and delays nobody."""
-    name = f"{PREFIX}{key}"
-    return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
-
-
 async def nothing_left(client: redis.Redis) -> None:
+    """Neither in Redis nor in this process is anything kept of callers that have left."""
+
+    def found() -> list[object]:
+        # the trace of a handoff (``!``) expires by itself and delays nobody
+        traces = [key for key in state.leftovers(client) if key.startswith("waiters:")]
+        traces = [key for key in traces if client.hkeys(PREFIX + key) in ([], [b"!"]) and client.pttl(PREFIX + key) > 0]
+        return [*(set(state.leftovers(client)) - {*traces}), *kept_by_callers().items()]
+
     deadline = monotonic() + GENEROUS
-    while (found := leftovers(client)) and monotonic() < deadline:
+    while found() and monotonic() < deadline:
         await asyncio.sleep(0.001)
-    assert found == {}
+    assert found() == []
 
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:

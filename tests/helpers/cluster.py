@@ -6,7 +6,6 @@ Nothing is persisted: a master that is started again before a failover comes bac
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any
@@ -17,7 +16,6 @@ import redis
 from rediscluster import HOST, Seen, join
 
 from .cluster_node import Node, find_cluster_server
-from .guard import Guard
 from .waiting import asked_for, until
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
@@ -40,7 +38,6 @@ class Cluster:
         self.partitionable = partitionable
         self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
-        self._guard = Guard()
         self._cut_off: set[Node] = set()
         self._deaf: set[Node] = set()  # replicas that are kept from following their master
         self._moves: dict[int, tuple[Node, Node]] = {}
@@ -60,13 +57,11 @@ class Cluster:
     def _make(self) -> Node:
         node = Node(self.executable, len(self.nodes) if self.partitionable else None, **self.options)
         self.nodes.append(node)
-        self._guard.watch(node.folder)
         return node
 
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-        self._guard.close()
 
     # its state
 
@@ -135,23 +130,9 @@ class Cluster:
 
     # faults: these do not wait
 
-    def kill(self, node: Node) -> None:
-        """Kill the node, as a crash would."""
-        node.stop()
-
-    def start(self, node: Node) -> None:
-        """Start the node again, with what it knew of the cluster."""
-        node.start()
-        if node in self._deaf:
-            node.deafen()
-
-    def pause(self, node: Node) -> None:
-        node.signal(signal.SIGSTOP)
-        node.paused = True
-
-    def resume(self, node: Node) -> None:
-        node.signal(signal.SIGCONT)
-        node.paused = False
+    kill = staticmethod(Node.stop)
+    start = staticmethod(Node.start)  # with what it knew of the cluster
+    pause, resume = staticmethod(Node.pause), staticmethod(Node.resume)
 
     def partition(self, cut_off: Node) -> None:
         """Cut this master off from the others; clients still reach all of them."""

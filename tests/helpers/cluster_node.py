@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import rediscluster
@@ -41,9 +42,15 @@ class Node(ClusterNode):
             self.bus_port = self.proxy.port
             self.options["cluster-announce-bus-port"] = str(self.bus_port)
 
-    def signal(self, number: int) -> None:
+    def pause(self) -> None:
         assert self.process is not None
-        self.process.send_signal(number)
+        self.process.send_signal(signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.paused = False
 
     def stop(self) -> None:
         super().stop()

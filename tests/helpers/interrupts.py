@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -17,26 +16,6 @@ from typing import Any
 
 class Interrupt(BaseException):
     """The exception that a signal handler raises."""
-
-
-@contextmanager
-def _traced(trace: Any) -> Iterator[None]:
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)  # Python ends a trace function that raises
-
-
-def interrupted_in(function: Any) -> Any:
-    """A block in which Interrupt is raised as soon as this function is called."""
-
-    def strike(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code is function.__code__:
-            raise Interrupt
-
-    return _traced(strike)
 
 
 class Interrupter:
@@ -53,9 +32,13 @@ class Interrupter:
         self._before: dict[int, str] = {}  # instructions by ids of frames, since this must not keep the frames alive
 
     def run(self, function: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
         sys._getframe().f_trace_opcodes = True  # otherwise Python 3.12 reports no opcodes the first time
-        with _traced(self._enter):
+        sys.settrace(self._enter)
+        try:
             return function()
+        finally:
+            sys.settrace(before)
 
     def strike(self) -> None:
         """What happens there."""

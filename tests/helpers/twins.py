@@ -17,8 +17,6 @@ from django.urls import URLPattern, path
 from django_redislock import locked_view
 from tests.inside import PREFIX
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def lock_names(client: redis.Redis) -> list[str]:
     """The names of the held locks, read from outside."""
@@ -33,39 +31,38 @@ class Twins:
     with what it returns.
     """
 
-    def __init__(self, decorator: Decorator, body: Callable[..., Any], finish: Callable[[Any], Any] = lambda x: x):
-        def play(*args: Any, **kwargs: Any) -> Generator[Any, None, list[Any]]:
+    def __init__(
+        self,
+        decorator: Callable[[Callable[..., Any]], Callable[..., Any]],
+        body: Callable[..., Any],
+        finish: Callable[[Any], Any] = lambda x: x,
+    ) -> None:
+        def play(*args: Any, **kwargs: Any) -> Generator[Any, None, Any]:
             result = body(*args, **kwargs)
-            if isinstance(result, Generator):
-                result = yield from result
-            return [finish(result)]
+            return finish((yield from result) if isinstance(result, Generator) else result)
 
         @wraps(body)
         def call(*args: Any, **kwargs: Any) -> Any:
             steps = play(*args, **kwargs)
-            while not (ended := _step(steps)):
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
                 sleep(0.001)
-            return ended[0]
 
         @wraps(body)
         async def acall(*args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
             steps = play(*args, **kwargs)
-            while not (ended := _step(steps)):
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
                 await asyncio.sleep(0.001)
-            return ended[0]
 
-        self.call = decorator(call)
-        self.acall = decorator(acall)
-
-
-def _step(steps: Generator[Any, None, list[Any]]) -> list[Any]:
-    """Let it run to the next yield (the answer is empty), or to its end."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    return []
+        self.call, self.acall = decorator(call), decorator(acall)
 
 
 class Pages:
@@ -98,8 +95,7 @@ def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Gen
     while not when():
         try:
             yield future
-        # a time limit inside the coroutine cancels the task, and must see this exception
-        except BaseException as error:
+        except BaseException as error:  # a time limit inside the coroutine cancels the task, and must see this
             future = coroutine.throw(error)
         else:
             future = coroutine.send(None)

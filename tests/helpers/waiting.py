@@ -61,10 +61,7 @@ def asked_for(condition: Callable[[], Any], ask: Callable[[], object], every: fl
 
 def stands_in(thread: threading.Thread, function: str, code: str = "") -> bool:
     """Whether a thread is in ``function``, or in what that has called, at a line of it with ``code``."""
-    return frame_stands_in(sys._current_frames().get(thread.ident or 0), function, code)
-
-
-def frame_stands_in(frame: Any, function: str, code: str) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if frame.f_code.co_name == function and code in getline(frame.f_code.co_filename, frame.f_lineno):
             return True
