@@ -72,7 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def server() -> Iterator[RedisServer]:
-    """The session's server."""
     with redis_server() as running:
         os.environ["REDISLOCK_TEST_URL"] = running.url
         settings.CACHES["default"]["LOCATION"] = running.url
@@ -115,25 +114,21 @@ def _makes(make: Callable[..., T], end: Callable[[T], object]) -> Iterator[Calla
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
-    """Start worker processes; those that still run at the end are killed."""
     yield from _makes(Worker, Worker.kill)
 
 
 @pytest.fixture
 def other() -> Iterator[Callable[[], Other]]:
-    """Make threads that run what they are given."""
     yield from _makes(Other, Other.end)
 
 
 @pytest.fixture
 def actor() -> type[Actor]:
-    """Makes tasks that run what they are given; they end with the loop."""
-    return Actor
+    return Actor  # which ends with the loop
 
 
 @pytest.fixture
 def ghost(client: redis.Redis) -> Iterator[Callable[..., Ghost]]:
-    """Make simulated processes that queue and do nothing else."""
     yield from _makes(partial(Ghost, client), Ghost.close)
 
 
@@ -196,24 +191,21 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     def receive(which: str, *, sender: type, signal: object, **facts: Any) -> None:
         heard.append((which, facts))
 
-    receivers = [(sent, partial(receive, which)) for which, sent in signals.items()]
-    for sent, receiver in receivers:
-        sent.connect(receiver, weak=False)
-    yield heard
-    for sent, receiver in receivers:
-        sent.disconnect(receiver)
+    with ExitStack() as stack:
+        for which, sent in signals.items():
+            sent.connect(receiver := partial(receive, which), weak=False)
+            stack.callback(sent.disconnect, receiver)
+        yield heard
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[dict[str, Any]]:
-    """The session's PostgreSQL, as DATABASES describes it."""
     with postgres_server(require(find_programs)) as options:
         yield options
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[dict[str, Any]]:
-    """The session's MariaDB, as DATABASES describes it."""
     with mariadb_server(require(find_mariadb)) as options:
         yield options
 
@@ -240,7 +232,6 @@ def second(tmp_path: Path, account: Account) -> Iterator[Account]:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> Commits:
-    """Records which locks are held when a transaction commits."""
     return Commits(monkeypatch)
 
 

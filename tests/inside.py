@@ -23,6 +23,7 @@ from operator import attrgetter
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
+from unittest.mock import Mock
 
 import pytest
 from redis.exceptions import InvalidResponse, MovedError
@@ -81,8 +82,6 @@ def _around(patch: pytest.MonkeyPatch, owner: Any, name: str, before: Any = None
     patch.setattr(owner, name, noted)
 
 
-# -- the names of keys -------------------------------------------------------------------------------------------------
-
 PREFIX = "redislock{0}:"
 
 
@@ -136,12 +135,6 @@ def limit(patch: pytest.MonkeyPatch | None = None, **limits: float) -> None:
     for name, value in limits.items():
         module, _, constant = _LIMITS[name].rpartition(".")
         (patch or pytest.MonkeyPatch()).setattr(import_module(f"django_redislock.{module}"), constant, value)
-
-
-def wait_for_replicas(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Wait so long at most for replicas to acknowledge a grant."""
-    patch.setattr("django_redislock.store.retry.ACKNOWLEDGED_WITHIN", seconds)
-    patch.setattr("django_redislock.store.retry._ACKNOWLEDGED_WITHIN", str(round(seconds * 1000)))
 
 
 # -- the scripts, called as another process would ----------------------------------------------------------------------
@@ -311,18 +304,9 @@ def let_go() -> None:
         runtime().watchdog.end(lease)
 
 
-def end_of_the_interpreter(patch: pytest.MonkeyPatch) -> None:
-    """Let the package believe that the main thread has ended, after which no thread can be started."""
-    patch.setattr("django_redislock.base.threads.sys", SimpleNamespace(is_finalizing=lambda: True))
-
-
 def interrupt_ends_of_blocks(patch: pytest.MonkeyPatch, error: BaseException) -> None:
     """The ends of all ``with`` blocks are interrupted before they do anything."""
-
-    def strike(*args: object) -> None:
-        raise error
-
-    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", strike)
+    patch.setattr("django_redislock.engine.owners.with_block.run_blocking", Mock(side_effect=error))
 
 
 def undo_interrupted() -> None:
@@ -418,7 +402,7 @@ def _of_ears(what: str) -> Callable[..., Any]:
 
 
 listener = Ears
-hears = is_told = _of_ears("hears")
+hears = _of_ears("hears")
 heard = messages_heard = _of_ears("heard")
 subscriptions = _of_ears("generation")
 
@@ -475,11 +459,8 @@ def after_each_call(patch: pytest.MonkeyPatch, sha: str, act: Callable[[], objec
     patch.setattr(calls, "call", slow)
 
 
-Text = Any  # a Lua script as it is sent: its ``sha`` and ``source``, and its ``keys`` and ``args`` by name
-
-
-def scripts() -> dict[str, Text]:
-    """All Lua scripts of the package, by names of their own."""
+def scripts() -> dict[str, Any]:
+    """All Lua scripts of the package, by names of their own, with ``sha``, ``source``, ``keys`` and ``args``."""
     pairs = [calls._ACQUIRE, calls._RELEASE, calls._RENEW, calls._FORCE, calls._INFO, calls._SUSPEND]
     alone = [calls._CHECKOUT, calls._LEAVE, pool_calls._MEMBERS, values._COMPARE, counter._COUNTER, probe._PROBE]
     found = {f"{script.name} {stored}": script for pair in pairs for stored, script in pair.items()}
@@ -553,10 +534,7 @@ class Wire:
 
 
 def unused_here(using: str | None = None) -> int:
-    """How many unused connections there are for the commands of this event loop; for those of threads, where none runs.
-
-    Over all nodes.
-    """
+    """How many unused connections this event loop has for commands; where none runs, all nodes together for threads."""
     store, loop = get_partition(using).store, asyncio._get_running_loop()
     if loop is None:
         return sum(len(node.idle) for node in store.nodes)
@@ -606,11 +584,6 @@ class AskedOnce:
         await self._question.aanswer(within and monotonic() + within)
 
 
-def close_store(using: str | None = None) -> None:
-    """Close all connections of an alias, as a change of the settings does."""
-    get_partition(using).store.close()
-
-
 def distrust(using: str | None = None) -> None:
     """Make the next commands connect anew (and ask Sentinel), as after trouble with the server."""
     partition = get_partition(using)
@@ -632,7 +605,7 @@ def _connections(loop: asyncio.AbstractEventLoop | None = None) -> LoopConnectio
 
 
 def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
-    """The same, but the package does not learn of it."""
+    """Close idle connections of an event loop that is not running; the package does not learn of it."""
     for connection in idle(_connections(loop)):
         loop.run_until_complete(connection.disconnect())
 
@@ -712,9 +685,6 @@ def release_later(lock: Lock, *, withdrawal: bool = False) -> None:
     lease, watchdog = lease_of(lock), runtime().watchdog
     watchdog.release_later(lease.request, unknown=False, how=WITHDRAWAL if withdrawal else HOLDER)
     watchdog.end(lease)
-
-
-release_in_the_background = release_later
 
 
 def end_process() -> None:
@@ -980,8 +950,6 @@ def page(*order: str, last: int = 100, **options: Any) -> Any:
     return read_page(**{"cut": lambda count: slice(last), "order": order or ("name",), **options})
 
 
-# -- fences in databases -----------------------------------------------------------------------------------------------
-
 _begin: Any = import_module("django_redislock.fencing.begin")  # the package has functions of these names
 _claim: Any = import_module("django_redislock.fencing.claim")
 
@@ -1005,11 +973,7 @@ def put_claims_off() -> Callable[[], None]:
     """From now on, nothing is claimed before the function that this returns is called."""
     claim, owed = _begin.claim, []
     setattr(_begin, "claim", lambda lease, alias, **_: owed.append((lease, alias)))  # noqa: B010
-
-    def pay() -> None:
-        claim(*owed.pop())
-
-    return pay
+    return lambda: claim(*owed.pop())
 
 
 def compare_fences_the_wrong_way_round() -> None:

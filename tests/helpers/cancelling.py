@@ -66,11 +66,8 @@ def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Interrupted(Awaitable[T]):
-    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended.
-
-    ``late``: cancel not while it waits, but when the result is there and the task has not been resumed yet.
-    ``again``: cancel it each time that it is suspended after that, too.
-    """
+    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended; ``late``: when the
+    result is there and the task has not been resumed yet; ``again``: each time after that, too."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, *, late: bool = False, again: bool = False) -> None:
         self.coroutine = coroutine
@@ -150,7 +147,7 @@ async def lives_on(
 
 
 async def nothing(lock: Lock) -> None:
-    pass
+    await asyncio.sleep(0)
 
 
 async def acquire(lock: Lock) -> None:
@@ -174,8 +171,4 @@ async def failing_section(lock: Lock) -> None:
 
 
 async def decorated(lock: Lock) -> None:
-    @locked(lock.name, ttl=TTL)
-    async def function() -> None:
-        await asyncio.sleep(0)
-
-    await function()
+    await locked(lock.name, ttl=TTL)(nothing)(lock)

@@ -39,7 +39,6 @@ class Cluster:
         self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
         self._cut_off: set[Node] = set()
-        self._deaf: set[Node] = set()  # replicas that are kept from following their master
         self._moves: dict[int, tuple[Node, Node]] = {}
         try:
             for _ in range(masters * (1 + replicas)):
@@ -141,19 +140,18 @@ class Cluster:
             assert node.proxy is not None
             node.proxy.cut(*[other.address for other in self.nodes if (other is cut_off) != (node is cut_off)])
         # replication does not go through the proxies, but to the port for clients
-        self._deaf = set(self.replicas_of(cut_off))
-        for node in self._deaf:
-            node.deafen()
+        for node in self.replicas_of(cut_off):
+            node.ask("CONFIG", "SET", "masterauth", "wrong")
+            node.ask("CLIENT", "KILL", "TYPE", "master")
         self._cut_off = {cut_off}
 
     def heal(self) -> None:
+        self._cut_off = set()
         for node in self.nodes:
             if node.proxy:
                 node.proxy.mend()
-        for node in self._deaf:
-            if node.process:
-                node.ask("CONFIG", "SET", "masterauth", "")
-        self._deaf, self._cut_off = set(), set()
+        for node in self.reachable():
+            node.ask("CONFIG", "SET", "masterauth", "")
 
     # failovers
 

@@ -73,8 +73,3 @@ class Node(ClusterNode):
 
     def is_linked(self) -> bool:
         return bool(self.replication()["master_link_status"] == "up")
-
-    def deafen(self) -> None:
-        """A wrong password keeps this replica away from its master."""
-        self.ask("CONFIG", "SET", "masterauth", "wrong")
-        self.ask("CLIENT", "KILL", "TYPE", "master")

@@ -80,17 +80,6 @@ def use_values(crowd: Crowd) -> None:
     assert me(high, "deleq", "b")
 
 
-def clear_all(crowd: Crowd) -> None:
-    """By the command, with members of pools among them."""
-    me, pool = crowd(), LockPool("seats")
-    me(pool, "extend", ["1"])
-    me(pool, "acquire")
-    me(Lock("cleared"), "acquire")
-    call_command("redislocks", "list", verbosity=0)
-    call_command("redislocks", "clear", "--all", "--noinput", verbosity=0)
-    assert me(django_redislock, "list_locks") == []
-
-
 def meet_the_dead(name: str) -> None:
     """Waiters that are gone, poll or are paused; an attempt that was given up; a lock that has expired."""
     nobody = Process(channel=f"{PREFIX}wake:nobody-listens")
@@ -130,4 +119,9 @@ def all_of_them(crowd: Crowd, eventually: Eventually) -> None:
     locks_alone(crowd, eventually, "pool:accounts:alice")
     use_pool(crowd, eventually)
     use_values(crowd)
-    clear_all(crowd)
+    me = crowd()
+    me(LockPool("accounts"), "acquire")
+    me(Lock("cleared"), "acquire")
+    call_command("redislocks", "list", verbosity=0)
+    call_command("redislocks", "clear", "--all", "--noinput", verbosity=0)
+    assert me(django_redislock, "list_locks") == []

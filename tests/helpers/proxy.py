@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partialmethod
 from itertools import chain
 
@@ -47,8 +47,7 @@ class _Link:
     """One connection through the proxy, with a thread for each direction."""
 
     def __init__(self, proxy: Proxy, down: socket.socket, up: socket.socket, source: str) -> None:
-        self.proxy = proxy
-        self.source = source
+        self.proxy, self.source = proxy, source
         self.down, self.up = down, up
         self.asked: list[Trouble] = []  # requests whose answer somebody waits for
         self.answers: list[Trouble] = []  # troubles of the answer to the request just sent
@@ -58,7 +57,16 @@ class _Link:
 
     def _requests(self) -> None:
         try:
-            self._carry_requests()
+            while data := self.down.recv(1 << 20):
+                asked = self.proxy.find("requests", data)
+                for trouble in asked:
+                    trouble.suffer()
+                self.asked += asked
+                self.answers += self.proxy.find("answers", data)
+                self.proxy.road.wait()
+                self.up.sendall(data)
+            if not self.asked:  # else its sender gave up, but the network still carries it, and the server answers
+                self.up.shutdown(socket.SHUT_WR)
         except OSError:
             self.cut()
         self.threads[0].join()
@@ -66,78 +74,57 @@ class _Link:
         self.up.close()
 
     def _replies(self) -> None:
-        try:
-            self._carry_replies()
-        except OSError:
-            pass
+        fates: set[str] = set()
+        with suppress(OSError):
+            while not fates & {"lost", "torn"} and (data := self.up.recv(1 << 20)):
+                for trouble in self.asked:
+                    trouble.done()
+                troubles, self.answers = self.answers, []
+                troubles += self.proxy.find("messages", data)
+                for trouble in troubles:
+                    trouble.suffer()
+                self.proxy.road.wait()
+                fates = {trouble.how for trouble in troubles}
+                if "torn" in fates:
+                    self.down.sendall(data[: len(data) // 2])
+                if fates <= {"late", "held"}:
+                    self.down.sendall(data)
+                for trouble in troubles:  # before a cut tells its sender: who has asked again by then finds it over
+                    trouble.done()
         self.cut()
-
-    def _carry_requests(self) -> None:
-        while data := self.down.recv(1 << 20):
-            asked = self.proxy.find("requests", data)
-            for trouble in asked:
-                trouble.suffer()
-            self.asked += asked
-            self.answers += self.proxy.find("answers", data)
-            self.proxy.road.wait()
-            self.up.sendall(data)
-        if not self.asked:  # else its sender gave up, but the network still carries it, and the server answers
-            self.up.shutdown(socket.SHUT_WR)
-
-    def _carry_replies(self) -> None:
-        while data := self.up.recv(1 << 20):
-            for trouble in self.asked:
-                trouble.done()
-            troubles, self.answers = self.answers, []
-            troubles += self.proxy.find("messages", data)
-            for trouble in troubles:
-                trouble.suffer()
-            self.proxy.road.wait()
-            fates = {trouble.how for trouble in troubles}
-            if "torn" in fates:
-                self.down.sendall(data[: len(data) // 2])
-            if fates <= {"late", "held"}:
-                self.down.sendall(data)
-            for trouble in troubles:  # before a cut tells its sender: who has asked again by then finds it over
-                trouble.done()
-            if fates & {"lost", "torn"}:
-                return
 
     def cut(self) -> None:
         for end in (self.down, self.up):
-            try:
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
 
 class Proxy:
-    """Forwards connections to ``port``; see the methods for what it does to them."""
+    """Forwards connections to the port ``target``; see the methods for what it does to them."""
 
-    def __init__(self, port: int) -> None:
-        self.target = port
+    def __init__(self, target: int) -> None:
+        self.target = target
         self.troubles: dict[str, list[Trouble]] = {"requests": [], "answers": [], "messages": []}
         self.refusing = False
         self.banned: set[str] = set()  # addresses
         self.refused = 0  # connections
-        self.road = threading.Event()
-        self.road.set()
         self.links: list[_Link] = []
-        self.mutex = threading.Lock()
+        self.road = threading.Event()
+        # nothing comes through any more, and nobody is told, until heal(); then all of it arrives
+        self.partition, self.heal = self.road.clear, self.road.set
+        self.heal()
+        self._mutex = threading.Lock()
         self._door = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._door.getsockname()[1])
+        self.url = f"redis://127.0.0.1:{self.port}/0"
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
 
     def _add(
         self, where: str, how: str, matching: str, delay: float = 0.0, *, times: int = 1, every: int = 1
     ) -> Trouble:
         trouble = Trouble(how, matching, times, every, delay)
-        with self.mutex:
+        with self._mutex:
             self.troubles[where].append(trouble)
         return trouble
 
@@ -155,7 +142,7 @@ class Proxy:
 
     def find(self, where: str, data: bytes) -> list[Trouble]:
         """The first that this message meets, if any."""
-        with self.mutex:
+        with self._mutex:
             for trouble in self.troubles[where]:
                 if trouble.met < trouble.times and trouble.matching in data:
                     trouble.seen += 1
@@ -164,18 +151,11 @@ class Proxy:
                         return [trouble]
         return []
 
-    def partition(self) -> None:
-        """Nothing comes through any more, and nobody is told, until :meth:`heal`; then all of it arrives."""
-        self.road.clear()
-
-    def heal(self) -> None:
-        self.road.set()
-
     def cut(self, *sources: str) -> None:
         """Cut every connection, or only those from these addresses, and take no new ones until :meth:`mend`."""
         self.banned.update(sources)
         self.refusing = self.refusing or not sources
-        with self.mutex:
+        with self._mutex:
             links = list(self.links)
         for link in links:
             if self._refuses(link.source):
@@ -196,32 +176,28 @@ class Proxy:
         self._thread.join()
         self._door.close()
         self.cut()
-        for link in self.links:
-            for thread in link.threads:
-                thread.join()
+        for thread in chain(*(link.threads for link in self.links)):
+            thread.join()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):  # closed
+            while True:
                 down, (source, _) = self._door.accept()
-            except OSError:
-                return
-            if self._refuses(source):
-                self.refused += 1
-                down.close()
-                continue
-            try:
-                up = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:
-                down.close()
-                continue
-            for end in (down, up):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self.mutex:  # before it carries anything, or a cut would miss it
-                link = _Link(self, down, up, source)
-                self.links.append(link)
-            if self._refuses(source):
-                link.cut()
+                try:
+                    if self._refuses(source):
+                        self.refused += 1
+                        raise ConnectionRefusedError
+                    up = socket.create_connection(("127.0.0.1", self.target))
+                    for end in (down, up):
+                        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                except OSError:
+                    down.close()
+                    continue
+                with self._mutex:  # before it carries anything, or a cut would miss it
+                    link = _Link(self, down, up, source)
+                    self.links.append(link)
+                if self._refuses(source):
+                    link.cut()
 
 
 def proxy(port: int) -> AbstractContextManager[Proxy]:

@@ -82,7 +82,7 @@ def guarded() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 and its key in one file, and the certificate of its authority."""
+    """A certificate for 127.0.0.1, its key, and the certificate of its authority."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     path = tmp_path_factory.mktemp("tls") / "server.pem"
@@ -93,10 +93,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
-    """A port that speaks TLS, requires client certificates, and forwards to the session's server.
-
-    Not every redis-server is built with TLS; this works with all of them.
-    """
+    """One before the session's server, since not every redis-server is built with TLS."""
     command = [sys.executable, tls.__file__, str(certificate), str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
