@@ -44,10 +44,9 @@ from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
 from django_redislock.engine.leases import lease as _reasons
 from django_redislock.engine.leases.lease import VANISHED
-from django_redislock.engine.messages.reader import Interrupted, Reader
+from django_redislock.engine.messages.reader import Reader
 from django_redislock.engine.messages.receiver import Receiver
 from django_redislock.engine.messages.subscriber import RESUBSCRIBE_EVERY as RESUBSCRIBE_EVERY
-from django_redislock.engine.messages.subscriber import Subscriber
 from django_redislock.engine.messages.waiters import Park, TaskWaiter
 from django_redislock.engine.runtime import runtime
 from django_redislock.inspection.listing import read_page
@@ -109,7 +108,6 @@ _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
-    "answer_grace": "engine.acquiring.attempt.GRACE",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
     "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
@@ -122,7 +120,6 @@ _LIMITS = {
     "value_look": "cached_values.LOOK_EVERY",  # seconds between the looks of those who wait for a value
     "check_patience": "checks.server.PATIENCE",
     "no_failover_within": "store.cluster.NO_FAILOVER_WITHIN",
-    "asking_takes": "store.cluster.ASKING_TAKES",
     "prune_within": "fencing.prune.WITHIN",
     "sit_out": "engine.acquiring.attempt.SIT_OUT",
     "sit_out_listening": "engine.messages.subscriber.SIT_OUT",
@@ -333,7 +330,6 @@ class Ears:
     def __init__(self, using: str | None = None, name: str = "") -> None:
         listener: Any = runtime().listener(get_partition(using, name))
         self._listener = listener
-        self._subscriber: Any = listener._want.__self__
         self.start = self._listener.start  # subscribes, in the background
         self.reconnect = self._listener.reconnect  # cuts the connection
         self.end = self._listener.unsubscribed  # while others on the same connection go on
@@ -363,33 +359,6 @@ class Ears:
     def node(self) -> int:
         """The port of the node at which it is subscribed; 0: at none."""
         return _port_of(self._receiver.node) if self._receiver else 0
-
-    @property
-    def used_for_handovers(self) -> bool:
-        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
-        partition = self._listener.partition
-        return self.hears and partition.subscribed_at is partition.node
-
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing in the process tries to subscribe."""
-        return self._subscriber._thread is None
-
-    @property
-    def is_refused(self) -> bool:
-        """The last try to subscribe was refused, and the next one is due later."""
-        return self._listener in self._subscriber._pauses
-
-    def shares_connection(self, other: Ears) -> bool:
-        return self._receiver is not None and self._receiver is other._receiver
-
-    def subscribe_anew(self, *others: Ears) -> None:
-        """Subscribe these and this one again, at once."""
-        self._subscriber._retry([self._listener, *(other._listener for other in others)], 0.0)
-
-    def interrupt(self) -> None:
-        """Whoever reads the messages for this lock is interrupted with one in hand."""
-        self._reader._trouble = Interrupted()
 
 
 class Subscription(Ears):
@@ -917,31 +886,6 @@ def refuse_subscription(
 
     patch.setattr(Receiver, "subscribe", elsewhere)
     return refused
-
-
-def cut_as_it_replaces(patch: pytest.MonkeyPatch) -> list[object]:
-    """The next connection for messages that replaces another one is cut just before, and its thread has ended. The
-    result is filled when that has happened."""
-    cut = list[object]()
-
-    def late(old: Any, new: Any, *more: Any) -> None:
-        if not cut:
-            cut.append(new)
-            new.reader.end()
-            new.thread.join()
-
-    _around(patch, Subscriber, "_replace", late)
-    patch.setattr(Subscriber, "_replace", staticmethod(Subscriber._replace))
-    return cut
-
-
-def thread_reads(thread: threading.Thread, name: str) -> bool:
-    """Whether this thread waits for a message at the connection of the lock ``name``."""
-    from tests.helpers.waiting import stands_in
-
-    partition = get_partition(None, name)
-    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
-    return stands_in(thread, "lead", "can_read")
 
 
 def page(*order: str, last: int = 100, **options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from time import monotonic
@@ -161,13 +160,6 @@ async def release(lock: Lock) -> None:
 async def section(lock: Lock) -> None:
     async with lock:
         await asyncio.sleep(0)
-
-
-async def failing_section(lock: Lock) -> None:
-    with contextlib.suppress(ZeroDivisionError):
-        async with lock:
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
 
 
 async def decorated(lock: Lock) -> None:
