@@ -6,12 +6,13 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -42,39 +43,28 @@ def browser() -> Iterator[Browser]:
             yield running
 
 
-def finish_requests() -> None:
-    """Let the live server finish: the last request of a page must not run after the database was emptied."""
-    # not join(), which refuses a thread that is only about to begin
-    until(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
-
-
 @pytest.fixture
 def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
-    """Open a page as an administrator, or as a staff user with only these permissions."""
-    contexts = []
+    """Open a page as an administrator."""
     errors: list[str] = []
+    with ExitStack() as stack:
 
-    def visit(path: str = LIST, *, permissions: list[str] | None = None, **options: Any) -> Page:
-        if permissions is None:
-            user = User.objects.create_superuser("jo")
-        else:
-            user = User.objects.create_user("sam", is_staff=True)
-            user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-        client = Client()
-        client.force_login(user)
-        context = browser.new_context(base_url=live_server.url, **options)
-        contexts.append(context)
-        context.set_default_timeout(GENEROUS * 1000)
-        context.add_cookies([{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}])
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path)
-        return page
+        def visit(path: str = LIST) -> Page:
+            client = Client()
+            client.force_login(User.objects.create_superuser("jo"))
+            session = client.cookies["sessionid"].value
+            context = stack.enter_context(browser.new_context(base_url=live_server.url))
+            context.set_default_timeout(GENEROUS * 1000)
+            context.add_cookies([{"name": "sessionid", "value": session, "url": live_server.url}])
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(path)
+            return page
 
-    yield visit
-    for context in contexts:
-        context.close()
-    finish_requests()
+        yield visit
+    # the last request of a page must not run after the database was emptied; not with join(), which refuses a thread
+    # that is only about to begin
+    until(lambda: not any("process_request_thread" in thread.name for thread in threading.enumerate()))
     assert errors == []  # of the scripts on the pages
 
 

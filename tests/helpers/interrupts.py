@@ -40,10 +40,6 @@ class Interrupter:
         finally:
             sys.settrace(before)
 
-    def strike(self) -> None:
-        """What happens there."""
-        raise Interrupt
-
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
             return None
@@ -62,7 +58,7 @@ class Interrupter:
                 if self.places - 1 == self._place:
                     code = frame.f_code
                     self.struck = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}, before {name}"
-                    self.strike()
+                    raise Interrupt
         return self._step
 
 

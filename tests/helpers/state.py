@@ -25,11 +25,10 @@ def fence_of(lock: Lock) -> int | None:
 
 
 def put(
-    client: redis.Redis, name: str, owner: str = "host:1:Main", *, since: int = 0, ttl: int = 60, waiters: int = 0,
-    now: int | None = None,
-) -> None:  # fmt: skip
+    client: redis.Redis, name: str, owner: str = "host:1:Main", *, since: int = 0, ttl: int = 60, waiters: int = 0
+) -> None:
     """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
-    now = server_time(client) if now is None else now
+    now = server_time(client)
     began = now - since * 1_000_000
     client.set(f"{PREFIX}lock:{name}", f"{'t' * 22} channel c {began} {began} - {owner}", px=ttl * 1000)
     client.zadd(f"{PREFIX}index", {name: now + ttl * 1_000_000})
