@@ -39,16 +39,15 @@ def got_in_turn(name: str = NAME) -> bool:
 async def nothing_left(client: redis.Redis) -> None:
     """Neither in Redis nor in this process is anything kept of callers that have left."""
 
-    def found() -> list[object]:
-        # the trace of a handoff (``!``) expires by itself and delays nobody
-        traces = [key for key in state.leftovers(client) if key.startswith("waiters:")]
-        traces = [key for key in traces if client.hkeys(PREFIX + key) in ([], [b"!"]) and client.pttl(PREFIX + key) > 0]
-        return [*(set(state.leftovers(client)) - {*traces}), *kept_by_callers().items()]
+    def stays(key: str) -> bool:
+        """Not the trace of a handoff (``!``), which expires by itself and delays nobody."""
+        trace = key.startswith("waiters:") and client.hkeys(PREFIX + key) in ([], [b"!"])
+        return not trace or client.pttl(PREFIX + key) == -1
 
     deadline = monotonic() + GENEROUS
-    while found() and monotonic() < deadline:
+    while left := [*filter(stays, state.leftovers(client)), *kept_by_callers().items()]:
+        assert monotonic() < deadline, left
         await asyncio.sleep(0.001)
-    assert found() == []
 
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,8 +161,7 @@ class Cluster:
 
     def failover(self, replica: Node) -> None:
         """Make a replica a master. It gives up after five seconds, and reports that only in its log."""
-        is_master = lambda: "master" in replica.sees()[replica.id].flags  # noqa: E731
-        self._until(asked_for(is_master, lambda: replica.ask("CLUSTER", "FAILOVER"), every=6))
+        self._until(asked_for(lambda: replica in self.masters(), lambda: replica.ask("CLUSTER", "FAILOVER"), every=6))
         self.wait_until_ok()
 
     # slots that move while clients use them, the way redis-cli moves them
@@ -220,8 +219,9 @@ class Cluster:
         """Remove a node; before that, its slots go to the other masters."""
         slots = [slot for slot, owner in self.owners().items() if owner is node]
         others = [other for other in self.masters() if other is not node]
+        share = -(-len(slots) // len(others))
         for number, other in enumerate(others):
-            if some := slots[number :: len(others)]:
+            if some := slots[number * share : (number + 1) * share]:  # in one piece, for short lists of ranges
                 self.move(*some, to=other)
         # the replicas follow the slots; a replica cannot forget its master
         self._until(lambda: not self.replicas_of(node))
