@@ -39,7 +39,6 @@ class Other:
                 future.set_exception(error)
 
     def start(self, call: Callable[[], T]) -> Future[T]:
-        """Let it begin; the future has the result."""
         future: Future[T] = Future()
         self._jobs.put((future, call))
         return future
@@ -137,7 +136,6 @@ class Crowd:
         return asyncio.run_coroutine_threadsafe(act(), self._loop.result(GENEROUS))
 
     def __call__(self) -> Any:
-        """Another person."""
         if self.awaits:
             task = self._in_loop(Actor).result(GENEROUS)
             start, end = lambda call: self._in_loop(lambda: task.start(call)), lambda within: self._in_loop(task.end)
@@ -185,6 +183,5 @@ class Ghost(Process):
 
 
 def server_time(client: redis.Redis) -> int:
-    """Microseconds by the server's clock."""
     seconds, micros = client.time()
     return int(seconds) * 1_000_000 + int(micros)

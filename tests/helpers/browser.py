@@ -45,7 +45,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, live_server: Any) -> Iterator[Visit]:
-    """Open a page as an administrator."""
     errors: list[str] = []
     with ExitStack() as stack:
 

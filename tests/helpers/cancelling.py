@@ -31,7 +31,6 @@ async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) 
 
 
 def got_in_turn(name: str = NAME) -> bool:
-    """In a thread, wait for the lock and release it."""
     with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
         return True
 
@@ -100,7 +99,7 @@ class Interrupted(Awaitable[T]):
 
 
 class Closed(Exception):
-    """The coroutine was closed before its end."""
+    pass
 
 
 class Closing(Interrupted[T]):

@@ -179,7 +179,6 @@ class Cluster:
         source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
 
     def migrate_keys(self, *slots: int) -> None:
-        """Move the keys of slots whose move has begun."""
         for slot in slots:
             source, target = self._moves[slot]
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
@@ -207,7 +206,6 @@ class Cluster:
     # nodes that join and leave
 
     def add_master(self) -> Node:
-        """Add a master, which owns no slots yet."""
         known, node = self.reachable(), self._make()
         node.start()
         for other in known:
@@ -237,5 +235,4 @@ def _slots(seen: Seen) -> Iterator[int]:
 
 
 def redis_cluster(**options: Any) -> AbstractContextManager[Cluster]:
-    """Run a cluster for the duration of a block."""
     return closing(Cluster(**options))

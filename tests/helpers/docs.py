@@ -13,7 +13,6 @@ PAGES = sorted((ROOT / "docs").glob("*.rst"))
 
 
 def page(name: str) -> str:
-    """The text of a page of the documentation, such as "settings"."""
     return (ROOT / "docs" / f"{name}.rst").read_text("utf-8")
 
 

@@ -34,7 +34,6 @@ def find_server() -> tuple[str, str]:
 
 @contextmanager
 def mariadb_server(programs: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """A running server; yields the entry for DATABASES."""
     install, serve = programs
     folder = Path(tempfile.mkdtemp(prefix="redislock-my-"))
     log, socket = folder / "log", folder / "socket"

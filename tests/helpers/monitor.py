@@ -28,8 +28,6 @@ class Seen(NamedTuple):
 
 
 class Monitor:
-    """Records what happens on the server from now on."""
-
     def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=GENEROUS)

@@ -45,12 +45,10 @@ Wait = Callable[..., Future[PoolMember]]
 
 
 def got(request: Future[PoolMember]) -> str:
-    """The key of the member that somebody who waited has got."""
     return request.result(GENEROUS).key
 
 
 def refuses(person: Any, pool: LockPool) -> None:
-    """Whoever asks for any member finds none free."""
     with pytest.raises(LockNotAcquired):
         person(pool, "acquire", blocking_timeout=0)
 

@@ -38,7 +38,6 @@ def run(log: Path, *command: str | Path, **options: Any) -> None:
 
 @contextmanager
 def postgres_server(programs: Path) -> Iterator[dict[str, Any]]:
-    """A running server; gives the entry for DATABASES."""
     folder = Path(tempfile.mkdtemp(prefix="redislock-pg-"))
     data, log = folder / "data", folder / "log"
     options: dict[str, Any] = {"env": {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}}

@@ -66,7 +66,6 @@ class Worker:
         self.process.stdin.flush()
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()

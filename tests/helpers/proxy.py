@@ -201,5 +201,4 @@ class Proxy:
 
 
 def proxy(port: int) -> AbstractContextManager[Proxy]:
-    """A proxy before the server on ``port``, for the time of a block."""
     return closing(Proxy(port))

@@ -82,7 +82,6 @@ class SentinelGroup:
 
     @property
     def sentinel_addresses(self) -> list[tuple[str, int]]:
-        """The addresses of the sentinels that run."""
         return [(HOST, sentinel.port) for sentinel in self.sentinels if sentinel.process]
 
     def master(self) -> int:

@@ -66,7 +66,6 @@ def leftovers(client: redis.Redis) -> list[str]:
 
 
 def count(client: redis.Redis, command: str) -> int:
-    """How many times the server has run a command."""
     stats: Any = client.info("commandstats")
     return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
 

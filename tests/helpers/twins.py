@@ -19,7 +19,6 @@ from tests.inside import PREFIX
 
 
 def lock_names(client: redis.Redis) -> list[str]:
-    """The names of the held locks, read from outside."""
     prefix = f"{PREFIX}lock:"
     return sorted(key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*"))
 

@@ -45,7 +45,6 @@ def caches(default: Alias, **others: Alias) -> override_settings:
 
 
 def connections(client: redis.Redis) -> list[dict[str, str]]:
-    """Our connections, as the server lists them."""
     return [connection for connection in client.client_list() if connection["name"] == NAME]
 
 
