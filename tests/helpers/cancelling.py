@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from time import monotonic
@@ -19,6 +17,8 @@ from tests.inside import ASYNC_STEPS, PREFIX, kept_by_callers
 from . import state
 from .actors import GENEROUS
 from .state import NAME
+from .waiting import auntil as auntil
+from .waiting import until as until
 
 T = TypeVar("T")
 Operation = Callable[[Lock], Coroutine[Any, Any, None]]
@@ -26,89 +26,50 @@ Operation = Callable[[Lock], Coroutine[Any, Any, None]]
 TTL = 300  # a handoff's lease then lasts 100 s: a waiter that continues sooner does so because the lock was passed on
 
 
-# -- waiting for states ------------------------------------------------------------------------------------------------
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait for a state, in a thread."""
-    deadline = monotonic() + GENEROUS
-    while not condition():
-        assert monotonic() < deadline
-        threading.Event().wait(0.001)
-
-
-async def auntil(condition: Callable[[], Any]) -> None:
-    """Wait for a state, in a coroutine."""
-    deadline = monotonic() + GENEROUS
-    while not condition():
-        assert monotonic() < deadline
-        await asyncio.sleep(0.001)
-
-
 async def auntil_done_or(task: asyncio.Task[Any], condition: Callable[[], Any]) -> None:
     await auntil(lambda: task.done() or condition())
 
 
 def got_in_turn(name: str = NAME) -> bool:
-    """In a thread, wait for the lock and release it."""
     with Lock(name, ttl=TTL, blocking_timeout=GENEROUS):
         return True
 
 
-# -- what may be left over ---------------------------------------------------------------------------------------------
-
-
-def _ends_by_itself(client: redis.Redis, key: str) -> bool:
-    """The trace of a handoff (``!``) expires by itself and delays nobody."""
-    name = f"{PREFIX}{key}"
-    return key.startswith("waiters:") and client.hkeys(name) in ([], [b"!"]) and client.pttl(name) != -1
-
-
-def leftovers(client: redis.Redis) -> dict[str, Any]:
-    """What Redis, the listener, the watchdog and the event loop still keep of callers that have left."""
-    keys = [key for key in state.leftovers(client) if not _ends_by_itself(client, key)]
-    return {**({"keys": keys} if keys else {}), **kept_by_callers()}
-
-
 async def nothing_left(client: redis.Redis) -> None:
+    """Neither in Redis nor in this process is anything kept of callers that have left."""
+
+    def stays(key: str) -> bool:
+        """Not the trace of a handoff (``!``), which expires by itself and delays nobody."""
+        trace = key.startswith("waiters:") and client.hkeys(PREFIX + key) in ([], [b"!"])
+        return not trace or client.pttl(PREFIX + key) == -1
+
     deadline = monotonic() + GENEROUS
-    while (found := leftovers(client)) and monotonic() < deadline:
+    while left := [*filter(stays, state.leftovers(client)), *kept_by_callers().items()]:
+        assert monotonic() < deadline, left
         await asyncio.sleep(0.001)
-    assert found == {}
-
-
-# -- at every await ----------------------------------------------------------------------------------------------------
 
 
 def add_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request lets other callbacks of the loop run before it begins and after it has ended."""
     for step in ASYNC_STEPS:
-        monkeypatch.setattr(step, "arun", _gated(step.arun))
 
+        async def between_gates(request: object, arun: Callable[..., Awaitable[Any]] = step.arun) -> Any:
+            await asyncio.sleep(0)
+            answer = await arun(request)
+            await asyncio.sleep(0)
+            return answer
 
-def _gated(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def between_gates(request: object) -> Any:
-        await asyncio.sleep(0)
-        answer = await arun(request)
-        await asyncio.sleep(0)
-        return answer
-
-    return between_gates
+        monkeypatch.setattr(step, "arun", between_gates)
 
 
 class Interrupted(Awaitable[T]):
-    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended.
-
-    ``late``: cancel not while it waits, but when the result is there and the task has not been resumed yet.
-    ``again``: cancel it each time that it is suspended after that, too.
-    """
+    """Await ``coroutine`` and cancel the task that does so the ``at``-th time that it is suspended; ``late``: when the
+    result is there and the task has not been resumed yet; ``again``: each time after that, too."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, *, late: bool = False, again: bool = False) -> None:
         self.coroutine = coroutine
-        self.at = at
-        self.late = late
-        self.again = again
-        self.suspended = 0
+        self.at, self.suspended = at, 0
+        self.late, self.again = late, again
 
     def __await__(self) -> Generator[Any, Any, T]:
         inner = self.coroutine.__await__()
@@ -121,12 +82,11 @@ class Interrupted(Awaitable[T]):
             self.suspended += 1
             if self.suspended == self.at or (self.again and self.suspended > self.at):
                 self.interrupt(awaited)
+            resume = partial(inner.send, None)
             try:
                 yield awaited
             except BaseException as error:
                 resume = partial(inner.throw, error)
-            else:
-                resume = partial(inner.send, None)
 
     def interrupt(self, awaited: Any) -> None:
         task = asyncio.current_task()
@@ -139,7 +99,7 @@ class Interrupted(Awaitable[T]):
 
 
 class Closed(Exception):
-    """The coroutine was closed before its end."""
+    pass
 
 
 class Closing(Interrupted[T]):
@@ -183,11 +143,8 @@ async def lives_on(
     return True
 
 
-# -- what is done with a lock ------------------------------------------------------------------------------------------
-
-
 async def nothing(lock: Lock) -> None:
-    pass
+    await asyncio.sleep(0)
 
 
 async def acquire(lock: Lock) -> None:
@@ -203,16 +160,5 @@ async def section(lock: Lock) -> None:
         await asyncio.sleep(0)
 
 
-async def failing_section(lock: Lock) -> None:
-    with contextlib.suppress(ZeroDivisionError):
-        async with lock:
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
-
-
 async def decorated(lock: Lock) -> None:
-    @locked(lock.name, ttl=TTL)
-    async def function() -> None:
-        await asyncio.sleep(0)
-
-    await function()
+    await locked(lock.name, ttl=TTL)(nothing)(lock)

@@ -6,29 +6,24 @@ Nothing is persisted: a master that is started again before a failover comes bac
 
 from __future__ import annotations
 
-import math
-import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
+import pytest
 import redis
 
 from rediscluster import HOST, Seen, join
 
 from .cluster_node import Node, find_cluster_server
-from .guard import Guard
-from .waiting import GENEROUS, until
+from .waiting import asked_for, until
 
 BY_ITSELF = 20.0  # seconds within which the nodes usually agree again
 
 
 class Cluster:
-    """``options`` are those of redis.conf, for every node.
-
-    A ``partitionable`` cluster can be split: its nodes speak to each other through proxies in this process.
-    """
+    """``options`` are those of redis.conf. A ``partitionable`` cluster can be split: its nodes speak to each other
+    through proxies in this process."""
 
     def __init__(
         self,
@@ -36,49 +31,36 @@ class Cluster:
         replicas: int = 1,
         *,
         executable: str | None = None,
-        node_timeout: int = 2000,
         partitionable: bool = False,
         **options: Any,
     ) -> None:
         self.executable = executable or find_cluster_server()
         self.partitionable = partitionable
-        self.options = {"cluster_node_timeout": node_timeout, "repl_diskless_sync_delay": 0, **options}
+        self.options = {"cluster_node_timeout": 2000, "repl_diskless_sync_delay": 0, **options}
         self.nodes: list[Node] = []
-        self._made = 0
-        self._guard = Guard()
         self._cut_off: set[Node] = set()
-        self._deaf: set[Node] = set()  # replicas that are kept from following their master
         self._moves: dict[int, tuple[Node, Node]] = {}
         try:
             for _ in range(masters * (1 + replicas)):
                 self._make()
-            self._form(masters)
+            join(self.nodes, masters)
+            for number, replica in enumerate(self.nodes[masters:]):
+                master = self.nodes[number % masters]
+                until(lambda master=master, replica=replica: master.id in replica.sees())  # type: ignore[misc]
+                replica.ask("CLUSTER", "REPLICATE", master.id)
+            self.wait_until_ok()
         except BaseException:
             self.close()
             raise
 
     def _make(self) -> Node:
-        node = Node(self.executable, self._made if self.partitionable else None, **self.options)
-        self._made += 1
+        node = Node(self.executable, len(self.nodes) if self.partitionable else None, **self.options)
         self.nodes.append(node)
-        self._guard.watch(node.folder)
         return node
-
-    def _form(self, count: int) -> None:
-        join(self.nodes, count)
-        masters, replicas = self.nodes[:count], self.nodes[count:]
-        for number, node in enumerate(replicas):
-            self._follow(node, masters[number % count])
-        self.wait_until_ok()
-
-    def _follow(self, replica: Node, master: Node) -> None:
-        until(lambda: master.id in replica.sees())
-        replica.ask("CLUSTER", "REPLICATE", master.id)
 
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-        self._guard.close()
 
     # its state
 
@@ -111,18 +93,14 @@ class Cluster:
         ids = {node.id for node in nodes}
         try:
             views = [node.sees() for node in nodes]
-            roles = [{id: (seen.master, seen.ranges) for id, seen in view.items()} for view in views]
+            roles, *others = [{id: (seen.master, seen.ranges) for id, seen in view.items()} for view in views]
             return (
-                all(role == roles[0] for role in roles)
-                and roles[0].keys() == {node.id for node in self.nodes}
+                all(other == roles for other in others)
+                and roles.keys() == {node.id for node in self.nodes}
                 and all(view[id].is_up for view in views for id in ids)
-                and all(id in ids for id, seen in views[0].items() if seen.ranges)
+                and all(id in ids for id, (_, ranges) in roles.items() if ranges)
                 and all(b"cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes)
-                and all(
-                    node.replication()["master_link_status"] == "up"
-                    for node in nodes
-                    if views[0][node.id].master in ids
-                )
+                and all(node.is_linked() for node in nodes if roles[node.id][0] in ids)
             )
         except (redis.RedisError, KeyError):  # a node has just gone, is loading, or has just changed its role
             return False
@@ -133,14 +111,9 @@ class Cluster:
     def _until(self, condition: Callable[[], Any]) -> None:
         try:
             until(condition, BY_ITSELF)
-            return
-        except AssertionError:
+        except pytest.fail.Exception:
             self._fix()
-        try:
-            until(condition, GENEROUS - BY_ITSELF)
-        except AssertionError as error:
-            seen = [f"{node.port}: {node.sees()} {node.replication()}" for node in self.reachable()]
-            raise AssertionError("\n".join([str(error), *seen])) from None
+            until(condition)
 
     def _fix(self) -> None:
         """Like ``redis-cli --cluster fix``: tell the masters who owns the slots that they believe to have no owner.
@@ -150,63 +123,35 @@ class Cluster:
         views = {node: node.sees() for node in self.reachable()}
         owned = {slot: id for view in views.values() for id, seen in view.items() for slot in _slots(seen)}
         for node, view in views.items():
-            if "master" not in view[node.id].flags:
-                continue
-            known = {slot for seen in view.values() for slot in _slots(seen)}
-            node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owned[slot]) for slot in owned.keys() - known])
+            if "master" in view[node.id].flags:
+                known = {slot for seen in view.values() for slot in _slots(seen)}
+                node.ask_all([("CLUSTER", "SETSLOT", slot, "NODE", owned[slot]) for slot in owned.keys() - known])
 
     # faults: these do not wait
 
-    def kill(self, node: Node) -> None:
-        """Kill the node, as a crash would."""
-        node.stop()
+    kill = staticmethod(Node.stop)
+    start = staticmethod(Node.start)  # with what it knew of the cluster
+    pause, resume = staticmethod(Node.pause), staticmethod(Node.resume)
 
-    def start(self, node: Node) -> None:
-        """Start the node again, with what it knew of the cluster."""
-        node.start()
-        if node in self._deaf:
-            self._deafen(node)
-
-    def pause(self, node: Node) -> None:
-        assert node.process is not None
-        node.process.send_signal(signal.SIGSTOP)
-        node.paused = True
-
-    def resume(self, node: Node) -> None:
-        assert node.process is not None
-        node.process.send_signal(signal.SIGCONT)
-        node.paused = False
-
-    def partition(self, *minority: Node) -> None:
-        """Cut these nodes off from the others; clients still reach all of them. A second partition replaces the
-        first."""
+    def partition(self, cut_off: Node) -> None:
+        """Cut this master off from the others; clients still reach all of them."""
         assert self.partitionable, "make the cluster with partitionable=True"
-        self.heal()
-        sides = {node.id: node in minority for node in self.nodes}
         for node in self.nodes:
             assert node.proxy is not None
-            node.proxy.cut(*[other.address for other in self.nodes if sides[other.id] != sides[node.id]])
-        for node in self.reachable():
-            if sides.get(node.sees()[node.id].master, sides[node.id]) != sides[node.id]:
-                self._deaf.add(node)
-                self._deafen(node)
-        self._cut_off = set(minority)
-
-    def _deafen(self, replica: Node) -> None:
-        """Replication does not go through the proxies, but to the port for clients. A wrong password keeps the replica
-        away."""
-        replica.ask("CONFIG", "SET", "masterauth", "wrong")
-        replica.ask("CLIENT", "KILL", "TYPE", "master")
+            node.proxy.cut(*[other.address for other in self.nodes if (other is cut_off) != (node is cut_off)])
+        # replication does not go through the proxies, but to the port for clients
+        for node in self.replicas_of(cut_off):
+            node.ask("CONFIG", "SET", "masterauth", "wrong")
+            node.ask("CLIENT", "KILL", "TYPE", "master")
+        self._cut_off = {cut_off}
 
     def heal(self) -> None:
+        self._cut_off = set()
         for node in self.nodes:
             if node.proxy:
                 node.proxy.mend()
-        for node in self._deaf:
-            if node.process:
-                node.ask("CONFIG", "SET", "masterauth", "")
-        self._deaf.clear()
-        self._cut_off = set()
+        for node in self.reachable():
+            node.ask("CONFIG", "SET", "masterauth", "")
 
     # failovers
 
@@ -215,23 +160,8 @@ class Cluster:
         self._until(lambda: self.is_ok() and not self.sees()[old].ranges)
 
     def failover(self, replica: Node) -> None:
-        """Make a replica a master."""
-        asked = -math.inf
-
-        def is_master() -> bool:
-            nonlocal asked
-            if "master" in replica.sees()[replica.id].flags:
-                return True
-            # the replica gives up after five seconds, and reports that only in its log
-            if time.monotonic() > asked + 6:
-                asked = time.monotonic()
-                try:
-                    replica.ask("CLUSTER", "FAILOVER")
-                except redis.ResponseError:
-                    pass  # its link to the master is not up at this moment
-            return False
-
-        self._until(is_master)
+        """Make a replica a master. It gives up after five seconds, and reports that only in its log."""
+        self._until(asked_for(lambda: replica in self.masters(), lambda: replica.ask("CLUSTER", "FAILOVER"), every=6))
         self.wait_until_ok()
 
     # slots that move while clients use them, the way redis-cli moves them
@@ -249,14 +179,12 @@ class Cluster:
         source.ask_all([("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id) for slot in slots])
 
     def migrate_keys(self, *slots: int) -> None:
-        """Move the keys of slots whose move has begun."""
         for slot in slots:
             source, target = self._moves[slot]
             while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
                 source.ask("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *keys)
 
     def finish_move(self, *slots: int) -> None:
-        """Finish a move."""
         ((source, target),) = {self._moves.pop(slot) for slot in slots}
         others = [node for node in self.masters() if node not in (source, target)]
         # the target first: the other way round, the slots would have no owner if it died in between
@@ -268,8 +196,7 @@ class Cluster:
                 # reply
                 if "only with masters" not in str(error) and "closed by server" not in str(error):
                     raise
-        done = dict.fromkeys(slots, target)
-        self._until(lambda: self.is_ok() and done.items() <= self.owners().items())
+        self._until(lambda: self.is_ok() and dict.fromkeys(slots, target).items() <= self.owners().items())
 
     def move(self, *slots: int, to: Node) -> None:
         self.begin_move(*slots, to=to)
@@ -279,12 +206,10 @@ class Cluster:
     # nodes that join and leave
 
     def add_master(self) -> Node:
-        """Add a master, which owns no slots yet."""
-        node = self._make()
+        known, node = self.reachable(), self._make()
         node.start()
-        for other in self.reachable():
-            if other is not node:
-                node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
+        for other in known:
+            node.ask("CLUSTER", "MEET", HOST, other.port, other.bus_port)
         self.wait_until_ok()
         return node
 
@@ -292,9 +217,9 @@ class Cluster:
         """Remove a node; before that, its slots go to the other masters."""
         slots = [slot for slot, owner in self.owners().items() if owner is node]
         others = [other for other in self.masters() if other is not node]
-        share = math.ceil(len(slots) / len(others))
+        share = -(-len(slots) // len(others))
         for number, other in enumerate(others):
-            if some := slots[number * share : (number + 1) * share]:
+            if some := slots[number * share : (number + 1) * share]:  # in one piece, for short lists of ranges
                 self.move(*some, to=other)
         # the replicas follow the slots; a replica cannot forget its master
         self._until(lambda: not self.replicas_of(node))
@@ -309,11 +234,5 @@ def _slots(seen: Seen) -> Iterator[int]:
     return (slot for first, last in seen.ranges for slot in range(first, last + 1))
 
 
-@contextmanager
-def redis_cluster(**options: Any) -> Iterator[Cluster]:
-    """Run a cluster for the duration of a block."""
-    cluster = Cluster(**options)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+def redis_cluster(**options: Any) -> AbstractContextManager[Cluster]:
+    return closing(Cluster(**options))

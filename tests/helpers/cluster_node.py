@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import rediscluster
@@ -29,8 +30,8 @@ class Node(ClusterNode):
         self.proxy: Proxy | None = None
         super().__init__(executable, **options)
         if self.address:
-            self.options["bind-source-addr"] = self.address
-            self.options["protected-mode"] = "no"  # it does not count other addresses as those of this machine
+            # which does not count as one of this machine
+            self.options |= {"bind-source-addr": self.address, "protected-mode": "no"}
 
     def take_ports(self) -> None:
         super().take_ports()
@@ -40,6 +41,16 @@ class Node(ClusterNode):
             self.proxy = Proxy(self.bus_port)
             self.bus_port = self.proxy.port
             self.options["cluster-announce-bus-port"] = str(self.bus_port)
+
+    def pause(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.paused = False
 
     def stop(self) -> None:
         super().stop()
@@ -59,3 +70,6 @@ class Node(ClusterNode):
 
     def replication(self) -> dict[str, Any]:
         return self._asking.info("replication")
+
+    def is_linked(self) -> bool:
+        return bool(self.replication()["master_link_status"] == "up")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import connections
@@ -15,7 +15,6 @@ from psycopg import IsolationLevel
 
 from django_redislock import list_locks
 from django_redislock.models import Fence
-from tests.helpers.actors import GENEROUS
 
 LEVELS: dict[str, dict[str, Any]] = {
     "sqlite": {},
@@ -70,26 +69,21 @@ def configure(alias: str, options: dict[str, Any]) -> None:
 @contextmanager
 def one_database(alias: str, options: dict[str, Any], accounts: int = 1) -> Iterator[Account]:
     """Put a database with a new table under an alias; the previous database comes back at the end."""
-    before = connections.settings.get(alias)
-    kept = connections[alias] if before is not None else None
-    if kept is not None:
-        del connections[alias]
-    configure(alias, options)
-    try:
-        with connections[alias].cursor() as cursor:
-            cursor.execute("DROP TABLE IF EXISTS account")
-            cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
-            for number in range(1, accounts + 1):
-                cursor.execute("INSERT INTO account VALUES (%s, 0)", [number])
-        yield Account(alias)
-    finally:
-        connections[alias].close()
-        del connections[alias]
-        if before is None or kept is None:
-            del connections.settings[alias]
-        else:
-            connections.settings[alias] = before
-            connections[alias] = kept
+    before = connections[alias] if alias in connections.settings else None
+    with patch.dict(connections.settings):
+        configure(alias, options)
+        connections[alias] = connections.create_connection(alias)
+        try:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("DROP TABLE IF EXISTS account")
+                cursor.execute("CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL)")
+                cursor.executemany("INSERT INTO account VALUES (%s, 0)", [[1 + number] for number in range(accounts)])
+            yield Account(alias)
+        finally:
+            connections[alias].close()
+            del connections[alias]
+            if before is not None:
+                connections[alias] = before
 
 
 @contextmanager
@@ -107,17 +101,10 @@ class Commits:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, list[str], list[str]]] = []
-        self.reached = threading.Event()  # by the first COMMIT while :attr:`go_on` is not set
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self._first = threading.Lock()
         original: Callable[[BaseDatabaseWrapper], None] = BaseDatabaseWrapper.commit
 
         def commit(connection: BaseDatabaseWrapper) -> None:
             before = [lock.name for lock in list_locks()]
-            if not self.go_on.is_set() and self._first.acquire(blocking=False):
-                self.reached.set()
-                assert self.go_on.wait(GENEROUS)
             original(connection)
             self.seen.append((connection.alias, before, [lock.name for lock in list_locks()]))
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
@@ -17,22 +16,6 @@ from typing import Any
 
 class Interrupt(BaseException):
     """The exception that a signal handler raises."""
-
-
-@contextmanager
-def interrupted_in(function: Any) -> Iterator[None]:
-    """Interrupt is raised as soon as this function is called."""
-
-    def strike(frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code is function.__code__:
-            raise Interrupt
-
-    before = sys.gettrace()
-    sys.settrace(strike)
-    try:
-        yield
-    finally:
-        sys.settrace(before)  # Python ends a trace function that raises
 
 
 class Interrupter:
@@ -57,10 +40,6 @@ class Interrupter:
         finally:
             sys.settrace(before)
 
-    def strike(self) -> None:
-        """What happens there."""
-        raise Interrupt
-
     def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
         if not self._where(frame.f_code.co_filename) or _in_finalizer(frame):
             return None
@@ -70,29 +49,23 @@ class Interrupter:
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event != "opcode":
-            return self._step
-        name = _instructions(frame.f_code).get(frame.f_lasti, "")
-        looks = name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE") or self._before.get(id(frame), "").startswith(
-            "CALL"
-        )
-        self._before[id(frame)] = name
-        if looks:
-            if self.places == self._place:
-                self.struck = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}, before {name}"
+        if event == "opcode":
+            name = _instructions(frame.f_code).get(frame.f_lasti, "")
+            returned = self._before.get(id(frame), "").startswith("CALL")
+            self._before[id(frame)] = name
+            if returned or name in ("RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"):
                 self.places += 1
-                self.strike()
-                return self._step
-            self.places += 1
+                if self.places - 1 == self._place:
+                    code = frame.f_code
+                    self.struck = f"{code.co_filename}:{frame.f_lineno} in {code.co_name}, before {name}"
+                    raise Interrupt
         return self._step
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
+    while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 @cache

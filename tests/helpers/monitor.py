@@ -7,10 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import redis
-
 from redisserver import RedisServer
-from tests.inside import exchange_by
 
 from .actors import GENEROUS
 
@@ -31,8 +28,6 @@ class Seen(NamedTuple):
 
 
 class Monitor:
-    """Records what happens on the server from now on."""
-
     def __init__(self, server: RedisServer) -> None:
         self._server = server
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=GENEROUS)
@@ -54,17 +49,13 @@ class Monitor:
 
     def scripts(self) -> Iterator[tuple[Seen, list[Seen]]]:
         """Each script call since the last call, with the commands that the script ran."""
-        call: Seen | None = None
-        inner: list[Seen] = []
+        calls: list[tuple[Seen, list[Seen]]] = []
         for seen in self.seen():
             if seen.source == "lua":
-                inner.append(seen)
-                continue
-            if call:
-                yield call, inner
-            call, inner = (seen if seen.name in ("evalsha", "eval") else None), []
-        if call:
-            yield call, inner
+                calls[-1][1].append(seen)
+            else:
+                calls.append((seen, []))
+        return (call for call in calls if call[0].name in ("evalsha", "eval"))
 
     def close(self) -> None:
         self._lines.close()
@@ -72,21 +63,18 @@ class Monitor:
 
 
 class Touched:
-    """Which keys commands touch, according to the server."""
+    """Which keys (and channels of shards) commands touch, according to the server."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._connection = redis.Connection(port=server.port, protocol=2)
+        self._client = server.client()
+        self.close = self._client.close
         self._places: dict[str, tuple[int, int, int]] = {}
 
     def by(self, seen: Seen) -> set[str]:
-        if seen.name not in self._places:
-            ((about,),) = exchange_by(self._connection, [("COMMAND", "INFO", seen.name)])
-            flags, *places = about[2:6]
-            assert b"movablekeys" not in flags
-            self._places[seen.name] = places[0], places[1], places[2]
-        first, last, step = self._places[seen.name]
-        words = seen.words
+        words, name = seen.words, seen.name
+        if name not in self._places:
+            about = self._client.execute_command("COMMAND", "INFO", name)[name]
+            assert "movablekeys" not in about["flags"]
+            self._places[name] = about["first_key_pos"], about["last_key_pos"], about["step_count"]
+        first, last, step = self._places[name]
         return set(words[first : len(words) + last + 1 if last < 0 else last + 1 : step]) if first else set()
-
-    def close(self) -> None:
-        self._connection.disconnect()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,49 +38,36 @@ class Worker:
     def __init__(self, code: str, *, first: str = "", **values: Any) -> None:
         source = first + PRELUDE + "".join(f"{key} = {value!r}\n" for key, value in values.items()) + code
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "testproject")])}
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
         self.buffer = b""
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+        self.pid = self.process.pid
+        self.signal = self.process.send_signal
 
     def expect(self, word: str, within: float = 30) -> list[str]:
         """Read lines until one starts with ``word``; answers the words behind it."""
         deadline = time.monotonic() + within
-        assert self.process.stdout is not None
         handle = self.process.stdout.fileno()
         while True:
             while b"\n" in self.buffer:
                 line, _, self.buffer = self.buffer.partition(b"\n")
-                words = line.decode().split()
-                if words and words[0] == word:
-                    return words[1:]
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([handle], [], [], max(left, 0))
+                said, *words = line.decode().split() or [""]
+                if said == word:
+                    return words
+            ready, _, _ = select.select([handle], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"the worker did not say {word!r} within {within} s"
             chunk = os.read(handle, 65536)
             assert chunk, f"the worker ended ({self.process.wait()}) before it said {word!r}"
             self.buffer += chunk
 
     def tell(self, line: str = "") -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
 
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    pass
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()

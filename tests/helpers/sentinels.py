@@ -5,8 +5,6 @@ Every method that changes something waits until all sentinels that run agree on 
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Any
 
 import redis
@@ -15,8 +13,7 @@ from redis.retry import Retry
 
 from redisserver import RedisServer
 
-from .guard import Guard
-from .waiting import GENEROUS, until
+from .waiting import GENEROUS, asked_for, until
 
 HOST = "127.0.0.1"
 NAME = "tickets"  # of the master, as the sentinels know it
@@ -24,17 +21,18 @@ NAME = "tickets"  # of the master, as the sentinels know it
 # after four PUBLISH-PERIODs sentinels undo a promotion of which its leader has not told them; and they promote only
 # what has sent its INFO, which comes once a second then, in the last five PING-PERIODs
 PERIODS = ("INFO-PERIOD", "100", "PING-PERIOD", "300", "PUBLISH-PERIOD", "500")
-# ms between the moments when sentinels consider a server dead; if it were the same one, each would elect itself
-APART = 200
+# ms after which the first sentinel considers a server dead, and those between two sentinels; if it were the same
+# moment, each would elect itself
+DOWN_AFTER, APART = 500, 200
 
 
 class SentinelServer(RedisServer):
     """One sentinel. It writes what it learns into its sentinel.conf."""
 
-    def __init__(self, executable: str | None, *lines: str) -> None:
-        super().__init__(executable)
-        conf = [f"bind {HOST}", f"dir {self.folder}", f"unixsocket {self.socket}", *lines]
-        (self.folder / "sentinel.conf").write_text("\n".join(conf) + "\n")
+    def __init__(self, watch: str) -> None:
+        super().__init__()
+        lines = f"bind {HOST}\ndir {self.folder}\nunixsocket {self.socket}\nsentinel {watch}\n"
+        (self.folder / "sentinel.conf").write_text(lines)
 
     def command(self) -> list[str]:
         return [self.executable, str(self.folder / "sentinel.conf"), "--port", str(self.port), "--sentinel"]
@@ -50,37 +48,18 @@ class SentinelServer(RedisServer):
 
 
 class SentinelGroup:
-    """``servers`` are the first master and its replicas, ``options`` those of redis.conf for them; times are in ms."""
+    """``servers`` are the first master and its replicas."""
 
-    def __init__(
-        self,
-        replicas: int = 2,
-        sentinels: int = 3,
-        *,
-        executable: str | None = None,
-        down_after: int = 500,
-        failover_timeout: int = 2000,
-        **options: Any,
-    ) -> None:
-        options = {"repl_diskless_sync_delay": 0, **options}
-        self._guard = Guard()
-        self.servers = [RedisServer(executable, **options) for _ in range(1 + replicas)]
+    def __init__(self, replicas: int = 2, sentinels: int = 3) -> None:
+        self.servers = [RedisServer(repl_diskless_sync_delay=0) for _ in range(1 + replicas)]
         # a master that is demoted closes its connections
         patient: dict[str, Any] = {"retry": Retry(NoBackoff(), 3), "retry_on_error": [redis.ConnectionError]}
         self.clients = [server.client(socket_timeout=20, **patient) for server in self.servers]
         port = self.servers[0].port
-        lines = [
-            f"sentinel monitor {NAME} {HOST} {port} {sentinels // 2 + 1}",
-            f"sentinel failover-timeout {NAME} {failover_timeout}",
-        ]
-        self.sentinels = [
-            SentinelServer(executable, *lines, f"sentinel down-after-milliseconds {NAME} {down_after + APART * number}")
-            for number in range(sentinels)
-        ]
+        watch = f"monitor {NAME} {HOST} {port} {sentinels // 2 + 1}\nsentinel failover-timeout {NAME} 2000"
+        self.sentinels = [SentinelServer(watch) for _ in range(sentinels)]
         self.sentinel_clients = [sentinel.client(socket_timeout=5, **patient) for sentinel in self.sentinels]
         try:
-            for server in (*self.servers, *self.sentinels):
-                self._guard.watch(server.folder)
             for server in self.servers:
                 server.start()
             for client in self.clients[1:]:
@@ -89,6 +68,7 @@ class SentinelGroup:
             until(lambda: all(client.info("replication")["master_link_status"] == "up" for client in self.clients[1:]))
             for sentinel in self.sentinels:
                 sentinel.start()
+            self.wait_for_it(DOWN_AFTER / 1000)
             self.wait_until_ok()
         except BaseException:
             self.close()
@@ -99,23 +79,20 @@ class SentinelGroup:
             client.close()
         for server in (*self.sentinels, *self.servers):
             server.close()
-        self._guard.close()
 
     @property
     def sentinel_addresses(self) -> list[tuple[str, int]]:
-        """The addresses of the sentinels that run."""
         return [(HOST, sentinel.port) for sentinel in self.sentinels if sentinel.process]
 
-    def master_address(self) -> tuple[str, int]:
-        """The master's address, according to the first sentinel that runs."""
+    def master(self) -> int:
+        """The master's port, according to the first sentinel that runs."""
         # not with the methods for one name: redis-py 6's fail on a plain client
         address: Any = self._asked()[0].execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
-        return address[0].decode(), int(address[1])
+        return int(address[1])
 
     def master_server(self) -> RedisServer:
         """The same, whether it runs or not."""
-        _, port = self.master_address()
-        return next(server for server in self.servers if server.port == port)
+        return next(server for server in self.servers if server.port == self.master())
 
     def is_ok(self) -> bool:
         """Whether the sentinels agree on the master, it knows that it is one, and they find all servers that run well,
@@ -130,7 +107,7 @@ class SentinelGroup:
                 all(one["port"] == port and one["flags"] == "master" for one in seen)
                 and all(one["num-other-sentinels"] == len(self.sentinels) - 1 for one in seen)
                 and clients[port].info("replication")["role"] == "master"
-                and all(self._good_replicas(client) >= running - {port} for client in self._asked())
+                and all(_good_replicas(client) >= running - {port} for client in self._asked())
             )
         except (redis.RedisError, KeyError):  # a server has just gone, or a sentinel does not know all of them yet
             return False
@@ -152,21 +129,8 @@ class SentinelGroup:
     def promote(self, within: float = GENEROUS) -> None:
         """Make a replica the master; only the first sentinel has to agree. On a busy machine, a sentinel that finds its
         servers slow gives up the failover; then it is asked again."""
-        old, asked = self.master_server(), -math.inf
-
-        def is_over() -> bool:
-            nonlocal asked
-            if self.master_server() is not old:
-                return True
-            if time.monotonic() > asked + 3:
-                asked = time.monotonic()
-                try:
-                    self._asked()[0].sentinel_failover(NAME)
-                except redis.ResponseError:
-                    pass  # it is still trying, or sees no good replica at the moment
-            return False
-
-        until(is_over, within)
+        old, first = self.master(), self._asked()[0]
+        until(asked_for(lambda: self.master() != old, lambda: first.sentinel_failover(NAME), every=3), within)
 
     def wait_for_it(self, seconds: float) -> None:
         """Set after how long the first sentinel considers a silent server dead; the next ones do so later."""
@@ -178,7 +142,8 @@ class SentinelGroup:
             client for sentinel, client in zip(self.sentinels, self.sentinel_clients, strict=True) if sentinel.process
         ]
 
-    def _good_replicas(self, client: redis.Redis) -> set[int]:
-        """Their ports, as this sentinel sees them."""
-        replicas = client.sentinel_slaves(NAME)
-        return {one["port"] for one in replicas if one["flags"] == "slave" and one["master-link-status"] == "ok"}
+
+def _good_replicas(client: redis.Redis) -> set[int]:
+    """Their ports, as this sentinel sees them."""
+    replicas = client.sentinel_slaves(NAME)
+    return {one["port"] for one in replicas if one["flags"] == "slave" and one["master-link-status"] == "ok"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,8 +13,9 @@ import uvicorn
 from asgiref.sync import async_to_sync
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
-from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
+from django.core.servers.basehttp import ThreadedWSGIServer
 from django.test import AsyncClient, Client
+from django.test.testcases import QuietWSGIRequestHandler
 
 from tests.helpers.actors import GENEROUS
 
@@ -31,36 +32,18 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class _Server(ThreadedWSGIServer):
-    request_queue_size = 1024
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # the client has disconnected, or the test wants this error
-
-
-class _QuietHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 class Web:
-    """Something that responds to requests."""
+    """Something that responds to requests. ``is_idle``: whether the server has noticed that no client is connected any
+    more (a WSGI server does not notice)."""
 
-    port = 0
-
-    def is_idle(self) -> bool:
-        """Whether the server has noticed that no client is connected any more (a WSGI server does not notice)."""
-        return True
+    def __init__(self, port: int = 0, is_idle: Callable[[], bool] = lambda: True) -> None:
+        self.port, self.is_idle = port, is_idle
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        """Over HTTP."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GENEROUS)
-        try:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=GENEROUS)) as connection:
             connection.request(method, path, headers=headers)
             response = connection.getresponse()
             return Reply(response.status, dict(response.getheaders()), response.read())
-        finally:
-            connection.close()
 
 
 class SyncTestClient(Web):
@@ -71,30 +54,31 @@ class SyncTestClient(Web):
 
 
 class AsyncTestClient(Web):
-    def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
-        @async_to_sync
-        async def ask() -> Reply:
-            response: Any = await AsyncClient(raise_request_exception=False).generic(method, path, headers=headers)
-            body = b"".join([part async for part in response]) if response.streaming else response.content
-            return Reply(response.status_code, response.headers, body)
+    @async_to_sync
+    async def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        response: Any = await AsyncClient(raise_request_exception=False).generic(method, path, headers=headers)
+        body = b"".join([part async for part in response]) if response.streaming else response.content
+        return Reply(response.status_code, response.headers, body)
 
-        return ask()
+
+class _Server(ThreadedWSGIServer):
+    request_queue_size = 1024
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # the client has disconnected, or the test wants this error
 
 
 @contextmanager
 def wsgi_server() -> Iterator[Web]:
-    server = _Server(("127.0.0.1", 0), _QuietHandler)
-    server.set_app(WSGIHandler())
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    web = Web()
-    web.port = server.server_port
-    try:
-        yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with _Server(("127.0.0.1", 0), QuietWSGIRequestHandler) as server:
+        server.set_app(WSGIHandler())
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield Web(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager
@@ -109,11 +93,9 @@ def asgi_server() -> Iterator[Web]:
     while not server.started:
         thread.join(0.005)
         assert thread.is_alive()
-    web = Web()
-    web.is_idle = lambda: not server.server_state.connections  # type: ignore[method-assign]
-    web.port = server.servers[0].sockets[0].getsockname()[1]
+    port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield web
+        yield Web(port, lambda: not server.server_state.connections)
     finally:
         server.should_exit = True
         thread.join()

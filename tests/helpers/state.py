@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import faulthandler
 from typing import Any
 
 import redis
 
 from django_redislock import Lock, LockNotOwned, get_lock
-from tests.inside import PREFIX, keys_of, state_of_listening
+from tests.inside import PREFIX, keys_of
 
 from .actors import server_time
 
 NAME = "order:42"
-KEYS = keys_of(NAME)
-LOCK, QUEUE, WAITERS, INDEX, FENCE = KEYS.all
+LOCK, QUEUE, WAITERS, INDEX, FENCE = keys_of(NAME).all
 TOKEN = "a-token-that-the-tests-know"
 
 
@@ -27,22 +25,15 @@ def fence_of(lock: Lock) -> int | None:
 
 
 def put(
-    client: redis.Redis,
-    name: str,
-    *,
-    owner: str = "host:1:Main",
-    since: int = 0,
-    ttl: int = 60,
-    waiters: int = 0,
-    now: int | None = None,
+    client: redis.Redis, name: str, owner: str = "host:1:Main", *, since: int = 0, ttl: int = 60, waiters: int = 0
 ) -> None:
     """A held lock, as the scripts write it; ``since``: seconds ago, which orders the fences too."""
-    now = server_time(client) if now is None else now
+    now = server_time(client)
     began = now - since * 1_000_000
     client.set(f"{PREFIX}lock:{name}", f"{'t' * 22} channel c {began} {began} - {owner}", px=ttl * 1000)
     client.zadd(f"{PREFIX}index", {name: now + ttl * 1_000_000})
-    if waiters:
-        client.zadd(f"{PREFIX}queue:{name}", {f"id-{number}": now + number for number in range(waiters)})
+    for number in range(waiters):
+        client.zadd(f"{PREFIX}queue:{name}", {f"id-{number}": now + number})
 
 
 def value(client: redis.Redis, name: str = NAME) -> list[str]:
@@ -53,12 +44,12 @@ def value(client: redis.Redis, name: str = NAME) -> list[str]:
 
 def holder(client: redis.Redis, name: str = NAME) -> str:
     """The id of the attempt that holds the lock in Redis; empty if nobody holds it."""
-    return (value(client, name) or [""])[0]
+    return "".join(value(client, name)[:1])
 
 
 def flag(client: redis.Redis, name: str = NAME) -> str:
     """c: acquired or confirmed, h: handed over, d: detached; empty if nobody holds the lock."""
-    return (value(client, name) or ["", "", ""])[2]
+    return "".join(value(client, name)[2:3])
 
 
 def queued(client: redis.Redis, name: str = NAME) -> int:
@@ -75,15 +66,8 @@ def leftovers(client: redis.Redis) -> list[str]:
 
 
 def count(client: redis.Redis, command: str) -> int:
-    """How many times the server has run a command."""
     stats: Any = client.info("commandstats")
     return int(stats.get(f"cmdstat_{command}", {}).get("calls", 0))
-
-
-def what_listens() -> str:
-    """The state of the listeners of this process, and what all its threads are doing."""
-    faulthandler.dump_traceback(2)
-    return state_of_listening()
 
 
 def outlives(ttl: float, name: str) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 
 
 class Full(io.StringIO):
     """Like a file on a full disk."""
 
     def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, "No space left on device")

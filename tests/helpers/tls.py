@@ -1,10 +1,6 @@
-"""A port that speaks TLS, requires client certificates, and forwards to a plain port.
-
-It is a process of its own because asyncio leaves unfinished handshakes open, and tests of what *we*
-leave open must not see those.
-
-Run as ``python tests/helpers/tls.py CERTIFICATE PORT``; prints the port it listens at, and ends with its stdin.
-"""
+"""``python tests/helpers/tls.py CERTIFICATE PORT``: a port that speaks TLS, requires client certificates, and forwards
+to a plain port; prints the port it listens at, and ends with its stdin. A process of its own because asyncio leaves
+unfinished handshakes open, and tests of what *we* leave open must not see those."""
 
 from __future__ import annotations
 
@@ -12,17 +8,14 @@ import asyncio
 import os
 import ssl
 import sys
+from contextlib import closing, suppress
 
 
 async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
+    with closing(writer), suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-    except OSError:
-        pass
-    finally:
-        writer.close()
 
 
 async def main(certificate: str, port: str) -> None:

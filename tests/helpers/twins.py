@@ -17,11 +17,8 @@ from django.urls import URLPattern, path
 from django_redislock import locked_view
 from tests.inside import PREFIX
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def lock_names(client: redis.Redis) -> list[str]:
-    """The names of the held locks, read from outside."""
     prefix = f"{PREFIX}lock:"
     return sorted(key.decode().removeprefix(prefix) for key in client.scan_iter(f"{prefix}*"))
 
@@ -33,41 +30,38 @@ class Twins:
     with what it returns.
     """
 
-    def __init__(self, decorator: Decorator, body: Callable[..., Any], finish: Callable[[Any], Any] = lambda x: x):
+    def __init__(
+        self,
+        decorator: Callable[[Callable[..., Any]], Callable[..., Any]],
+        body: Callable[..., Any],
+        finish: Callable[[Any], Any] = lambda x: x,
+    ) -> None:
+        def play(*args: Any, **kwargs: Any) -> Generator[Any, None, Any]:
+            result = body(*args, **kwargs)
+            return finish((yield from result) if isinstance(result, Generator) else result)
+
         @wraps(body)
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = body(*args, **kwargs)
-            if isinstance(result, Generator):
-                steps = _Steps(result)
-                for _ in steps:
-                    sleep(0.001)
-                result = steps.result
-            return finish(result)
+            steps = play(*args, **kwargs)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
+                sleep(0.001)
 
         @wraps(body)
         async def acall(*args: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(0)
-            result = body(*args, **kwargs)
-            if isinstance(result, Generator):
-                steps = _Steps(result)
-                for _ in steps:
-                    await asyncio.sleep(0.001)
-                result = steps.result
-            return finish(result)
+            steps = play(*args, **kwargs)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    return end.value
+                await asyncio.sleep(0.001)
 
-        self.call = decorator(call)
-        self.acall = decorator(acall)
-
-
-class _Steps:
-    """Iterates over a generator and keeps its return value."""
-
-    def __init__(self, generator: Generator[Any, None, Any]) -> None:
-        self._generator = generator
-        self.result: Any = None
-
-    def __iter__(self) -> Generator[Any, None, None]:
-        self.result = yield from self._generator
+        self.call, self.acall = decorator(call), decorator(acall)
 
 
 class Pages:
@@ -100,8 +94,7 @@ def abandon(coroutine: Coroutine[Any, Any, Any], when: Callable[[], Any]) -> Gen
     while not when():
         try:
             yield future
-        # a time limit inside the coroutine cancels the task, and must see this exception
-        except BaseException as error:
+        except BaseException as error:  # a time limit inside the coroutine cancels the task, and must see this
             future = coroutine.throw(error)
         else:
             future = coroutine.send(None)

@@ -19,6 +19,7 @@ from django_redis.pool import ConnectionFactory
 from redisserver import RedisServer, redis_server
 
 from . import tls
+from .sentinels import NAME as MASTER
 from .sentinels import SentinelGroup
 
 Alias = dict[str, Any]
@@ -27,28 +28,23 @@ DJANGO_REDIS = "django_redis.cache.RedisCache"
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 BOTH = pytest.mark.parametrize("backend", [DJANGO_REDIS, DJANGO], ids=["django-redis", "django"])
 NAME = "the-locks"  # the name of our connections in CLIENT LIST
+PASSWORD = "s3cret @/:#?%"
 
 
 def alias(backend: str, location: Any, **keywords: Any) -> Alias:
     """An entry for CACHES that passes ``keywords`` to connections and pool, in each backend's own way."""
+    options = keywords
     if backend == DJANGO_REDIS:
-        pool_class = keywords.pop("pool_class", None)
-        options: dict[str, Any] = {"CONNECTION_POOL_KWARGS": keywords}
-        if pool_class:
-            options["CONNECTION_POOL_CLASS"] = pool_class
-    else:
-        options = keywords
+        pool_class = {"CONNECTION_POOL_CLASS": keywords.pop("pool_class")} if "pool_class" in keywords else {}
+        options = {"CONNECTION_POOL_KWARGS": keywords, **pool_class}
     return {"BACKEND": backend, "LOCATION": location, "OPTIONS": options}
 
 
-@contextmanager
-def caches(default: Alias, **others: Alias) -> Iterator[None]:
-    with override_settings(CACHES={"default": default, **others}):
-        yield
+def caches(default: Alias, **others: Alias) -> override_settings:
+    return override_settings(CACHES={"default": default, **others})
 
 
 def connections(client: redis.Redis) -> list[dict[str, str]]:
-    """Our connections, as the server lists them."""
     return [connection for connection in client.client_list() if connection["name"] == NAME]
 
 
@@ -74,28 +70,18 @@ def own_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ConnectionFactory, "_pools", {})
 
 
-PASSWORD = "s3cret @/:#?%"
-
-
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
     """A server with a password, and with a user who may touch only the locks."""
+    user = f"on resetchannels ~site:redislock* &site:redislock* +@all -@admin >{PASSWORD}"
     with redis_server(requirepass=PASSWORD) as running, running.client() as client:
-        client.acl_setuser(
-            "site",
-            enabled=True,
-            reset_channels=True,
-            passwords=[f"+{PASSWORD}"],
-            keys=["site:redislock*"],
-            channels=["site:redislock*"],
-            categories=["+@all", "-@admin"],
-        )
+        client.execute_command("ACL", "SETUSER", "site", *user.split(" ", 6))
         yield running
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 and its key in one file, and the certificate of its authority."""
+    """A certificate for 127.0.0.1, its key, and the certificate of its authority."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     path = tmp_path_factory.mktemp("tls") / "server.pem"
@@ -106,10 +92,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: Path, server: RedisServer) -> Iterator[int]:
-    """A port that speaks TLS, requires client certificates, and forwards to the session's server.
-
-    Not every redis-server is built with TLS; this works with all of them.
-    """
+    """One before the session's server, since not every redis-server is built with TLS."""
     command = [sys.executable, tls.__file__, str(certificate), str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -124,6 +107,7 @@ class Sentinels(SentinelGroup):
         super().__init__(replicas=1, sentinels=number)
         self.port = self.sentinels[0].port
         self.client = self.sentinel_clients[0]
+        self.fail_over = self.promote  # the old master learns of it later, and goes on as a replica
 
     def replicate(self) -> None:
         """Wait until the replica has everything written so far. WAIT covers only what its own connection wrote, and
@@ -131,17 +115,10 @@ class Sentinels(SentinelGroup):
         self.clients[0].set("mark", 1)
         assert self.clients[0].wait(1, 10_000) == 1
 
-    def fail_over(self) -> None:
-        """Make the replica the master; the old one learns of it later, and goes on as a replica."""
-        self.promote()
-
-    def master(self) -> int:
-        return self.master_address()[1]
-
     def alias(self) -> Alias:
         return {
             "BACKEND": DJANGO_REDIS,
-            "LOCATION": "redis://tickets/0",
+            "LOCATION": f"redis://{MASTER}/0",
             "OPTIONS": {
                 "CLIENT_CLASS": "django_redis.client.SentinelClient",
                 "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
