@@ -138,7 +138,7 @@ LOST = "on_lost must be a plain function, 'cancel' or None, not "
         ({"backoff": SOON}, "backoff can only be given with poll=True"),
         ({"poll": False, "attempts": 3, "backoff": SOON}, "backoff and attempts can only be given"),
     ],
-    ids=lambda value: ascii(value)[:40],
+    ids=lambda value: ascii(value)[:26],  # no address of a function
 )
 def test_what_does_not_fit_is_refused_and_the_choices_named(
     options: dict[str, Any], text: str, refused: Callable[..., str]
