@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +21,13 @@ from django.core.cache import cache, caches
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
-from django_redislock import Lock, LockStatus, list_locks
+from django_redislock import Lock, LockStatus, list_locks, locked
 from django_redislock.cache import RedisCache
+from django_redislock.testing import assert_locked, assert_not_locked, hold, own_locks
 from redisserver import RedisServer
 from tests.cache.conftest import BACKEND, lock_of
 from tests.helpers.actors import Crowd
+from tests.helpers.processes import ROOT
 
 Alias = dict[str, Any]
 Use = Callable[..., None]
@@ -33,7 +38,7 @@ class OfTheSite(RedisCache):
 
 
 def by_tenant(key: str, prefix: str, version: int) -> str:
-    return f"a:{prefix}:{version}:{key}"
+    return f"{os.environ.get('TENANT', 'a')}:{prefix}:{version}:{key}"
 
 
 @pytest.fixture
@@ -69,6 +74,11 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
         assert Lock("x").locked()
         of_client = caches["default"].client.lock("x", timeout=5)
         assert not of_client.acquire(blocking=False)
+
+
+def test_without_django_redis_everything_else_can_be_imported() -> None:
+    code = "import sys; sys.modules['django_redis'] = None; import django_redislock, django_redislock.cache_lock"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
 
 
 @pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
@@ -114,6 +124,21 @@ def test_the_key_is_the_name_with_another_version_or_as_a_key_function_makes_it(
 ) -> None:
     use({**alias, "BACKEND": backend})
     assert lock_of("default", "x", version=version).name == name
+
+
+def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As "coming from" says, with a block and with a decorator."""
+    use({"KEY_FUNCTION": f"{__name__}.by_tenant"})
+
+    @locked(name=lambda pk: lock_of("default", f"stock:{pk}").name)
+    def restock(pk: int) -> Any:
+        return lock_of("default", f"stock:{pk}").locked()
+
+    with Lock(lock_of("default", "stock:7").name):
+        assert lock_of("default", "stock:7").locked()
+        monkeypatch.setenv("TENANT", "b")
+        assert not lock_of("default", "stock:7").locked()
+        assert restock(7)
 
 
 @pytest.mark.parametrize("backend", ["django_redis.cache.RedisCache", BACKEND])
@@ -196,6 +221,16 @@ async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> No
         return 8
 
     assert await ours.alocked_get_or_set("later", compute) == 8
+    await asyncio.to_thread(use_the_helpers_for_tests)
+
+
+def use_the_helpers_for_tests() -> None:
+    with own_locks():
+        with hold("x"):
+            assert not lock_of("default", "x").acquire(blocking=False)
+        with lock_of("default", "x"):
+            assert_locked("x")
+        assert_not_locked("x")
 
 
 @pytest.mark.usefixtures("own_pools")

@@ -18,7 +18,7 @@ from django_redislock import Lock, LockLost, LockNotAcquired, LockUnavailable, f
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.ways import stopped
-from tests.inside import ACQUIRE, RELEASE, after_each_call, over_by_the_clock_here
+from tests.inside import ACQUIRE, INFO, RELEASE, after_each_call, over_by_the_clock_here
 
 from .conftest import BACKEND, Eventually, Expire, Make, left, lock_of, waits
 
@@ -166,6 +166,21 @@ def test_an_interrupted_acquire_leaves_no_lock_and_an_interrupted_release_is_not
         eventually(lambda: not lock.locked())
     with pytest.raises(LockNotOwnedError):
         lock.release()
+
+
+@pytest.mark.parametrize("verb", ["release", "extend"])
+def test_a_bearer_does_not_touch_the_lock_of_the_next_one_who_gets_it_in_between(
+    verb: str, ours: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, bearer, third = ours(timeout=10), ours(timeout=10), ours(timeout=10)
+    assert lock.acquire()
+    bearer.local.token = lock.local.token
+    after_each_call(monkeypatch, INFO, lambda: (lock.release(), third.acquire()))
+    with pytest.raises(LockNotOwnedError, match=f"Cannot {verb} a lock that's no longer owned"):
+        bearer.release() if verb == "release" else bearer.extend(50)
+    monkeypatch.undo()
+    assert third.owned()
+    assert left(client, third) <= 10
 
 
 @pytest.mark.parametrize("how", ["extend", "reacquire", "release"])

@@ -15,7 +15,24 @@ from tests.helpers.state import LOCK
 # whoever holds a lock so asks nobody meanwhile whether it is still there
 UNAWARE: dict[str, Any] = {"auto_renew": False, "poll": True}
 
+# how a connection is told how long to wait for others, and asked
+LIMITS = {
+    "postgresql": ("SET lock_timeout = '7s'", "SHOW lock_timeout"),
+    "mysql": ("SET innodb_lock_wait_timeout = 7", "SELECT @@innodb_lock_wait_timeout"),
+    "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
+}
+
 on_sqlite = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+
+
+def patience(*, set_to_seven: bool = False) -> Any:
+    """How long the connection waits for others."""
+    setting, reading = LIMITS[connections["default"].vendor]
+    with connections["default"].cursor() as cursor:
+        if set_to_seven:
+            cursor.execute(setting)
+        cursor.execute(reading)
+        return cursor.fetchone()
 
 
 def apart(call: Callable[[], Any]) -> Callable[[], Any]:

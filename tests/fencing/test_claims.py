@@ -21,9 +21,9 @@ from django.utils import timezone
 from django_redislock import Lock, LockLost, LockNotOwned, LockUnavailable, force_release, get_lock, locked_atomic
 from django_redislock.fencing import prune
 from django_redislock.models import Fence
-from tests.fencing.conftest import UNAWARE, apart, on_sqlite
+from tests.fencing.conftest import UNAWARE, apart, on_sqlite, patience
 from tests.helpers.actors import GENEROUS, Other, server_time
-from tests.helpers.databases import Account
+from tests.helpers.databases import Account, configure
 from tests.helpers.state import FENCE, NAME
 from tests.inside import limit, on_claim, own_process
 
@@ -48,6 +48,12 @@ def fence_in_database() -> int:
     return int(Fence.objects.get(name=NAME).fence)
 
 
+def draw_again(client: redis.Redis, fence: int) -> None:
+    """As after a failover, with a clock that is behind, to a process that has not seen that fence."""
+    client.set(FENCE, fence - 1)
+    own_process().know_fence(0)
+
+
 @pytest.mark.parametrize("same", [False, True], ids=["a higher fence", "the same fence"])
 def test_a_holder_who_was_overtaken_is_refused(
     same: bool, account: Account, forget: Forget, other: Others, client: redis.Redis
@@ -59,14 +65,27 @@ def test_a_holder_who_was_overtaken_is_refused(
         late.claim()
         transaction.set_rollback(True)
     forget()
-    if same:  # as after a failover, with a clock that is behind, to a process that has not seen that fence
-        client.set(FENCE, late.fence - 1)
-        own_process().know_fence(0)
+    if same:
+        draw_again(client, late.fence)
     other()(lambda: book(account))
     assert (fence_in_database() == late.fence) is same
     with pytest.raises(LockLost, match=REFUSED):
         claim(late)
     assert account.balance == 1
+
+
+def test_a_successor_with_the_same_fence_takes_a_new_one(
+    account: Account, forget: Forget, other: Others, client: redis.Redis
+) -> None:
+    client.set(FENCE, server_time(client) + AHEAD)
+    with locked_atomic(NAME, fenced=True, **UNAWARE) as late:
+        account.book()
+        forget()
+        draw_again(client, late.fence)
+        fence = late.fence
+    other()(lambda: book(account))
+    assert account.balance == 2
+    assert fence_in_database() > fence
 
 
 def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than_fence_timeout(
@@ -88,8 +107,10 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than
     text = r" within 0.1 s: another transaction that has claimed it, .*, is still open\.$"
     if connections["default"].vendor == "sqlite":  # has one writer at a time
         text = ": another transaction that writes is still open, or has written since this one began to read"
+    usual = patience(set_to_seven=True)
     with pytest.raises(LockUnavailable, match=f"could not be claimed on the database 'default'{text}"):
         locked_atomic(NAME, fenced=True, fence_timeout=0.1, **UNAWARE)(account.book)()
+    assert patience() == usual
     assert get_lock(NAME) is None
     second = other().start(lambda: book(account))
     while (lock := get_lock(NAME)) is None or not lock.fence:
@@ -98,8 +119,10 @@ def test_a_successor_waits_for_a_transaction_that_has_claimed_but_no_longer_than
     first.result(GENEROUS)
     second.result(GENEROUS)
     assert account.balance == 2  # it has not read what was about to change
-    with Lock(NAME, fence_timeout=timedelta(days=3000)) as longest:  # longer than databases can wait
-        claim(longest)
+    for name in (NAME, "new"):  # a row that is there, and one that is not
+        with Lock(name, fence_timeout=timedelta(days=3000)) as longest, transaction.atomic():
+            longest.claim()  # waits longer than databases can
+            assert patience() == usual
 
 
 def test_a_transaction_that_was_claimed_and_committed_is_valid_though_its_lock_is_lost(
@@ -159,6 +182,19 @@ def test_a_database_that_is_ahead_of_redis_is_caught_up_with(account: Account, m
         claim(lock)
 
 
+def test_an_absurd_fence_in_the_database_stops_nothing_but_its_own_name(account: Account) -> None:
+    book(account)
+    Fence.objects.filter(name=NAME).update(fence=2**53 - 2)
+    with pytest.raises(LockLost, match="already has the fence 9007199254740990"):
+        book(account)
+    for _ in range(3):
+        with Lock("another") as lock:
+            assert lock.fence < 8 * 10**15
+    Fence.objects.filter(name=NAME).delete()
+    book(account)
+    assert account.balance == 2
+
+
 @on_sqlite
 @pytest.mark.parametrize("again", [False, True], ids=["it is forgotten", "the database is ahead once more"])
 def test_who_has_lost_the_lock_gets_no_new_fence(
@@ -202,6 +238,32 @@ def test_two_names_are_claimed_in_one_transaction_and_again_and_by_whoever_adopt
     with Lock("Order", token=token, adopt=True) as adopted:
         claim(adopted)
     assert names() == {"order", "Order"}
+
+
+@on_sqlite
+def test_several_databases_are_claimed_or_those_that_are_named(account: Account, ledger: Account) -> None:
+    for fenced, expected in ((True, ["default", "ledger"]), ("ledger", ["ledger"]), (["default"], ["default"])):
+        with locked_atomic(NAME, db=["default", "ledger"], fenced=fenced):
+            account.book()
+            ledger.book()
+        claimed = [alias for alias in ("default", "ledger") if Fence.objects.using(alias).filter(name=NAME).delete()[0]]
+        assert claimed == expected
+    assert (account.balance, ledger.balance) == (3, 3)
+
+
+def test_a_lock_that_blocks_itself_through_a_second_alias_of_the_database_says_so(account: Account) -> None:
+    configure("again", account.options)
+    both: dict[str, Any] = {"db": ["default", "again"], "fence_timeout": 0.1}
+    itself = r"; or it is this lock's own claim on 'default'.* fenced=\['default'\]\.$"
+    try:
+        with pytest.raises(LockUnavailable, match=itself), locked_atomic(NAME, fenced=True, **both):
+            pass
+        with locked_atomic(NAME, fenced=["default"], **both):
+            account.book()
+    finally:
+        connections["again"].close()
+        del connections["again"], connections.settings["again"]
+    assert account.balance == 1
 
 
 @on_sqlite

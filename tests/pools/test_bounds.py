@@ -44,6 +44,7 @@ def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_the
     assert pool.assign(OLD) == 20_000
     used()
     assert pool.assign(OLD) == 0
+    assert pool.extend(["zoe", OLD[0]]) == pool.shrink(["zoe"]) == 1
     assert [pool.acquire(blocking_timeout=0).key for _ in range(3)] == OLD[:3]
     assert pool.assign(NEW) == 20_000
     assert pool.acquire(blocking_timeout=0).key == NEW[0]

@@ -130,6 +130,16 @@ def test_options_are_those_of_a_lock(accounts: LockPool, settings: Any) -> None:
         accounts.acquire(on_lost="cancel")
 
 
+async def test_a_task_whose_member_is_lost_may_be_cancelled(accounts: LockPool) -> None:
+    async def hold() -> None:
+        async with await accounts.aacquire(on_lost="cancel") as member:
+            await asyncio.to_thread(force_release, member.name)
+            await asyncio.sleep(GENEROUS)
+
+    with pytest.raises(LockLost):
+        await hold()
+
+
 @pytest.mark.parametrize("poll", [False, True], ids=["woken", "polls"])
 def test_who_waits_gets_a_member_with_the_note_and_the_purpose_that_were_in_the_queue(
     me: Any, crowd: Crowd, pool: LockPool, poll: bool, eventually: Eventually

@@ -26,7 +26,7 @@ from django_redislock import (
     get_lock,
     list_locks,
 )
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.pools import (
     ANY,
     BUSY,
@@ -36,12 +36,14 @@ from tests.helpers.pools import (
     MEMBERS,
     POOL,
     TTL,
+    WANTED,
     audit,
     leases_end,
     lock_of,
     raw,
     refuses,
 )
+from tests.helpers.processes import Worker
 from tests.helpers.state import count
 from tests.inside import PREFIX
 
@@ -88,6 +90,27 @@ def test_keys_may_be_any_text(me: Any, pool: LockPool) -> None:
     assert dict(me(pool, "items_locked_status")) == dict.fromkeys(ODD, LockStatus.LOCKED)
     assert me(pool, "shrink", ODD) == len(ODD)
     assert me(pool, "keys") == []
+
+
+def test_pools_whose_names_look_alike_are_apart(pool: LockPool) -> None:
+    pools = [LockPool(name, using=pool.using) for name in ("a", "a:b", "a%3Ab", "a b", "ä", "pool:a", "pool:a:")]
+    for number, each in enumerate(pools):
+        each.extend([f"key-{number}", "same"])
+    for number, each in enumerate(pools):
+        assert each.keys() == [f"key-{number}", "same"]
+        assert each.acquire(blocking_timeout=0).key == f"key-{number}"
+        assert each.health_check() == (1, 1)
+
+
+@pytest.mark.complete
+def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expires(
+    accounts: LockPool, client: redis.Redis, start: Callable[..., Worker], eventually: Eventually
+) -> None:
+    worker = start("LockPool(name).assign(f'key-{n}' for n in range(1_000_000))", name=POOL)
+    sent = eventually(lambda: client.keys(f"{PREFIX}next_*"), within=60)
+    worker.kill()
+    assert accounts.keys() == ["alice", "bob"]
+    assert all(0 < int(client.pttl(key)) <= 60_000 for key in sent)
 
 
 @pytest.mark.complete
@@ -312,6 +335,7 @@ def test_members_that_an_eviction_took_come_back_when_they_are_given_again(
     released.release()  # one of each: used and free, held, and not used yet
     client.delete(evicted)
     assert getattr(accounts, how)(keys) == (len(keys) if evicted == MEMBERS else 0)
+    assert accounts.health_check() == ((0, 3) if evicted == HELD else (1, 2))
     with pytest.raises(LockLost) if evicted == HELD else nullcontext():
         held.release()
     assert sorted(accounts.acquire(blocking_timeout=0).key for _ in keys) == keys
@@ -327,6 +351,14 @@ def test_the_member_of_a_dead_holder_comes_back_though_the_end_of_its_lease_was_
     client.zadd(f"{PREFIX}index", {lock_of("alice"): 1}, xx=True)
     accounts.extend(["alice"])
     assert {accounts.acquire(blocking_timeout=0).key for _ in range(2)} == {"alice", "bob"}
+
+
+def test_a_member_is_not_kept_for_those_who_asked_for_it_before_the_clock_jumped_back(
+    me: Any, accounts: LockPool, client: redis.Redis
+) -> None:
+    accounts.assign(["alice"])
+    client.zadd(WANTED, {"alice": server_time(client) + 3_600_000_000})
+    assert me(accounts, "acquire", blocking_timeout=GENEROUS).key == "alice"
 
 
 # -- suspended: see tests/protocol/test_r20_suspensions.py for what holds for other locks as well ---------------------

@@ -78,6 +78,20 @@ def test_first_come_first_served_over_all_members_and_new_ones(
     assert in_line(client) == []
 
 
+@pytest.mark.complete
+def test_the_members_of_a_killed_process_all_go_to_waiters(
+    start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
+) -> None:
+    """There is no message: the waiters look when the leases end."""
+    keys = {f"key-{number}" for number in range(30)}
+    LockPool(POOL).extend(keys)
+    worker = start(WAITS, name=POOL, count=30, ttl=3, keeps=True, look_every=1000.0)
+    eventually(lambda: len(audit(client).held) == 30, within=60)
+    waiters = [wait() for _ in keys]
+    worker.kill()
+    assert {got(waiter) for waiter in waiters} == keys
+
+
 def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost(
     accounts: LockPool, me: Any, ghost: Ghosts
 ) -> None:
@@ -124,6 +138,23 @@ def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on_to_who_wants(
     assert holder(client, "alice") == SECOND
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["looks", "leaves"])
+def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_ended(
+    leaves: bool, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+) -> None:
+    """A process that was stopped when a member was handed to it continues, and looks or gives up."""
+    accounts.assign(["alice"])
+    there = ghost()
+    with accounts.acquire(ttl=TTL):
+        there.queue(FIRST, name=ANY, ttl=TTL)
+    leases_end(client, "alice")
+    if not leaves:
+        there.queue(FIRST, name=ANY, ttl=TTL)
+    leave(there, FIRST)
+    assert audit(client).lost == set()
+    assert accounts.acquire(blocking_timeout=0).key == "alice"
+
+
 # -- behind those who poll, are dead or stopped ----------------------------------------------------------------------
 
 
@@ -143,6 +174,19 @@ def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
     me(accounts, "acquire", blocking_timeout=0)  # a newcomer gets the other one
     refuses(me, accounts)
     assert poll(polls, FIRST).state == GRANTED
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("code", ["Lock(alice, poll=True).acquire()", "LockPool(name).acquire(poll=True)"])
+def test_a_member_is_not_lost_with_a_dead_process_that_polls_for_it(
+    code: str, held: Held, start: Start, wait: Wait, client: redis.Redis, eventually: Eventually
+) -> None:
+    worker = start(code, name=POOL, alice=ALICE)
+    eventually(lambda: queued(client, ALICE) + len(in_line(client)) == 1, within=60)
+    worker.signal(signal.SIGSTOP)
+    held("alice")
+    worker.kill()
+    assert got(wait()) == "alice"
 
 
 def test_a_thousand_dead_waiters_are_dropped_when_members_become_free(
@@ -223,8 +267,8 @@ def test_a_member_is_detached_and_adopted_like_any_lock_and_leaves_no_trace(
 def want(crowd: Crowd, client: redis.Redis, eventually: Eventually) -> Callable[..., tuple[Any, Lock, Future[bool]]]:
     """Somebody queues for alice, and for no other member: who, the lock, and what acquire() returns."""
 
-    def want() -> tuple[Any, Lock, Future[bool]]:
-        you, lock = crowd(), Lock(ALICE, ttl=TTL)
+    def want(**options: Any) -> tuple[Any, Lock, Future[bool]]:
+        you, lock = crowd(), Lock(ALICE, ttl=TTL, **options)
         wanted = you.start(lock, "acquire")
         eventually(lambda: queued(client, ALICE) == 1)
         return you, lock, wanted
@@ -246,6 +290,21 @@ def test_a_waiter_for_one_member_comes_before_waiters_for_any_and_blocks_no_othe
     you(lock, "release")
     accounts.extend(["carol"])
     assert got(second) == ("carol" if taken_out else "alice")
+
+
+@pytest.mark.parametrize(("end", "options"), [("release", {"poll": True}), ("lapse", {})], ids=["polls", "lapse"])
+def test_a_waiter_for_one_member_comes_before_newcomers_for_any(
+    end: str, options: dict[str, Any], accounts: LockPool, me: Any, crowd: Crowd, want: Any
+) -> None:
+    accounts.assign(["alice"])
+    member = me(accounts, "acquire", ttl=TTL if end == "release" else 1, auto_renew=False)
+    _, _, wanted = want(**options)
+    if end == "release":
+        me(member, "release")
+    you = crowd()
+    while not wanted.done():
+        refuses(you, accounts)
+    assert wanted.result() is True
 
 
 @pytest.mark.parametrize(("gone", "end"), [("gave up", "release"), ("gave up", "lapse"), ("was killed", "release")])

@@ -104,7 +104,7 @@ def test_locks_and_values_need_only_the_rights_of_the_first_line(
         assert used(monitor) == commands(LOCKS)
     use_values(crowd)
     assert refused(root) == set()
-    with pytest.raises(LockUnavailable):
+    with pytest.raises(LockUnavailable, match="refuses to serve the pool 'accounts'"):
         LockPool("accounts").assign(["alice"])
 
 

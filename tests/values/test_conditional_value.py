@@ -16,6 +16,7 @@ from tests.helpers.pools import raw
 from tests.inside import PREFIX
 
 KEY = f"{PREFIX}value:high"
+LONG = 'a"é' * 111_110  # as long as may be
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
@@ -99,7 +100,7 @@ def test_numbers_that_differ_by_no_more_than_eps_are_equal(
 
 
 def test_text_is_equal_as_a_whole_and_never_equals_a_number(me: Any, high: ConditionalValue) -> None:
-    for stored, value in (("a", "A"), ("ä", "a"), ("5", 5), (5, "5")):
+    for stored, value in (("a", "A"), ("ä", "a"), ("5", 5), (5, "5"), (LONG, LONG[:-1])):
         me(high, "delne", "whatever is stored")
         me(high, "seteq", stored)
         assert me(high, "seteq", value, "new") is False

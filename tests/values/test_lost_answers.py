@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -55,6 +56,25 @@ def test_a_call_whose_answers_were_lost_but_the_last_counts_once(
         lost = network.lose_answer("value:high")
         assert me(high, *call) is True
         assert lost.over.is_set()
+
+
+@pytest.mark.parametrize(
+    ("stored", "call", "result", "others"),
+    [(5, ("seteq", 5, 2), True, b"5"), (5, ("setgt", 3), False, b"1"), ("paid", ("setgt", 3), None, b"1")],
+    ids=["done", "refused", "an error"],
+)
+def test_what_a_call_has_found_stays_so_though_its_answer_was_lost_and_others_went_on(
+    me: Any, network: Proxy, client: redis.Redis, stored: Any, call: Any, result: bool | None, others: bytes
+) -> None:
+    high = ConditionalValue("high")
+    me(high, "seteq", stored)
+    held = network.hold_answer("value:high")
+    calling = me.start(high, *call)
+    assert held.caught.wait(GENEROUS)
+    client.set(f"{PREFIX}value:high", others)  # a second run would find its condition true
+    with pytest.raises(TypeError, match="with 'paid', which") if result is None else nullcontext():
+        assert calling.result(GENEROUS) is result
+    assert client.get(f"{PREFIX}value:high") == others
 
 
 def test_a_call_that_arrives_after_its_repetition_and_later_calls_does_not_count(
