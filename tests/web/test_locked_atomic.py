@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -10,9 +11,21 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
+from django.core.management import call_command
 from django.db import connection, connections, transaction
+from django.test import TestCase
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, force_release, list_locks, locked, locked_atomic
+from django_redislock import (
+    Lock,
+    LockedCommand,
+    LockLost,
+    LockNotAcquired,
+    LockPool,
+    force_release,
+    list_locks,
+    locked,
+    locked_atomic,
+)
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, Commits
 
@@ -95,6 +108,24 @@ def test_callbacks_of_what_was_rolled_back_do_not_run(account: Account, second: 
                 transaction.set_rollback(True, using=each.alias)
     assert seen == [alias for alias in ("default", "second") if alias != fails]
     assert (account.balance, second.balance) == (int(fails != "default"), int(fails != "second"))
+
+
+def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(account: Account, second: Account) -> None:
+    class Case(TestCase):
+        databases: Any = {"default", "second"}
+
+        def runTest(self) -> None:  # noqa: N802 (of unittest)
+            for alias in ("default", "second"):
+                seen: list[str] = []
+                with self.captureOnCommitCallbacks(using=alias, execute=True):
+                    with locked_atomic(NAME, db=["default", "second"]):
+                        transaction.on_commit(partial(seen.append, alias), using=alias)
+                    assert seen == []
+                assert seen == [alias]
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case()]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])
@@ -201,12 +232,20 @@ def decorated(work: Work) -> None:
     locked(NAME)(work)()
 
 
-@pytest.mark.parametrize("way", [block, release_by_token, member, decorated])
+def command(work: Work) -> None:
+    def handle(self: LockedCommand, **options: Any) -> None:
+        work()
+
+    call_command(type("Command", (LockedCommand,), {"lock_name": NAME, "handle": handle})())
+
+
+@pytest.mark.parametrize("way", [block, release_by_token, member, decorated, command])
 def test_a_lock_released_inside_a_transaction_warns_where_it_was_released(way: Run, account: Account) -> None:
     expected = rf"'.*7' {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=expected) as caught:
         way(account.book)
-    assert (caught[0].filename, account.balance, held()) == (__file__, 1, [])
+    assert caught[0].filename == __file__ or way is command
+    assert (account.balance, held()) == (1, [])
 
 
 def test_any_database_counts_and_autocommit_but_no_testcase(in_testcase: None, account: Any, second: Any) -> None:
