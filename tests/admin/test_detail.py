@@ -240,9 +240,7 @@ def test_what_was_force_released_before_redis_went_is_in_the_history(
 
 @pytest.mark.usefixtures("endless")
 def test_locks_that_never_end_and_suspended_ones_are_force_released_like_any(admin: Client) -> None:
-    assert (
-        names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
-    )  # by what is left
+    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
     admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
     asked = select(admin, "persisted").context
     assert asked["total"] == 1
