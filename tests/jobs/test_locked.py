@@ -243,3 +243,7 @@ def test_a_call_that_fails_releases_at_once_and_one_that_has_lost_its_lock_is_to
         assert lock_names(client) == []
     with pytest.raises(LockLost):
         locked(NAME, at_least=500)(lambda: client.flushall())()
+    told = threading.Event()
+    with pytest.raises(LockLost):  # and may hear of it meanwhile
+        locked(NAME, ttl=1, on_lost=lambda error: told.set())(lambda: client.flushall() and told.wait(GENEROUS))()
+    assert told.is_set()
