@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.core.cache import cache
 from django.test import Client
 
-from django_redislock import Lock
+from django_redislock import Lock, force_release
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, listed, names, told
 from tests.admin.pages import url as plain_url
@@ -74,6 +74,18 @@ def test_the_selected_ones_are_force_released_and_no_others(admin: Client) -> No
     assert sorted(asked.context["fences"]) == ["fence:default:0", "fence:locks:0"]
     assert told(post(admin, keys, post="yes", **asked.context["fences"])) == ["2 locks were force-released."]
     assert held() == ["b default"]
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_later_holder_is_spared_whatever_the_fences_of_other_aliases(across: bool, admin: Client) -> None:
+    force_release("a")
+    asked = post(admin, ["a"], select_across="1", index="0").context["fences"]
+    assert list(asked) == ["fence:default:0"]  # on the other alias, there was nothing to see
+    assert Lock("a", ttl=600).acquire()
+    keys = [lock.key for lock in listed(admin.get(LIST))]
+    seen: Any = {"select_across": "1", **asked} if across else {"fence:locks:0": 0, "fence:default:0": 9 * 10**15}
+    assert told(post(admin, keys, post="yes", **seen))[0] == "2 locks were force-released."
+    assert held() == ["a locks"]
 
 
 def test_a_lock_on_an_unlisted_alias_has_no_page_and_is_not_released(admin: Client) -> None:

@@ -136,6 +136,9 @@ def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None
         assert page.count("<td>ghost</td>") == own + 100
         assert "and 3 more" in page
     assert "any member" not in content(admin, "a")
+    asked = admin.get(url("delete", "pool:accounts:alice"))
+    assert "105 waiting" in asked.content.decode()
+    assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
 
 
 FENCE = "fence:default:0"
@@ -237,6 +240,7 @@ def test_what_was_force_released_before_redis_went_is_in_the_history(
 
 @pytest.mark.usefixtures("endless")
 def test_locks_that_never_end_and_suspended_ones_are_force_released_like_any(admin: Client) -> None:
+    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
     admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
     asked = select(admin, "persisted").context
     assert asked["total"] == 1

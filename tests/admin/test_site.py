@@ -18,7 +18,10 @@ from django_redislock import Lock, get_lock
 from django_redislock.admin import LockAdmin
 from django_redislock.models import HeldLock
 from tests.admin.pages import LIST, NOWHERE, listed, names, select, told, url
+from tests.helpers.listed import put_member
+from tests.helpers.listed import trips as trips
 from tests.helpers.state import holder, put
+from tests.inside import PREFIX
 
 pytestmark = pytest.mark.django_db
 DOWN = "Could not read the locks from Redis"
@@ -155,6 +158,17 @@ def test_the_list_shows_who_waits_for_any_member_beside_those_who_wait_for_this_
     assert names(page) == ["a", *(members if order == "1" else reversed(members))]
     cells = re.findall(r'field-shown_waiters">(.*?)<', page.content.decode())
     assert sorted(cells) == ["0", "0, and 103 for any member of the pool", "2, and 103 for any member of the pool"]
+
+
+@pytest.mark.parametrize("order", ["1", "6"])
+def test_the_queues_of_many_pools_cost_no_round_trip(order: str, admin: Client, client: Any, trips: list[int]) -> None:
+    for number in range(50):
+        put_member(client, str(number), "alice", ttl=None if number == 7 else 60)
+        client.zadd(f"{PREFIX}queue:pool:{number}:", {"t" * 22: 1})
+    trips.clear()
+    rows = listed(admin.get(LIST, {"o": order, "all": ""}))
+    assert (len(rows), {lock.info.pool_waiters for lock in rows}) == (50, {1})
+    assert len(trips) <= 3
 
 
 @pytest.mark.parametrize(("words", "refused"), [(["ord", "r:1"] * 10, False), (["ord"] * 21, True)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, call_command, load_command_class
 from django.test import override_settings
 
 from django_redislock import Lock, LockPool
@@ -145,6 +145,13 @@ def test_watching_stays_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 def test_a_missing_subcommand_and_an_unknown_alias_are_clear_errors() -> None:
     fails(1, "SUBCOMMAND")
     fails(2, r"Unknown cache alias 'nowhere'.*The aliases in CACHES are: default, memory", "list", "--using=nowhere")
+
+
+def test_djangos_own_options_may_stand_on_both_sides_of_the_subcommand() -> None:
+    parser = load_command_class("django_redislock", "redislocks").create_parser("manage.py", "redislocks")
+    for words in ("--traceback -v2 --no-color list", "list --traceback -v2 --no-color"):
+        options = parser.parse_args(words.split())
+        assert (options.traceback, options.verbosity, options.no_color) == (True, 2, True)
 
 
 @pytest.mark.parametrize("arguments", ["list", "show a", "pool a", "clear a", "clear --all", "run a -- false"])

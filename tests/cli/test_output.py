@@ -142,11 +142,25 @@ def interrupt(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tu
     return process.returncode, err
 
 
-def test_ctrl_c_ends_a_subcommand_while_redis_hangs(in_process: InProcess) -> None:
+HUNG = """
+from tests.settings import *
+CACHES["default"]["LOCATION"] = "redis://127.0.0.1:{0}/0?socket_timeout=600"
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.postgresql", "NAME": "x", "HOST": "127.0.0.1", "PORT": {0}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["list", "show a", "pool a", "pool", "clear a --noinput", "fences prune --older-than=1d", "run a -- true"],
+)
+def test_ctrl_c_ends_every_subcommand_while_a_server_hangs(
+    arguments: str, in_process: InProcess, tmp_path: Any
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:
         hung.settimeout(GENEROUS)
-        url = f"redis://127.0.0.1:{hung.getsockname()[1]}/0?socket_timeout=600"
-        process = in_process("list", environment={"REDISLOCK_TEST_URL": url})
+        (tmp_path / "hung.py").write_text(HUNG.format(hung.getsockname()[1]))
+        command, *words = arguments.split()
+        process = in_process(command, f"--pythonpath={tmp_path}", "--settings=hung", *words)
         connection, _ = hung.accept()
         with connection:
             assert connection.recv(1)  # it waits for the reply from now on

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pty
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +18,9 @@ import pytest
 
 from django_redislock import Lock, force_release, get_lock, lock_acquired
 from redisserver import RedisServer
-from tests.cli.conftest import NAME, Background, Eventually, InProcess, fails, main, sh
+from tests.cli.conftest import NAME, Background, Eventually, InProcess, fails, hold, main, sh
 from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.processes import ROOT
 from tests.inside import guard_programs_by
 
 pytestmark = pytest.mark.usefixtures("no_terminal")
@@ -73,6 +76,8 @@ def test_a_busy_lock_has_a_status_of_its_own_and_the_program_is_not_run(tmp_path
         held_by = rf"^Could not acquire the lock {NAME}: held by \S+:{os.getpid()}:\S+ for \d+(\.\d)? s\.$"
         fails(75, held_by, "run", NAME, "--", "true")
     assert not (tmp_path / "ran").exists()
+    hold(NAME, ttl=0.5)
+    assert sh("exit 4", "--blocking-timeout", "30") == 4
 
 
 @pytest.mark.complete
@@ -209,11 +214,14 @@ def test_a_signal_before_the_program_starts_ends_the_command_and_one_while_it_st
     assert sh(FOREVER) == TERMINATED
 
 
-@pytest.mark.parametrize(("name", "warns"), [("USR1", False), ("TERM", True)])
-def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once(
-    name: str, warns: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "stderr", "warns"),
+    [("USR1", "open", False), ("TERM", "open", True), ("TERM", "closed", False), ("TERM", "full", False)],
+)
+def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once_where_it_can_be(
+    name: str, stderr: str, warns: bool, capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kill = os.kill
+    kill, write = os.kill, os.write
     refused: list[int] = []
 
     def forbidden(pid: int, number: int) -> None:
@@ -223,7 +231,16 @@ def test_a_program_of_another_user_cannot_be_ended_and_that_is_reported_once(
             (tmp_path / str(len(refused))).write_text("refused")
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
+    def full(handle: int, data: bytes) -> int:
+        if handle == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data)
+
     monkeypatch.setattr(os, "kill", forbidden)
+    if stderr == "closed":  # another file may have its number by now
+        monkeypatch.setattr(sys, "stderr", None)
+    elif stderr == "full":
+        monkeypatch.setattr(os, "write", full)
     assert sh(f"for n in 1 2; do kill -{name} $PPID; {until(tmp_path / '$n')}; done; exit 7") == 7
     assert len(re.findall(r"^Cannot end the program \(process \d+\): .*\n", capfd.readouterr().err, re.M)) == warns
 
@@ -309,6 +326,29 @@ def test_the_program_and_its_children_end_when_the_command_is_killed(
 def test_without_a_guard_programs_run_all_the_same(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     guard_programs_by(shell, monkeypatch)
     assert sh("sleep 0.2; exit 3") == 3
+
+
+def test_at_a_terminal_the_program_stays_in_the_foreground_and_may_read() -> None:
+    script = f"trap 'echo interrupted; exit 9' INT; read line < /dev/tty; echo got $line; {FOREVER}"
+    run = [sys.executable, "-m", "django", "redislocks", "run", NAME, "--", "sh", "-c", script]
+    terminal, end = pty.openpty()
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    # the terminal becomes that of a session whose first process opens it
+    at_terminal = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(end)]
+    process = subprocess.Popen([*at_terminal, *run], cwd=ROOT, env=environment, start_new_session=True)
+    try:
+        for types, printed in ((b"hello\n", b"got hello"), (b"\x03", b"interrupted")):
+            os.write(terminal, types)
+            seen = b""
+            while printed not in seen:
+                seen += os.read(terminal, 1024)
+        assert process.wait(GENEROUS) == 9
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(end)
+    assert get_lock(NAME) is None
 
 
 @pytest.mark.parametrize("controls", [True, False])

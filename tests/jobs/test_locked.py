@@ -212,6 +212,15 @@ def test_the_lock_stays_for_what_is_left_whatever_its_ttl(crowd: Crowd) -> None:
         assert 400 < (caught.value.busy_for or 0) <= 500
 
 
+def test_inside_another_section_the_outer_one_decides(crowd: Crowd, client: redis.Redis) -> None:
+    me, outer = crowd(), Lock(NAME, reentrant=True)
+    me(outer, "acquire")
+    me(Twins(locked(NAME, at_least=500, reentrant=True), lambda: None), "call")
+    assert me(outer, "owned")
+    me(outer, "release")
+    assert lock_names(client) == []
+
+
 def test_the_next_caller_gets_it_when_that_is_over_or_the_call_took_longer(crowd: Crowd, client: redis.Redis) -> None:
     def late() -> Body:
         while time.monotonic() < begun + 0.4:
@@ -234,3 +243,7 @@ def test_a_call_that_fails_releases_at_once_and_one_that_has_lost_its_lock_is_to
         assert lock_names(client) == []
     with pytest.raises(LockLost):
         locked(NAME, at_least=500)(lambda: client.flushall())()
+    told = threading.Event()
+    with pytest.raises(LockLost):  # and may hear of it meanwhile
+        locked(NAME, ttl=1, on_lost=lambda error: told.set())(lambda: client.flushall() and told.wait(GENEROUS))()
+    assert told.is_set()

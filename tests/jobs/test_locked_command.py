@@ -15,6 +15,7 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import CommandError, call_command
 from django.core.management.base import BaseCommand, OutputWrapper
+from django.db import transaction
 
 from django_redislock import Lock, LockedCommand, LockInfo, LockLost, force_release, get_lock
 from redisserver import RedisServer
@@ -90,6 +91,12 @@ def test_a_command_that_executes_itself_keeps_its_lock_in_between() -> None:
     assert locks == ["year:2024", "year:2025", "year:2025", "year:2026"]
 
 
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_inside_a_transaction_its_release_warns(account: Any) -> None:
+    with transaction.atomic(), pytest.warns(RuntimeWarning, match="'report' was released inside an open transaction"):
+        report()
+
+
 async def test_in_an_event_loop_it_is_refused() -> None:
     with pytest.raises(SynchronousOnlyOperation, match=r"event loop .* thread\. Call it through sync_to_async\.$"):
         report(never)
@@ -160,6 +167,17 @@ def test_cron_has_nothing_to_mail_about_a_busy_lock_and_a_terminal_says_who_hold
     printed = capsys.readouterr()
     assert ("Could not acquire the lock report: held by " in printed.err) == says
     assert says or (printed.out, printed.err) == ("", "")
+
+
+def test_another_busy_lock_is_the_commands_own_business(capsys: pytest.CaptureFixture[str]) -> None:
+    class Outer(Report):
+        def handle(self, *args: Any, **options: Any) -> None:
+            call_command(type("Command", (Report,), {"lock_name": "inner", "lock_busy_status": 9})())
+
+    with Lock("inner"), pytest.raises(SystemExit) as caught:
+        Outer().run_from_argv(["manage.py", "outer"])
+    assert caught.value.code == 9
+    assert "Could not acquire the lock inner: held by " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("busy")

@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import asgiref.sync
 import pytest
+import redis
 from celery import Celery  # type: ignore[import-untyped]
 from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import method_decorator
 
 from django_redislock import locked, locked_atomic, locked_view
 from tests.helpers.docs import blocks
 from tests.helpers.docs import page as docs_page
 from tests.helpers.processes import Worker
+from tests.helpers.twins import lock_names
 
 
 def report(request: HttpRequest, year: int, /, *rest: str, kind: str = "a", **more: int) -> HttpResponse:
@@ -47,6 +50,7 @@ def shown(signature: inspect.Signature) -> list[tuple[Any, ...]]:
 TOOLS: dict[str, Callable[[Any], Any]] = {
     "inspect.signature": lambda function: shown(inspect.signature(function)),
     "its annotations": lambda function: inspect.signature(function, eval_str=True),
+    "get_type_hints": get_type_hints,
     "iscoroutinefunction": asgiref.sync.iscoroutinefunction,
     "celery": celerys_check,
 }
@@ -83,6 +87,20 @@ def test_where_a_decorator_below_supplies_arguments_a_caller_need_not_give_them(
     @supplied
     @locked("user:{request.user}")
     def view(request: HttpRequest, order: HttpRequest) -> None: ...
+
+
+async def test_a_method_below_method_decorator_runs_under_the_lock(client: redis.Redis) -> None:
+    class Build:
+        @method_decorator([locked("report:{kind}"), locked("report:{year}")])
+        def build(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+        @method_decorator(locked("report:{year}"))
+        async def abuild(self, year: int, kind: str = "a") -> list[str]:
+            return lock_names(client)
+
+    assert await asgiref.sync.sync_to_async(Build().build)(7) == ["report:7", "report:a"]
+    assert await Build().abuild(7) == ["report:7"]
 
 
 def test_annotations_may_name_what_is_not_there_yet() -> None:

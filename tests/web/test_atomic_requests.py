@@ -114,7 +114,7 @@ def test_a_view_is_excluded_for_one_database_and_no_other_view_is(both: Both, co
     assert commits.seen == []
 
 
-async def ask_all(port: int, path: str) -> Counter[int]:
+async def ask_all(port: int, path: str, requests: int = REQUESTS) -> Counter[int]:
     """Send all requests at once; return how many got which status."""
 
     async def ask() -> int:
@@ -124,7 +124,13 @@ async def ask_all(port: int, path: str) -> Counter[int]:
         writer.close()
         return int(response.split()[1])
 
-    return Counter(await asyncio.gather(*(ask() for _ in range(REQUESTS))))
+    return Counter(await asyncio.gather(*(ask() for _ in range(requests))))
+
+
+@pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+def test_50_requests_at_once_lose_no_update(webs: dict[str, Web], atomic: Account) -> None:
+    assert asyncio.run(ask_all(webs["wsgi"].port, "/twice/1/", 50)) == {200: 50}
+    assert atomic.balance == 50
 
 
 @pytest.mark.complete

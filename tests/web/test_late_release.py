@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -91,12 +92,34 @@ def test_after_a_view_that_raises_the_lock_is_held_until_the_end(commits: bool, 
     assert (held(), account.balance) == ([], commits)
 
 
+def test_a_rollback_to_a_savepoint_releases(account: Account, eventually: Any) -> None:
+    with transaction.atomic():
+        with pytest.raises(ZeroDivisionError), transaction.atomic():
+            site.function(RequestFactory().get("/?raise"), pk=1)
+        eventually(lambda: not list_locks())
+
+
+def test_a_stream_that_its_view_does_not_return_after_all_is_kept_until_commit(account: Account) -> None:
+    with transaction.atomic():
+        assert b"".join(site.stream(RequestFactory().get("/"), pk=1)) == b"account:1;account:1;"
+        assert held() == ["account:1"]
+    assert held() == []
+
+
+def test_a_cached_page_can_be_loaded_without_this_package_and_releases_nothing(account: Account) -> None:
+    with transaction.atomic():
+        stored = pickle.dumps(site.function(RequestFactory().get("/"), pk=1))
+        assert b"django_redislock" not in stored
+        assert pickle.loads(stored)._resource_closers == []
+    assert held() == []
+
+
 @SQLITE
 def test_in_a_testcase_the_end_of_the_request_releases(in_testcase: None, atomic: Account, webs: Any) -> None:
-    for name in ["function", "one-method"]:
-        assert webs["client"].get(f"/{name}/1/").body == b"account:1"
+    for name in ["function", "one-method", "rest-one-method"]:
+        assert webs["client"].get(f"/{name}/1/").body.strip(b'"') == b"account:1"
         assert held() == []
-    assert atomic.balance == 2
+    assert atomic.balance == 3
 
 
 def test_with_autocommit_off_the_end_of_the_request_releases(account: Account) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
+from django.test import TestCase
 
 from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, force_release, list_locks, locked, locked_atomic
 from tests.helpers.actors import GENEROUS, Other
@@ -95,6 +97,24 @@ def test_callbacks_of_what_was_rolled_back_do_not_run(account: Account, second: 
                 transaction.set_rollback(True, using=each.alias)
     assert seen == [alias for alias in ("default", "second") if alias != fails]
     assert (account.balance, second.balance) == (int(fails != "default"), int(fails != "second"))
+
+
+def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(account: Account, second: Account) -> None:
+    class Case(TestCase):
+        databases: Any = {"default", "second"}
+
+        def runTest(self) -> None:  # noqa: N802 (of unittest)
+            for alias in ("default", "second"):
+                seen: list[str] = []
+                with self.captureOnCommitCallbacks(using=alias, execute=True):
+                    with locked_atomic(NAME, db=["default", "second"]):
+                        transaction.on_commit(partial(seen.append, alias), using=alias)
+                    assert seen == []
+                assert seen == [alias]
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case()]).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])

@@ -23,6 +23,7 @@ from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
 from django.views.decorators.cache import never_cache
+from rest_framework.routers import SimpleRouter
 
 from django_redislock import Lock, list_locks, locked_view
 from django_redislock.testing import hold
@@ -69,6 +70,14 @@ def test_a_route_that_lacks_an_argument_of_the_name_is_named(settings: Any) -> N
     expected = r"'order:\{pk\}': this URL \(route 'order-list'\) has no 'pk'\. Available values: request\.$"
     with pytest.raises(ValueError, match=expected):
         Client().get("/orders/")
+
+
+def test_above_or_below_an_action_it_leaves_the_routes_to_rest_framework(account: Account, settings: Any) -> None:
+    router = SimpleRouter()
+    router.register("accounts", site.Actions, "account")
+    settings.ROOT_URLCONF = tuple(router.urls)
+    for name in ("above", "below"):
+        assert Client().get(f"/accounts/1/{name}/").content == b'"account:1"'
 
 
 @async_unsafe

@@ -16,6 +16,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, override_settings
 from django.utils.asyncio import async_unsafe
+from django.utils.decorators import method_decorator
+from rest_framework.decorators import api_view
+from rest_framework.views import APIView
 
 from django_redislock import Lock, LockInfo, LockUnavailable, locked_view
 from django_redislock.testing import hold
@@ -26,6 +29,7 @@ from tests.helpers.twins import Pages, Twins
 from tests.inside import INFO
 
 Busy = Callable[..., Any]
+new_class: Any = type
 
 
 def never(*args: Any, **kwargs: Any) -> HttpResponse:
@@ -94,6 +98,20 @@ def test_the_423_comes_in_the_form_that_clients_prefer(accept: str, kind: str, b
         assert json.loads(response.content)["retry_after"] == int(wait)
     elif kind == "text/html":
         assert response.content.decode() == f"<h1>Locked for 7, {wait} s</h1>"
+
+
+def test_views_of_rest_framework_respond_in_json() -> None:
+    key, api = locked_view("account"), api_view(["GET"])
+    methods = {"get": method_decorator(key)(never)}
+    one_method, on_dispatch = (new_class("Page", (APIView,), each) for each in (methods, {"get": never}))
+    method_decorator(key, name="dispatch")(on_dispatch)
+    above, below = key(api(lambda request: never())), api(key(lambda request: never()))
+    with hold("account"):
+        for view in (one_method.as_view(), on_dispatch.as_view(), above, below):
+            response = view(RequestFactory().get("/", headers={"accept": "application/json; version=2"}))
+            assert response.status_code == 423
+            assert json.loads(response.content)["retry_after"] == int(response.headers["Retry-After"])
+            assert "Accept" in response.headers["Vary"]
 
 
 def test_it_says_for_how_long_such_views_usually_hold_the_lock(crowd: Crowd, pages: Pages) -> None:

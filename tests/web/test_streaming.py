@@ -18,7 +18,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 
 from django_redislock import Lock, LockError, LockLost, aforce_release, alist_locks, list_locks, locked_view
 from tests.helpers import site
-from tests.helpers.actors import Other
+from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account
 from tests.helpers.proxy import Proxy
 from tests.helpers.servers import LEFT_OPEN, Web
@@ -124,6 +124,15 @@ def test_a_stream_keeps_the_lock_while_it_is_alive_and_no_longer(eventually: Any
     responses.clear()
     gc.collect()
     eventually(lambda: not list_locks())  # the second one was not left to its TTL
+
+
+async def test_a_stream_closed_in_an_event_loop_does_not_block_it(network: Proxy, client: Any, caplog: Any) -> None:
+    response = await sync_to_async(site.stream)(RequestFactory().get("/"), pk=1)
+    held_up = network.hold_request(RELEASE)
+    response.close()
+    assert (lock_names(client), caplog.text) == (["account:1"], "")  # Redis was not waited for
+    held_up.let_go()
+    assert await Lock("account:1").aacquire(blocking_timeout=GENEROUS)
 
 
 @pytest.mark.parametrize("query", ["", "?raise"])
