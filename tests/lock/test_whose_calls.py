@@ -108,6 +108,18 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
     live(factory, task)
 
 
+@pytest.mark.parametrize("around", ["create_task", "gather"])
+def test_a_lock_that_a_task_of_its_own_has_acquired_for_its_caller_is_renewed(around: str) -> None:
+    async def task() -> None:
+        lock = Lock(NAME, ttl=TTL)
+        assert await AROUND[around](lock.aacquire())
+        assert await Kin(tasks=True).renewed(TTL)
+        assert not lock.lost
+        await lock.arelease()
+
+    live("plain", task)
+
+
 @pytest.mark.parametrize(
     "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
 )
