@@ -123,9 +123,6 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
 ) -> None:
     tellers: list[threading.Thread] = []
 
-    def receiver(**facts: object) -> None:
-        tellers.append(threading.current_thread())
-
     async def hold() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -138,7 +135,7 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
                 loop.call_soon(task.cancel)
             await forever()
 
-    with receiving(lock_lost, receiver):
+    with receiving(lock_lost, lambda **facts: tellers.append(threading.current_thread())):
         result = actor().start(hold)
         await asyncio.wait([result], timeout=GENEROUS)
     # without a count, either may have come first

@@ -29,7 +29,7 @@ from django_redislock import (
     locked,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd, Ghost
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, count, queued
 from tests.helpers.ways import stopped
 from tests.inside import limit
@@ -87,19 +87,6 @@ def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     assert not waiting.done()
     holder(held, "release")
     assert waiting.result(GENEROUS) is True
-
-
-def test_dead_waiters_do_not_count(
-    crowd: Crowd, client: redis.Redis, ghost: Callable[..., Ghost], eventually: Eventually
-) -> None:
-    first, last, held = crowd(), crowd(), Lock(NAME)
-    first(held, "acquire")
-    for number in range(3):
-        ghost(alive=False).queue(f"a-dead-one-{number}", name=NAME)
-    waiting = last.start(Lock(NAME, max_waiters=1), "acquire")
-    eventually(lambda: waiting.done() or queued(client) == 1)
-    first(held, "release")
-    assert waiting.result(GENEROUS)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------

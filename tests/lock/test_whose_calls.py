@@ -84,9 +84,11 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
     run = AROUND[around]
 
     async def task() -> None:
-        lock, pool = Lock(NAME, reentrant=True), LockPool("seats")
+        lock, pool = Lock(NAME, ttl=TTL, reentrant=True), LockPool("seats")
         assert await run(lock.aacquire())
         assert lock.token is not None
+        if around in ("create_task", "gather"):
+            assert await Kin(tasks=True).renewed(TTL)
         lock.check()
         async with Lock(NAME, reentrant=True, blocking_timeout=0) as again:
             assert again.fence == lock.fence
@@ -106,18 +108,6 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
         assert not await member.alocked()
 
     live(factory, task)
-
-
-@pytest.mark.parametrize("around", ["create_task", "gather"])
-def test_a_lock_that_a_task_of_its_own_has_acquired_for_its_caller_is_renewed(around: str) -> None:
-    async def task() -> None:
-        lock = Lock(NAME, ttl=TTL)
-        assert await AROUND[around](lock.aacquire())
-        assert await Kin(tasks=True).renewed(TTL)
-        assert not lock.lost
-        await lock.arelease()
-
-    live("plain", task)
 
 
 @pytest.mark.parametrize(
