@@ -25,7 +25,7 @@ import django_redislock
 from django_redislock.testing import OwnLocksMixin
 from tests import inside
 from tests.checks import check
-from tests.helpers.docs import PAGES, README, blocks, page
+from tests.helpers.docs import PAGES, README, ROOT, blocks, page
 
 TEXTS = [README, *PAGES]
 
@@ -159,6 +159,30 @@ def test_readme_is_short_and_leads_to_every_page() -> None:
     assert text.count("\n") <= 200
     names = {path.stem for path in PAGES} - {"index", "api", "changelog"}
     assert names == {*re.findall(r"<docs/([\w-]+)\.rst>", text)}
+
+
+def test_files_that_are_named_exist() -> None:
+    for path in [*TEXTS, *ROOT.glob("*.rst")]:
+        text = path.read_text("utf-8")
+        named = re.findall(r"`((?:docs|tests|testproject|\.ci)/[\w./-]*)`", text)
+        named += re.findall(r"<([\w./-]+\.\w+)>`__", text) if path.parent == ROOT else []
+        assert [name for name in named if not (ROOT / name).exists() and "docs/_build" not in name] == [], path
+
+
+def test_the_map_of_what_to_change_where_has_a_row_for_every_module_in_its_folder() -> None:
+    mapped, folder, heading = set(), "", ""
+    for line in page("where-to-change-what").partition("Around the package")[0].splitlines():
+        if set(line) == {"-"}:  # the line before was a heading
+            folder = heading.partition("``")[2].rstrip("`")
+        elif found := re.match(r"``(\w+)``  ", line):
+            mapped.add(f"{folder}{found[1]}")
+        heading = line
+    source = Path(django_redislock.__file__).parent
+    files = {path.relative_to(source) for path in source.rglob("*") if path.suffix in (".py", ".lua")}
+    files = {path for path in files if path.stem != "__init__" and path.parts[0] not in ("management", "migrations")}
+    pieces = {name for name in mapped if "/pieces/" in name}  # which stand there in groups
+    assert mapped - pieces == {str(path.with_suffix("")) for path in files if path.parent.name != "pieces"}
+    assert all((source / f"{name}.lua").exists() for name in pieces)
 
 
 def test_the_pages_of_public_names_and_errors_have_every_one() -> None:

@@ -36,6 +36,15 @@ def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_s
     assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
 
 
+def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("django_redislock"), "filters", [lambda record: 1 / 0])
+    Lock("a").acquire()
+    assert force_release("a")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_acquisitions_and_releases_are_logged_at_debug_level(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
     me, lock = crowd(), Lock("a b")
     with caplog.at_level(logging.DEBUG, "django_redislock"):

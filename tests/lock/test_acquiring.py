@@ -119,6 +119,15 @@ def test_each_acquisition_has_a_token_and_a_higher_fence_of_its_own(crowd: Crowd
         me.read(lambda: Lock(NAME).fence)
 
 
+def test_a_lock_keeps_the_ttl_that_it_was_acquired_with(settings: Any) -> None:
+    settings.REDISLOCK = {"TTL": 40, "TTLS": {"order:4?": 50, "order:*": 60}}
+    with Lock(NAME) as lock:
+        assert 40 < lock.remaining() <= 50
+        settings.REDISLOCK = {}
+        assert lock.ttl == 50
+    assert lock.ttl == 30
+
+
 def test_a_token_can_be_given_to_the_constructor_or_to_acquire(crowd: Crowd, client: redis.Redis) -> None:
     assert FairLock is Lock
     me = crowd()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
-from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired
+from django_redislock import Lock, LockLost, LockPool, aforce_release, lock_acquired, lock_lost
 from tests.helpers.actors import GENEROUS, Actor
 from tests.helpers.state import NAME
 
@@ -75,6 +76,23 @@ async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raise
     await asyncio.sleep(0)  # nothing follows
 
 
+async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reentrant_lock(
+    using: str, actor: Callable[[], Actor]
+) -> None:
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with cancelling(ttl=3, reentrant=True, using=using) as lock, lock:
+            inside.set()
+            await forever()
+
+    holding = actor().start(hold)
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    await aforce_release(NAME, using=using)
+    with pytest.raises(LockLost):
+        await asyncio.wait_for(holding, GENEROUS)
+
+
 @pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
 async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
     """This happens if a receiver of ``lock_acquired`` is slow, for example."""
@@ -97,6 +115,31 @@ async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, usi
     with receiving(lock_acquired, force_release), pytest.raises(LockLost):
         await enter()
     assert cancellations() == 0
+
+
+@pytest.mark.parametrize("first", ["loss", "cancellation"])
+async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
+    first: str, actor: Callable[[], Actor], eventually: Eventually
+) -> None:
+    tellers: list[threading.Thread] = []
+
+    async def hold() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        async with short():
+            if first == "cancellation":
+                loop.call_soon(task.cancel)
+            eventually(lambda: tellers)  # which blocks the loop until the holder has been told
+            tellers[0].join(GENEROUS)
+            if first == "loss":
+                loop.call_soon(task.cancel)
+            await forever()
+
+    with receiving(lock_lost, lambda **facts: tellers.append(threading.current_thread())):
+        result = actor().start(hold)
+        await asyncio.wait([result], timeout=GENEROUS)
+    # without a count, either may have come first
+    assert result.cancelled() or (not COUNTS and isinstance(result.exception(), LockLost))
 
 
 async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
-from tests.helpers.actors import server_time
+from tests.helpers.actors import GENEROUS, server_time
 from tests.helpers.state import LOCK, NAME, holder
 
 Eventually = Callable[..., Any]
@@ -40,9 +42,27 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
         call(lock)
     assert await lock.aowned()
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # as in a notebook, whose cells run in an event loop
-    lock.release()
-    with lock:
+    threading.Timer(0.2, lambda: force_release(NAME)).start()
+    with Lock(NAME, blocking_timeout=GENEROUS) as second:  # waits
+        assert second.owned()
         assert [info.name for info in list_locks()] == [NAME]
+
+
+@pytest.mark.parametrize("on_lost", [None, "cancel"])
+async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
+    on_lost: Any, client: redis.Redis, aeventually: Callable[..., Any]
+) -> None:
+    held = asyncio.Event()
+
+    async def hold() -> None:
+        async with Lock(NAME, ttl=0.6, on_lost=on_lost):
+            held.set()
+            await asyncio.get_running_loop().create_future()
+
+    asyncio.create_task(hold())  # noqa: RUF006
+    await asyncio.wait_for(held.wait(), GENEROUS)
+    gc.collect()
+    await aeventually(lambda: holder(client) == "")
 
 
 async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:

@@ -21,7 +21,7 @@ from django_redislock import (
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
-from tests.inside import ACQUIRE, hears, limit, own_channel
+from tests.inside import ACQUIRE, RELEASE, hears, limit, own_channel
 
 Eventually = Callable[..., Any]
 
@@ -236,3 +236,42 @@ def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock_whenev
     assert acquiring.result(GENEROUS)
     you(again, "release")
     assert holder(client) == ""
+
+
+def test_a_token_that_is_in_use_in_this_process_adopts_nothing_there(crowd: Crowd, using: str) -> None:
+    """Not even if neither holds the lock yet when the other asks."""
+    losses: list[LockLost] = []
+    locks = [Lock(NAME, token=TOKEN, on_lost=losses.append, using=using) for _ in range(2)]
+    people = [crowd(), crowd()]
+    for _ in range(20):
+        asked = [me.start(lock, "acquire", blocking=False) for me, lock in zip(people, locks, strict=True)]
+        got = [future.result(GENEROUS) for future in asked]
+        assert got.count(True) == 1
+        me, lock = people[got.index(True)], locks[got.index(True)]
+        assert me(lock, "owned")
+        again = Lock(NAME, token=TOKEN, using=using)  # which its holder enters once more
+        assert me(again, "acquire")
+        me(again, "release")
+        me(lock, "release")
+    assert losses == []
+
+
+def test_a_lock_that_is_being_released_is_not_adopted_and_a_release_by_token_finds_it_gone(
+    crowd: Crowd, network: Proxy, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, token=TOKEN, using="far")
+    me(lock, "acquire")
+    held = network.hold_request(RELEASE)
+    releasing = me.start(lock, "release")
+    eventually(held.caught.is_set)
+    assert not you(Lock(NAME, token=TOKEN, using="far"), "acquire", blocking=False)
+    held.let_go()
+    releasing.result(GENEROUS)
+    me(lock, "acquire")
+    held = network.hold_request(RELEASE)
+    releasing = you.start(Lock(NAME, token=TOKEN, using="far"), "release")  # not by the holder
+    eventually(held.caught.is_set)
+    client.delete(LOCK)
+    held.let_go()
+    with pytest.raises(LockNotOwned):
+        releasing.result(GENEROUS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from time import sleep
 from typing import Any
 
 import pytest
@@ -162,3 +163,27 @@ def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
     with hold(lock.name):
         eventually(lambda: noticed(heard))
         assert me.read(lambda: (lock.lost, lock.remaining())) == (True, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["not renewed", "cache.lock", "cache.lock, extended"])
+def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
+    kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
+) -> None:
+    if kind == "not renewed":
+        plain(crowd(), crowd, ttl=3, auto_renew=False)
+    else:
+        lock = cache_lock(NAME, timeout=3)
+        assert lock.acquire()
+        assert not kind.endswith("extended") or lock.extend(FAR)
+    sleep(0.3)  # Redis may be asked once when it has been held for 0.1 s
+    client.flushdb()
+    eventually(lambda: noticed(heard))
+
+
+def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventually: Eventually) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=30)
+    me(lock, "acquire")
+    assert me(lock, "extend", 0.005, replace_ttl=True) is True
+    assert 1 < me.read(lock.remaining) <= 3
+    eventually(lambda: me.read(lock.remaining) > 20)
+    assert me(lock, "owned")

@@ -222,6 +222,27 @@ def test_an_on_lost_that_raises_stops_neither_renewals_nor_reports_of_other_loss
     eventually(lambda: kept.remaining() > 1.2)
 
 
+def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: Crowd, eventually: Eventually) -> None:
+    told, go_on = [], threading.Event()
+
+    def on_lost(error: LockLost) -> None:
+        told.append((lost.lost, threading.current_thread().name))
+        go_on.wait(2 * GENEROUS)
+
+    me, you, lost, held = crowd(), crowd(), Lock("lost", on_lost=on_lost), Lock(NAME)
+    for lock in (lost, held):
+        me(lock, "acquire")
+    waiting = you.start(Lock(NAME), "acquire")
+    force_release("lost")
+    with pytest.raises(LockLost):
+        me(lost, "extend", 1)
+    eventually(lambda: told)
+    me(held, "release")
+    assert waiting.result(GENEROUS)
+    go_on.set()
+    assert told == [(True, "redislock-notifier")]
+
+
 # -- expired ----------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import django_redislock
 from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, holder, queued
 from tests.inside import limit
 
 Eventually = Callable[..., Any]
@@ -89,6 +89,30 @@ def test_a_waiter_survives_a_restart_of_redis_and_gives_up_after_a_long_outage(
     with pytest.raises(LockLost):
         me(lock, "release")
     assert you(second, "owned")
+
+
+@pytest.mark.parametrize("how", ["flushed", "evicted", "cut off"])
+def test_a_waiter_survives_the_loss_of_its_place(
+    how: str, crowd: Crowd, client: redis.Redis, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, look_every=0.2)  # there is no message
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, ttl=300), Lock(NAME)
+    me(lock, "acquire")
+    waiting = you.start(second, "acquire")
+    eventually(lambda: client.zcard(QUEUE))
+    if how == "flushed":
+        client.flushall()
+    elif how == "evicted":
+        client.delete(QUEUE, LOCK)
+    else:
+        for kind in ("pubsub", "normal"):
+            client.client_kill_filter(_type=kind, skipme=True)
+        client.delete(QUEUE)
+        eventually(lambda: client.zcard(QUEUE))  # it queues again
+        assert not waiting.done()
+        me(lock, "release")
+    assert waiting.result(GENEROUS) is True
+    assert how == "cut off" or not client.exists(WAITERS)
 
 
 DIES = """

@@ -84,9 +84,11 @@ def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around:
     run = AROUND[around]
 
     async def task() -> None:
-        lock, pool = Lock(NAME, reentrant=True), LockPool("seats")
+        lock, pool = Lock(NAME, ttl=TTL, reentrant=True), LockPool("seats")
         assert await run(lock.aacquire())
         assert lock.token is not None
+        if around in ("create_task", "gather"):
+            assert await Kin(tasks=True).renewed(TTL)
         lock.check()
         async with Lock(NAME, reentrant=True, blocking_timeout=0) as again:
             assert again.fence == lock.fence

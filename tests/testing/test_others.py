@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import pytest
@@ -66,6 +68,12 @@ def test_what_cannot_be_held_is_an_error() -> None:
         pytest.fail("it is held")
 
 
+async def work() -> None:
+    async with Lock(NAME, on_lost="cancel") as lock:
+        lose(lock)
+        await asyncio.sleep(GENEROUS)
+
+
 async def test_all_of_it_can_be_used_in_a_coroutine() -> None:
     with hold(NAME):
         assert_locked(NAME)
@@ -77,6 +85,8 @@ async def test_all_of_it_can_be_used_in_a_coroutine() -> None:
     assert lock.lost
     with redis_away(), pytest.raises(LockUnavailable):
         await lock.aacquire()
+    with pytest.raises(LockLost):  # and its task is cancelled
+        await work()
 
 
 def test_a_lock_that_is_lost_is_lost_at_once(crowd: Crowd, eventually: Eventually) -> None:
@@ -121,6 +131,16 @@ def test_while_redis_is_away_whoever_asks_or_releases_gets_an_error(crowd: Crowd
     assert_locked("before")
     me(before, "release")
     assert_not_locked("before")
+
+
+def test_whoever_waits_gets_the_lock_though_redis_was_away_meanwhile(crowd: Crowd, eventually: Eventually) -> None:
+    with hold(NAME):
+        waiting = crowd().start(Lock(NAME, blocking_timeout=GENEROUS), "acquire")
+        eventually(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
+        with redis_away():
+            sleep(0.2)
+        assert not waiting.done()
+    assert waiting.result(GENEROUS)
 
 
 def test_a_held_lock_is_not_renewed_and_lost_in_the_end(crowd: Crowd, eventually: Eventually) -> None:

@@ -1,4 +1,4 @@
-"""A small site with tests of its own, run by pytest-django with workers."""
+"""A small site with tests of its own, run by pytest-django and by Django's runner with workers."""
 
 from __future__ import annotations
 
@@ -65,6 +65,16 @@ def test_no_test_meets_what_another_one_has_left(number, client, settings):
     pool.acquire(blocking_timeout=0)
     Lock("never released").acquire(blocking_timeout=0)
 """,
+    "test_by_django.py": """
+from django.test import TestCase
+from django_redislock.testing import OwnLocksMixin
+
+class Tests(OwnLocksMixin, TestCase):
+    def test_forgotten(self):
+        self.assertEqual(self.client.get("/forget/").content, b"True")
+
+class Others(Tests): ...
+""",
 }
 
 
@@ -76,9 +86,10 @@ def test_tests_and_workers_of_a_site_do_not_meet(tmp_path: Path, client: redis.R
     # the rest is set by the test run that this test is part of
     known = {name: known for name, known in environment(tmp_path).items() if not name.startswith(("PYTEST_", "COV"))}
     known["DJANGO_SETTINGS_MODULE"] = "site_settings"
-    words = [sys.executable, "-m", "pytest"]
-    done = subprocess.run(words, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
+    for words, said in ((["pytest"], "6 passed"), (["django", "test", "--parallel", "2"], "Ran 2 tests")):
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=4 * GENEROUS)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
     # nothing is left but what ends by itself
     assert [key for key in client.scan_iter() if b"redislock" in key and client.ttl(key) == -1] == []

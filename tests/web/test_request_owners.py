@@ -13,6 +13,7 @@ from django.utils.asyncio import async_unsafe
 from django.utils.functional import SimpleLazyObject
 
 from django_redislock import list_locks, locked_view
+from redisserver import RedisServer
 from tests.helpers.actors import Crowd
 from tests.helpers.state import value
 from tests.helpers.twins import Pages
@@ -79,6 +80,18 @@ def test_the_setting_decides_what_is_shown_in_async_views_too(
     found = crowd()(pages, "get", "/order/", **{"user-agent": "curl/7"}).content.decode()
     assert found.endswith(shown)
     assert "order" not in found
+
+
+def test_without_one_the_log_shows_no_path_either(
+    crowd: Crowd, pages: Pages, own: RedisServer, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.REDISLOCK = {"VIEW_OWNER": None, "VIEW_UNAVAILABLE_STATUS": 503, "RETRY_FOR": 0.1}
+    pages.add("secret/", "who", lambda request: own.stop())
+    statuses = [crowd()(pages, "get", "/secret/").status_code for _ in range(2)]
+    assert statuses == [200, 503]
+    ours = [record.getMessage() for record in caplog.records if record.name == "django_redislock"]
+    assert {"event=not-released", "event=unavailable"} <= {message.split()[0] for message in ours}
+    assert "secret" not in "".join(ours)
 
 
 def test_a_result_that_is_no_text_is_an_error_that_names_the_function(client: redis.Redis, settings: Any) -> None:
