@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockPool
+from django_redislock import Lock, LockPool, get_lock
 from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
@@ -82,19 +82,22 @@ def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: C
 
 
 def test_a_grant_that_seems_to_come_from_the_future_is_asked_about(
-    clock: Clock, crowd: Crowd, eventually: Eventually
+    clock: Clock, crowd: Crowd, start: Callable[..., Worker], eventually: Eventually
 ) -> None:
     """The waiter has looked while the clock was behind, and it was put right since."""
-    me, you = crowd(), crowd()
-    first, second = Lock(NAME, ttl=600), Lock(NAME, ttl=TTL)
-    you(first, "acquire")
+    worker = start(f"with Lock({NAME!r}, ttl=600):\n    say('held')\n    hear()")
+    worker.expect("held")
     clock.set(-30)  # not so much that Redis forgets who waits
-    waiting = me.start(second, "acquire")
-    eventually(lambda: you(first, "info").waiters)
+    me, lock = crowd(), Lock(NAME, ttl=TTL)
+    waiting = me.start(lock, "acquire")
+    eventually(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
     clock.set(0)
-    you(first, "release")
-    assert waiting.result(GENEROUS)
-    assert 0 < me.read(second.remaining) <= TTL
+    with clock.client() as client:
+        before = count(client, "evalsha")
+        worker.tell()
+        assert waiting.result(GENEROUS)
+        assert count(client, "evalsha") >= before + 2  # the release, and the question
+    assert 0 < me.read(lock.remaining) <= TTL
 
 
 def test_after_a_jump_back_the_members_of_a_pool_take_turns(clock: Clock, crowd: Crowd) -> None:
