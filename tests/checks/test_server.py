@@ -33,16 +33,11 @@ def own(settings: Any) -> Iterator[RedisServer]:
         yield running
 
 
-@pytest.fixture
-def acl(own: RedisServer, settings: Any) -> Callable[..., None]:
+def become(own: RedisServer, settings: Any, *rights: str) -> None:
     """Use that server as a user with these rights."""
-
-    def acl(*rights: str) -> None:
-        with own.client() as client:
-            client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *rights)
-        use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/5")
-
-    return acl
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *rights)
+    use(settings, f"redis://narrow:secret@127.0.0.1:{own.port}/5")
 
 
 class Pretender(StreamRequestHandler):
@@ -117,20 +112,18 @@ def test_a_server_that_is_too_old_or_does_not_answer_is_found(
         (["&*", "-publish"], ["W006"]),
     ],
 )
-def test_missing_rights_are_found(
-    rights: list[str], expected: list[str], acl: Callable[..., None], settings: Any
-) -> None:
-    acl("+@all", *rights)
+def test_missing_rights_are_found(rights: list[str], expected: list[str], own: RedisServer, settings: Any) -> None:
+    become(own, settings, "+@all", *rights)
     assert ids(deploy=True) == expected
     settings.REDISLOCK = {**settings.REDISLOCK, "POLL": True}  # then nobody needs rights to channels
     assert ids(deploy=True) == [id for id in expected if id != "W006"]
 
 
-def test_the_hint_to_missing_rights_helps(acl: Callable[..., None]) -> None:
+def test_the_hint_to_missing_rights_helps(own: RedisServer, settings: Any) -> None:
     rights = ["+info", *(rule for rule in redis_user()[0] if rule[0] == "+" and "sub" not in rule), "-publish"]
-    acl(*rights, "resetchannels")
+    become(own, settings, *rights, "resetchannels")
     hint = only("W006", deploy=True).hint or ""
-    acl(*rights, "resetchannels", *hint.rpartition("... ")[2].split())
+    become(own, settings, *rights, "resetchannels", *hint.rpartition("... ")[2].split())
     assert ids(deploy=True) == []
 
 
