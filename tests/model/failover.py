@@ -29,8 +29,8 @@ With acknowledging replicas, that must not happen. What can be left out:
 
 from __future__ import annotations
 
-from .scripts import grant_unawares, hand_over_unawares, written
-from .world import Answer, Attempt, Grant, Lock, State, Stored, Violation, World
+from .scripts import grant_unawares, publish, written
+from .world import Answer, Attempt, Grant, Lock, Message, State, Stored, Violation, World
 
 
 def learn(world: World, home: int, answer: Answer, *, late: bool = False) -> None:
@@ -118,12 +118,12 @@ def fail_over(world: World, _: int) -> bool:
 
 def wake_up(world: World, _: int) -> bool:
     """the old master wakes up, finds at its end a lease that was renewed at the new one, and hands the lock over"""
-    id, *_others = world.nodes.asleep or (None,)
-    # processes that are subscribed there believe it: see docs/cluster.rst
-    if id is None or not world.lock or world.lock.node == 0 or world.processes[world.scene.homes[id]].node == 0:
-        return False
-    hand_over_unawares(world, id)
-    return world.node(asleep=())
+    for id in world.nodes.asleep[:1]:
+        # processes that are subscribed there believe it: see docs/cluster.rst
+        if world.lock and world.lock.node == 1 and world.home(id).node == 1:
+            publish(world, world.scene.homes[id], Message(id, grant_unawares(world, id)))
+            return world.node(asleep=())
+    return False
 
 
 def answer_late(world: World, attempt: Attempt) -> bool:
@@ -141,11 +141,6 @@ def answer_late(world: World, attempt: Attempt) -> bool:
 def read_by_another(world: World, attempt: Attempt) -> None:
     """The new master has the request, so the old one will not read it."""
     world.node(unread=tuple(other for other in world.nodes.unread if other != attempt))
-
-
-def is_signed_by_another(world: World, home: int, grant: Grant) -> bool:
-    """Whether a handoff was made by another node than the one that the process is subscribed at."""
-    return world.scene.wakes and grant.node != world.processes[home].node and not world.without("C3-signed")
 
 
 def count_lost(world: World, before: State) -> bool:

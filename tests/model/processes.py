@@ -168,10 +168,10 @@ def hear(world: World, home: int) -> bool:
     mine = [attempt for attempt in world.attempts(id) if world.scene.homes[attempt] == home]
     for attempt in mine:
         if attempt in process.waiters:
-            if failover.is_signed_by_another(world, home, grant):
-                _tell(world, (attempt,))
-                return True
-            return world.client(attempt, grant=grant)
+            if not world.scene.wakes or grant.node == process.node or world.without("C3-signed"):
+                return world.client(attempt, grant=grant)
+            _tell(world, (attempt,))
+            return True
     return any(world.clients[attempt].at in ("holds", "lost") for attempt in mine) or _release_later(world, home, id)
 
 

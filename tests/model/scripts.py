@@ -101,13 +101,14 @@ def pass_on(world: World, asker: int, me: Id | None = None, *, given_back: bool 
         channel = world.scene.homes[attempt]
         if counts(world, channel) and (channel == asker or channel not in world.suspects):
             world.mark = channel
-            _publish(world, channel, Message(id, _grant(world, asker, attempt, "h")))
+            publish(world, channel, Message(id, _grant(world, asker, attempt, "h")))
             return False
     world.suspects = ()
     return True
 
 
-def _publish(world: World, channel: int, message: Message) -> None:
+def publish(world: World, channel: int, message: Message) -> None:
+    """PUBLISH, or SPUBLISH"""
     process = world.processes[channel]
     if process.subscribed == "on" and message not in process.inbox:  # two wakes are like one
         copies = (message, message._replace(old=True)) if process.old else (message,)
@@ -117,12 +118,6 @@ def _publish(world: World, channel: int, message: Message) -> None:
 def grant_unawares(world: World, attempt: Attempt) -> Grant:
     """The old master grants a lock that it no longer decides on."""
     return Grant(_next_fence(world, world.scene.homes[attempt]), node=0)
-
-
-def hand_over_unawares(world: World, id: Id) -> None:
-    """It hands the lock over."""
-    waiter = _waiter(world, id)
-    _publish(world, world.scene.homes[waiter], Message(id, grant_unawares(world, waiter)))
 
 
 def _waiter(world: World, id: Id) -> Attempt:

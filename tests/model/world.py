@@ -201,7 +201,9 @@ class World:
         self.change_locks(lambda lock: lock._replace(fresh=lock.fresh and self.knows(lock.fence)))
         self.node(robbed=tuple(filter(self.knows, self.nodes.robbed)))
         tickets = sorted({client.ticket for client in self.clients} | {0})
-        fences = sorted({0, self.entered, *self.nodes.robbed, *self.fences(), *self.known_fences()})
+        known = [self.last, *(process.known for process in self.processes)]
+        known += [self.nodes.replica.last] if self.nodes.replica else []
+        fences = sorted({0, self.entered, *self.nodes.robbed, *self.fences(), *known})
         if tickets[-1] >= len(tickets) or fences[-1] >= len(fences):
             self.entered, self.last = fences.index(self.entered), fences.index(self.last)
             self.node(robbed=tuple(map(fences.index, self.nodes.robbed)))
@@ -226,11 +228,6 @@ class World:
         """Those of all locks, holders and grants."""
         locks = [self.lock, self.nodes.replica and self.nodes.replica.lock]
         return [one.fence for one in (*self.grants(), *locks) if one] + [client.fence for client in self.clients]
-
-    def known_fences(self) -> list[Number]:
-        """The last ones that nodes and processes know of."""
-        replica = self.nodes.replica
-        return [self.last, replica.last if replica else 0, *(process.known for process in self.processes)]
 
     def change_locks(self, change: Callable[[Lock], Lock]) -> None:
         """Change the lock at the master and at a replica that lags."""
