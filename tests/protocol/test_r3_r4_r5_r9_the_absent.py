@@ -57,21 +57,6 @@ def test_waiters_that_get_no_messages_poll_and_keep_their_places(
         one.release()
 
 
-@pytest.mark.usefixtures("fresh")
-def test_somebody_who_watches_all_channels_does_not_make_a_process_poll(join: Join, client: redis.Redis) -> None:
-    """PUBLISH counts them too, such as a PSUBSCRIBE on somebody's console."""
-    with client.pubsub() as console:
-        console.psubscribe("*")
-        assert console.get_message(timeout=GENEROUS)
-        lock = Lock(NAME, ttl=LONG)
-        lock.acquire()
-        waiting = join(Lock(NAME))
-        (entry,) = client.hvals(WAITERS)
-        assert not str(entry).startswith("b'- ")
-        lock.release()
-        assert waiting.result()
-
-
 # -- R4 ---------------------------------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,14 @@ def test_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
     assert holder(client) == ""
 
 
-RETRIES = {"retry": Retry(NoBackoff(), 10), "retry_on_error": [redis.ConnectionError], "retry_on_timeout": True}
+class Unwanted(Retry):
+    """The retries of an alias."""
+
+    def call_with_retry(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+
+RETRIES = {"retry": Unwanted(NoBackoff(), 10), "retry_on_error": [redis.ConnectionError], "retry_on_timeout": True}
 
 
 @pytest.mark.parametrize("options", [{}, {"CONNECTION_POOL_KWARGS": RETRIES}], ids=["", "retries of the alias"])
