@@ -41,6 +41,7 @@ def test_a_dead_master_costs_the_failover_and_no_lock(own_cluster: Cluster, queu
 
 
 def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, eventually: Eventually) -> None:
+    """C5: each is renewed for itself."""
     hangs, lives = own_cluster.masters()[:2]
     (one,), (two,) = names_on(own_cluster, hangs), names_on(own_cluster, lives)
     there, here = Lock(one, ttl=60), Lock(two, ttl=3)
@@ -67,6 +68,29 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         eventually(lambda: lock.lost or int(new.pttl(key_of(name))) > left)
         assert not lock.lost
         lock.release()
+
+
+def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
+    own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
+) -> None:
+    """C3: it works off a renewal of before, finds the lease at its end, and is heard through the new master."""
+    first, me = own_cluster.masters()[0], crowd()
+    held = [Lock(name, ttl=9) for name in names_on(own_cluster, first, 4)]
+    for lock in held:
+        me(lock, "acquire")
+    waiting = [queue(Lock(lock.name, ttl=9), crowd()) for lock in held]
+    over = time.monotonic() + first.client().pttl(key_of(held[0].name)) / 1000 + 3
+    own_cluster.pause(first)
+    own_cluster.wait_for_failover(first)
+    eventually(lambda: all(Subscription(lock.name).used_for_handovers for lock in held))
+    eventually(lambda: time.monotonic() > over and me.read(lambda: all(lock.remaining() > 5 for lock in held)))
+    own_cluster.resume(first)
+    eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
+    assert not any(future.done() for future in waiting)
+    assert not any(lock.lost for lock in held)
+    for lock in held:
+        me(lock, "release")
+    assert all(future.result(30) for future in waiting)
 
 
 def test_replicas_acknowledge_grants_and_handoffs(

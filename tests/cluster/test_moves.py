@@ -11,7 +11,7 @@ import pytest
 from django_redislock import Lock, LockUnavailable, get_lock, list_locks
 from rediscluster import HOST
 from tests.helpers.cluster import Cluster
-from tests.inside import Subscription, limit, nodes_known
+from tests.inside import Subscription, limit, nodes_known, thread_reads
 
 from .conftest import Eventually, Queue, names_on, slot_of, waiters
 
@@ -57,10 +57,31 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     assert not any(lock.lost for lock in others)
 
 
+def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
+    own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
+    limit(monkeypatch, look_every=600)
+    settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
+    first, target = own_cluster.masters()[:2]
+    (name,) = names_on(own_cluster, first)
+    ears, held, thread = Subscription(name), Lock(name, ttl=600), other()
+    ears.start()
+    eventually(lambda: ears.hears)  # who waits before cannot read
+    held.acquire()
+    waiting = thread.start(Lock(name).acquire)
+    eventually(lambda: thread_reads(thread._thread, name))
+    own_cluster.move(slot_of(name), to=target)
+    eventually(lambda: ears.node == target.port)
+    held.release()
+    assert waiting.result(60)
+
+
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
 def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
     half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually, settings: Any
 ) -> None:
+    """C4: it is tried again, within RETRY_FOR."""
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
     neighbour = next(f"n:{i}" for i in count() if slot_of(f"n:{i}") == slot_of(name))

@@ -13,7 +13,7 @@ from tests.helpers.cluster import Cluster, redis_cluster
 from tests.helpers.cluster_node import find_cluster_server
 from tests.helpers.requirements import require
 from tests.helpers.state import count
-from tests.helpers.ways import DJANGO_REDIS, alias
+from tests.helpers.ways import DJANGO_REDIS, alias, kill
 from tests.inside import ask_cluster, limit, suspect
 
 from .conftest import key_of, names_on, slot_of
@@ -21,7 +21,7 @@ from .conftest import key_of, names_on, slot_of
 pytestmark = pytest.mark.complete
 
 
-@pytest.mark.parametrize("how", ["answers late", "has not answered before"])
+@pytest.mark.parametrize("how", ["answers late", "has not answered before", "is connected to late"])
 def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     how: str, own_pools: None, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -29,12 +29,14 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     with redis_cluster(partitionable=True, executable=require(find_cluster_server)) as cluster:
         locks = alias(DJANGO_REDIS, [node.url for node in cluster.masters()[:2]], socket_timeout=GENEROUS)
         settings.CACHES = {**settings.CACHES, "locks": locks}
-        settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60}
+        settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60, "RETRY_FOR": GENEROUS}
         master, me = cluster.masters()[0], crowd()
         (name,) = names_on(cluster, master)
         lock = Lock(name)
         me(lock, "acquire")
         me(lock, "release")
+        if how == "is connected to late":
+            kill(master.client())
         if how == "has not answered before":
             limit(monkeypatch, no_failover_within=math.inf)
             suspect(name)
