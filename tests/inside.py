@@ -600,7 +600,8 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
 
 def wait_for_connections() -> int:
     """How many coroutines of the running event loop wait for a connection."""
-    return sum(map(len, _connections()._queues))
+    connections = get_partition().store._loops.get(asyncio.get_running_loop())
+    return 0 if connections is None else sum(map(len, connections._queues))
 
 
 def drop_idle_here() -> None:
