@@ -111,6 +111,7 @@ _LIMITS = {
     "look_every": "engine.messages.listener.LOOK_EVERY",  # seconds between the looks of those who wait for a name
     "reading_again_within": "engine.messages.reader.HOT_FOR",  # seconds after which no thread is expected to wait again
     "listening_within": "engine.acquiring.attempt.LISTENING_WITHIN",
+    "confirm_after": "engine.renewal.schedule.CONFIRM_AFTER",
     "idle_look": "engine.renewal.watchdog.IDLE_LOOK",
     "look_around": "engine.renewal.watchdog.LOOK_AROUND",  # seconds between looks for what was interrupted
     "idle_for_threads": "store.thread_connections.IDLE_FOR",
