@@ -104,9 +104,6 @@ def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost(
     assert (found.state, found.member) == (ALREADY, "alice")
 
 
-# -- who leaves ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [{"blocking_timeout": 0}, {"blocking_timeout": 0.1}, {"blocking_timeout": 0.1, "poll": True}],
@@ -153,9 +150,6 @@ def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_e
     leave(there, FIRST)
     assert audit(client).lost == set()
     assert accounts.acquire(blocking_timeout=0).key == "alice"
-
-
-# -- behind those who poll, are dead or stopped ----------------------------------------------------------------------
 
 
 def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
@@ -223,9 +217,6 @@ def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_wait
         force_release(name)
     for _ in range(10):
         stuck.expect("gave")
-
-
-# -- locks on a particular member -----------------------------------------------------------------------------------
 
 
 def test_a_lock_on_a_member_and_a_checkout_of_it_exclude_each_other(me: Any, crowd: Crowd, pool: LockPool) -> None:
