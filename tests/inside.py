@@ -11,6 +11,7 @@ import asyncio
 import errno
 import math
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from importlib import import_module
+from linecache import getline
 from operator import attrgetter
 from time import monotonic
 from types import SimpleNamespace
@@ -42,6 +44,7 @@ from django_redislock.engine import Frame, Lease, Section, current_owner, draw_n
 from django_redislock.engine import runtime as runtime_module
 from django_redislock.engine.acquiring import acquisition, effective_options
 from django_redislock.engine.acquiring.attempt import Attempt
+from django_redislock.engine.background import outage
 from django_redislock.engine.leases import lease as _reasons
 from django_redislock.engine.leases.lease import VANISHED
 from django_redislock.engine.messages.reader import Reader
@@ -360,6 +363,12 @@ class Ears:
         """The port of the node at which it is subscribed; 0: at none."""
         return _port_of(self._receiver.node) if self._receiver else 0
 
+    @property
+    def used_for_handovers(self) -> bool:
+        """Subscribed at the node of the lock, as far as the process knows, and by what it believes itself."""
+        partition = self._listener.partition
+        return self.hears and partition.subscribed_at is partition.node
+
 
 class Subscription(Ears):
     def __init__(self, name: str) -> None:
@@ -390,6 +399,16 @@ def reads(using: str | None = None) -> bool:
 def before_it_subscribes(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Before this process's next subscription is sent, ``act``, which may raise."""
     _around(patch, Receiver, "subscribe", lambda *_: act())
+
+
+def thread_reads(thread: threading.Thread, name: str) -> bool:
+    """Whether this thread waits for a message at the connection of the lock ``name``."""
+    partition = get_partition(None, name)
+    partition.execute(probe.probe_command(partition))  # whoever reads now makes room for one who waits
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code.co_name != "lead":
+        frame = frame.f_back
+    return frame is not None and "can_read" in getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def before_it_reads(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -577,6 +596,11 @@ def hang_up_idle(loop: asyncio.AbstractEventLoop) -> None:
     """Close idle connections of an event loop that is not running; the package does not learn of it."""
     for connection in idle(_connections(loop)):
         loop.run_until_complete(connection.disconnect())
+
+
+def wait_for_connections() -> int:
+    """How many coroutines of the running event loop wait for a connection."""
+    return sum(map(len, _connections()._queues))
 
 
 def drop_idle_here() -> None:
@@ -950,3 +974,14 @@ def guard_programs_by(shell: str, patch: pytest.MonkeyPatch) -> None:
 def inherit(lock: Lock) -> None:
     """This lock is now one that the parent of a forked child holds."""
     lease_of(lock).pid -= 1
+
+
+def logs_of_outage(patch: pytest.MonkeyPatch, seconds: int) -> list[int]:
+    """When an outage of so many seconds is logged that is met each second."""
+    patch.setattr(outage, "monotonic", lambda: 0.0)
+    one, logged = outage.Outage(), []
+    for second in range(seconds):
+        patch.setattr(outage, "monotonic", lambda second=second: float(second))
+        if one.log_is_due():
+            logged.append(second)
+    return logged

@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
+from rest_framework.views import APIView
 
 from django_redislock import locked, locked_atomic, locked_view
 from tests.checks import ids, only
@@ -30,6 +31,10 @@ class Locked(Page):
 
 
 class LockedGet(Page):
+    get = method_decorator(lock)(Page.get)
+
+
+class Api(APIView):
     get = method_decorator(lock)(Page.get)
 
 
@@ -56,6 +61,7 @@ WITHOUT_LIMIT = {
     "a class": lock(Page.as_view()),
     "dispatch": Locked.as_view(),
     "a method": LockedGet.as_view(),
+    "of REST framework": Api.as_view(),
 }
 OTHERS = {
     "no lock": respond,
@@ -91,6 +97,12 @@ def test_a_view_that_locks_for_as_long_as_its_client_likes_is_found(
 def test_they_are_named_once(site: Callable[..., None]) -> None:
     site(lock(respond), Locked.as_view(), Locked.as_view(), respond)
     assert "tests.checks.test_views.Locked, tests.helpers.pages.respond." in only("W008", deploy=True).msg
+
+
+def test_where_the_settings_say_that_locks_are_not_renewed_none_is(site: Callable[..., None], settings: Any) -> None:
+    site(lock(respond), locked_view("order", auto_renew=True)(arespond))
+    settings.REDISLOCK = {"CACHE": "locks", "AUTO_RENEW": False}
+    assert "tests.helpers.pages.arespond." in only("W008", deploy=True).msg
 
 
 @pytest.mark.parametrize("urls", ["no.such.module", "broken_urls", None])

@@ -14,15 +14,15 @@ from django.test import RequestFactory
 from redis.cluster import RedisCluster
 from redis.exceptions import ResponseError
 
-from django_redislock import Lock, LockError, LockUnavailable, list_locks, locked_view
-from tests.admin.pages import login
+from django_redislock import Lock, LockError, LockUnavailable, force_release, list_locks, locked_view
+from tests.admin.pages import login, select, told
 from tests.helpers.browser import LIST
 from tests.helpers.cluster import Cluster
 from tests.helpers.docs import redis_user
 from tests.helpers.ways import BOTH, DJANGO_REDIS, alias
 from tests.inside import Subscription
 
-from .conftest import Eventually, Queue, names_on
+from .conftest import Eventually, Queue, key_of, names_on
 
 CLUSTER = {"CACHE": "locks", "CLUSTER": True}
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -175,3 +175,20 @@ def test_a_user_with_the_documented_rights_can_use_a_cluster(
     assert len(list_locks()) == 3
     for node in cluster.nodes:
         node.ask("ACL", "DELUSER", "locks")
+
+
+@pytest.mark.django_db
+def test_who_acquired_after_the_confirmation_is_spared_however_high_the_fences_of_other_nodes_are(
+    cluster: Cluster,
+) -> None:
+    admin, node, other = login(User.objects.create_superuser("jo")), *cluster.masters()[:2]
+    (first,), (second,) = names_on(cluster, node), names_on(cluster, other)
+    ahead = (int(node.client().time()[0]) + 600) * 10**6  # as if its clock were
+    node.client().set(key_of(first).replace(f"lock:{first}", "fence"), ahead)
+    for name in (first, second):
+        Lock(name, ttl=600).acquire()
+    asked = select(admin, first, second).context
+    force_release(second)
+    assert Lock(second, ttl=600, token="t" * 22).acquire()
+    assert told(select(admin, first, second, post="yes", **asked["fences"]))[0] == "1 lock was force-released."
+    assert (Lock(first).locked(), Lock(second).locked()) == (False, True)

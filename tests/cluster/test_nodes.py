@@ -13,8 +13,8 @@ from rediscluster import HOST
 from tests.helpers.actors import GENEROUS
 from tests.helpers.cluster import Cluster
 from tests.helpers.state import count
-from tests.helpers.ways import DJANGO_REDIS, alias
-from tests.inside import Subscription, ask_cluster, limit, nodes_known, suspect
+from tests.helpers.ways import DJANGO_REDIS, alias, kill
+from tests.inside import Subscription, ask_cluster, limit, nodes_known, suspect, thread_reads
 
 from .conftest import Eventually, Queue, key_of, names_on, new_cluster, slot_of, use, waiters
 
@@ -44,6 +44,7 @@ def test_a_dead_master_costs_the_failover_and_no_lock(own_cluster: Cluster, queu
 
 
 def test_a_node_that_hangs_delays_no_lease_on_another(own_cluster: Cluster, eventually: Eventually) -> None:
+    """C5: each is renewed for itself."""
     hangs, lives = own_cluster.masters()[:2]
     (one,), (two,) = names_on(own_cluster, hangs), names_on(own_cluster, lives)
     there, here = Lock(one, ttl=60), Lock(two, ttl=3)
@@ -70,6 +71,29 @@ def test_a_lease_goes_on_at_the_new_master_when_the_old_one_is_cut_off(own_pools
         eventually(lambda: lock.lost or int(new.pttl(key_of(name))) > left)
         assert not lock.lost
         lock.release()
+
+
+def test_a_handoff_by_a_replaced_master_that_wakes_up_is_ignored(
+    own_cluster: Cluster, crowd: Any, queue: Queue, eventually: Eventually
+) -> None:
+    """C3: it works off a renewal of before, finds the lease at its end, and is heard through the new master."""
+    first, me = own_cluster.masters()[0], crowd()
+    held = [Lock(name, ttl=9) for name in names_on(own_cluster, first, 4)]
+    for lock in held:
+        me(lock, "acquire")
+    waiting = [queue(Lock(lock.name, ttl=9), crowd()) for lock in held]
+    over = monotonic() + first.client().pttl(key_of(held[0].name)) / 1000 + 3
+    own_cluster.pause(first)
+    own_cluster.wait_for_failover(first)
+    eventually(lambda: all(Subscription(lock.name).used_for_handovers for lock in held))
+    eventually(lambda: monotonic() > over and me.read(lambda: all(lock.remaining() > 5 for lock in held)))
+    own_cluster.resume(first)
+    eventually(lambda: first.replication()["role"] == "slave" and first.replication()["master_link_status"] == "up")
+    assert not any(future.done() for future in waiting)
+    assert not any(lock.lost for lock in held)
+    for lock in held:
+        me(lock, "release")
+    assert all(future.result(30) for future in waiting)
 
 
 def test_replicas_acknowledge_grants_and_handoffs(
@@ -142,7 +166,7 @@ def test_a_slot_that_nobody_serves_fails_its_own_locks_alone(
             Lock(name).acquire()
 
 
-@pytest.mark.parametrize("how", ["answers late", "has not answered before"])
+@pytest.mark.parametrize("how", ["answers late", "has not answered before", "is connected to late"])
 def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     how: str, own_pools: None, settings: Any, crowd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,12 +174,14 @@ def test_requests_that_a_replaced_master_had_not_read_are_sent_to_the_new_one(
     with new_cluster(partitionable=True) as cluster:
         locks = alias(DJANGO_REDIS, [node.url for node in cluster.masters()[:2]], socket_timeout=GENEROUS)
         settings.CACHES = {**settings.CACHES, "locks": locks}
-        settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60}
+        settings.REDISLOCK = {"CACHE": "locks", "CLUSTER": True, "TTL": 60, "RETRY_FOR": GENEROUS}
         master, me = cluster.masters()[0], crowd()
         (name,) = names_on(cluster, master)
         lock = Lock(name)
         me(lock, "acquire")
         me(lock, "release")
+        if how == "is connected to late":
+            kill(master.client())
         if how == "has not answered before":
             limit(monkeypatch, no_failover_within=math.inf)
             suspect(name)
@@ -237,10 +263,31 @@ def test_a_lock_and_its_waiter_move_with_their_slot(
     assert not any(lock.lost for lock in others)
 
 
+def test_a_thread_that_reads_where_its_lock_was_is_woken_where_it_is(
+    own_cluster: Cluster, other: Any, eventually: Eventually, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C3: the other tags of its node stay, and their messages go on arriving on the old connection."""
+    limit(monkeypatch, look_every=600)
+    settings.REDISLOCK = {**settings.REDISLOCK, "SLOW_WAIT": 600}
+    first, target = own_cluster.masters()[:2]
+    (name,) = names_on(own_cluster, first)
+    ears, held, thread = Subscription(name), Lock(name, ttl=600), other()
+    ears.start()
+    eventually(lambda: ears.hears)  # who waits before cannot read
+    held.acquire()
+    waiting = thread.start(Lock(name).acquire)
+    eventually(lambda: thread_reads(thread._thread, name))
+    own_cluster.move(slot_of(name), to=target)
+    eventually(lambda: ears.node == target.port)
+    held.release()
+    assert waiting.result(60)
+
+
 @pytest.mark.parametrize("half", [True, False], ids=["TRYAGAIN", "ASK"])
 def test_a_single_try_is_not_refused_while_a_slot_is_being_moved(
     half: bool, own_cluster: Cluster, crowd: Any, eventually: Eventually, settings: Any
 ) -> None:
+    """C4: it is tried again, within RETRY_FOR."""
     first, target = own_cluster.masters()[:2]
     (name,) = names_on(own_cluster, first)
     neighbour = next(f"n:{i}" for i in range(100_000) if slot_of(f"n:{i}") == slot_of(name))

@@ -119,6 +119,32 @@ async def test_an_uncontended_call_interrupted_at_any_await_leaves_nothing_behin
     assert at > 2
 
 
+@moments
+@pytest.mark.usefixtures("gates")
+@pytest.mark.parametrize("what", ["acquire", "release"])
+async def test_a_coroutine_interrupted_while_it_waits_for_a_connection_takes_none(
+    what: str, moment: str, network: Proxy, client: redis.Redis, settings: Any
+) -> None:
+    async def occupy() -> None:
+        occupied.append(asyncio.create_task(Lock("occupied").alocked()))
+        await auntil(late.caught.is_set)
+
+    one = {"OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}}}
+    settings.CACHES = {**settings.CACHES, "default": settings.CACHES["default"] | one}
+    before, operation, keeps = ALONE[what]
+    at, over, occupied = 0, False, list[Any]()
+    while not over:
+        at += 1
+        lock, late = Lock(NAME, ttl=TTL), network.hold_answer("occupied")
+        waiting = asyncio.create_task(lives_on(lock, before, occupy, interrupted(operation, lock, at, moment), keeps))
+        await auntil_done_or(waiting, inside.wait_for_connections)
+        late.let_go()
+        over = await waiting
+        await occupied.pop()
+        await nothing_left(client)
+    assert at > 2
+
+
 async def poll(lock: Lock) -> None:
     async with Lock(lock.name, ttl=TTL, poll=True, backoff=ConstantBackoff(0.005)):
         await asyncio.sleep(0)

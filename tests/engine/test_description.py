@@ -99,6 +99,16 @@ with start_worker(app, perform_ping_check=False, pool="solo", loglevel="ERROR"):
         say("inside", found, result.id)
 """
 
+RQ = """
+import redis
+from rq import Queue, SimpleWorker
+
+connection = redis.Redis.from_url(os.environ["REDISLOCK_TEST_URL"])
+job = Queue(connection=connection).enqueue(owner, job_id="export-7")
+SimpleWorker([job.origin], connection=connection).work(burst=True, logging_level="ERROR")
+say("inside", job.return_value(), job.id)
+"""
+
 DJANGO = """
 from django_tasks import task
 
@@ -119,11 +129,15 @@ say("inside", ran.return_value, ran.id)
 
 @pytest.mark.complete
 @pytest.mark.parametrize(
-    ("package", "code", "name"),
-    [("celery", CELERY, "shop.export"), ("django_tasks", DJANGO, "__main__.export")],
+    ("package", "code", "name", "times"),
+    [
+        ("celery", CELERY, "shop.export", 2),
+        ("rq", RQ, f"{__name__}.owner", 1),
+        ("django_tasks", DJANGO, "__main__.export", 2),
+    ],
 )
 def test_a_job_stands_in_the_place_of_its_thread(
-    package: str, code: str, name: str, start: Callable[..., Worker]
+    package: str, code: str, name: str, times: int, start: Callable[..., Worker]
 ) -> None:
     def find() -> object:
         if (folder := wheel_folder(package)) is None:
@@ -133,7 +147,7 @@ def test_a_job_stands_in_the_place_of_its_thread(
     require(find)
     first = "import tests.settings as s; s.INSTALLED_APPS.append('django_tasks')\n" if package == "django_tasks" else ""
     worker = start(f"from {__name__} import aowner, owner\n{code}\nsay('outside', owner())", first=first)
-    for _ in range(2):
+    for _ in range(times):
         found, id = worker.expect("inside")
         assert found.split(":", 2)[2] == f"{name}[{id}]"
     assert worker.expect("outside")[0].endswith(":MainThread")

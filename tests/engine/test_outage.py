@@ -105,3 +105,18 @@ def test_the_log_tells_how_long_redis_has_been_away_and_when_it_is_back(
     eventually(lambda: outages(recovered))
     assert outages(recovered)[0] > third
     eventually(lambda: lock.lost)
+
+
+def test_an_outage_is_logged_when_it_has_doubled_and_at_least_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inside.logs_of_outage(monkeypatch, 200) == [0, 1, 2, 4, 8, 16, 32, 64, 124, 184]
+
+
+@pytest.mark.complete
+def test_a_refused_subscription_is_logged_once(
+    own: RedisServer, eventually: Eventually, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own.client() as client:
+        client.acl_setuser("default", enabled=True, nopass=True, reset_channels=True)
+        inside.listen()
+        eventually(lambda: inside.subscriptions() > 2)
+    assert caplog.text.count("event=not-subscribed") == 1

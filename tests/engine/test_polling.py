@@ -12,7 +12,7 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 
-from django_redislock import Lock, LockNotAcquired, locked
+from django_redislock import Lock, LockNotAcquired, LockPool, locked
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import NAME, QUEUE, WAITERS, count, put, queued
@@ -66,6 +66,12 @@ def test_with_the_setting_everybody_polls(
     assert channels(client) == ["-"]
     me(lock, "release")
     assert waiting.result(GENEROUS)
+    pool = LockPool("accounts")
+    pool.extend(["alice"])
+    me(pool, "acquire")
+    with pytest.raises(LockNotAcquired) as caught:
+        you(pool, "acquire", blocking_timeout=0.2)
+    assert caught.value.attempts > 1
     assert subscriptions() == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_redislock import Lock, LockPool
+from django_redislock import Lock, LockPool, get_lock
 from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
@@ -79,3 +79,50 @@ def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: C
     me, heir = crowd(), Lock(NAME, token=TOKEN, ttl=TTL)
     assert me(heir, "acquire")
     assert 0 < me.read(heir.remaining) <= TTL
+
+
+def test_a_grant_that_seems_to_come_from_the_future_is_asked_about(
+    clock: Clock, crowd: Crowd, start: Callable[..., Worker], eventually: Eventually
+) -> None:
+    """The waiter has looked while the clock was behind, and it was put right since."""
+    worker = start(f"with Lock({NAME!r}, ttl=600):\n    say('held')\n    hear()")
+    worker.expect("held")
+    clock.set(-30)  # not so much that Redis forgets who waits
+    me, lock = crowd(), Lock(NAME, ttl=TTL)
+    waiting = me.start(lock, "acquire")
+    eventually(lambda: get_lock(NAME).waiters)  # type: ignore[union-attr]
+    clock.set(0)
+    with clock.client() as client:
+        before = count(client, "evalsha")
+        worker.tell()
+        assert waiting.result(GENEROUS)
+        assert count(client, "evalsha") >= before + 2  # the release, and the question
+    assert 0 < me.read(lock.remaining) <= TTL
+
+
+def test_after_a_jump_back_the_members_of_a_pool_take_turns(clock: Clock, crowd: Crowd) -> None:
+    me, pool, given = crowd(), LockPool("accounts"), ""
+    pool.assign([*"abc"])
+    for offset in (0, -HOUR, -HOUR):
+        clock.set(offset)
+        for _ in range(3):
+            member = me(pool, "acquire")
+            me(member, "release")
+            given += member.key
+    assert given == "abcabcabc"
+
+
+@pytest.mark.parametrize("wanted", ["a lock", "a member", "any member"])
+@pytest.mark.parametrize("held", [False, True], ids=["free", "held"])
+def test_a_jump_back_does_not_prolong_a_suspension(wanted: str, held: bool, clock: Clock, crowd: Crowd) -> None:
+    pool = LockPool("accounts")
+    pool.assign(["a"])
+    lock = Lock(NAME if wanted == "a lock" else "pool:accounts:a")
+    if held:
+        lock.acquire()
+    lock.suspend(0.5)
+    clock.set(-HOUR)
+    if held:
+        lock.release()
+    wants = pool if wanted == "any member" else Lock(lock.name)
+    assert crowd()(wants, "acquire", blocking_timeout=GENEROUS)

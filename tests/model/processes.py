@@ -18,7 +18,7 @@ def begin(world: World, attempt: Attempt) -> bool:
         return False
     for other, client in enumerate(world.clients):
         same = tokens[other] == tokens[attempt]
-        if same and client.at not in ("new", "gone"):
+        if same and client.at not in ("new", "gone") and not world.scene.together:
             return False
         # identical attempts begin in a fixed order, which merges symmetric states
         crew = homes.count(homes[other]) == homes.count(homes[attempt])
@@ -46,6 +46,7 @@ def serve(world: World, attempt: Attempt) -> bool:
     if world.clients[attempt].at != "asks":
         return False
     world.client(attempt, at="answered", answer=scripts.acquire(world, attempt))
+    failover.read_by_another(world, attempt)
     read(world, attempt)
     return True
 
@@ -83,6 +84,10 @@ def wake(world: World, attempt: Attempt) -> bool:
     if client.at != "waits" or not (client.grant or client.look) or world.home(attempt).state != "up":
         return False
     if client.grant:
+        unnamed = world.scene.acknowledged and world.without("C3-fence") and not world.nodes.replica
+        if unnamed and failover.is_held(world, attempt):
+            scripts.confirm(world, attempt)  # whatever grant it finds
+            return _enter(world, attempt, client.grant)
         late = failover.is_late(world, world.scene.homes[attempt], client.grant)
         # WAIT is about what its own connection has written: this look confirms the handoff, which is a write
         if not late and not (world.scene.acknowledged and not world.without("C6")):
@@ -152,14 +157,21 @@ def hear(world: World, home: int) -> bool:
     process = world.processes[home]
     if process.state != "up" or not process.inbox:
         return False
-    id, grant = process.inbox[0]
+    id, grant, old = process.inbox[0]
     world.process(home, inbox=process.inbox[1:])
+    if not world.without("known-wakes"):
+        failover.learn_fence(world, home, grant)
+    if old and world.scene.clock == "ahead":
+        grant = grant._replace(over=False)  # judged by the clock of the node that it came through
     if grant.over:
         _tell(world, world.processes[home].waiters)
     mine = [attempt for attempt in world.attempts(id) if world.scene.homes[attempt] == home]
     for attempt in mine:
         if attempt in process.waiters:
-            return world.client(attempt, grant=grant)
+            if not world.scene.wakes or grant.node == process.node or world.without("C3-signed"):
+                return world.client(attempt, grant=grant)
+            _tell(world, (attempt,))
+            return True
     return any(world.clients[attempt].at in ("holds", "lost") for attempt in mine) or _release_later(world, home, id)
 
 
@@ -251,7 +263,7 @@ def deadline(world: World, _: int) -> bool:
         if client.at == "holds" and client.fence == fence:
             world.client(attempt, at="lost", fence=0)
     # otherwise it makes no difference any more
-    known = fence if world.scene.without in ("R1", "C2", "C2-look") else 0
+    known = fence if world.scene.without in ("R1", "C2", "C2-look", "C3-close") else 0
     world.change_grants(lambda grant: grant._replace(fence=known, over=True) if grant.fence == fence else grant)
     return True
 
@@ -273,9 +285,9 @@ Action = Callable[[World, int], bool]
 CLIENT_STEPS: list[Action] = [serve, read, wake]
 PROCESS_STEPS: list[Action] = [hear, send_pending, subscribe]
 # what may happen or not
-CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, failover.renew]
+CLIENT_EVENTS: list[Action] = [begin, look, leave, leave_unheard, confirm, failover.renew, failover.answer_late]
 PROCESS_EVENTS: list[Action] = [notice, failover.moved, stop, go_on, die, cut, mute]
 TIME: list[Action] = [deadline, expire]
-NODES: list[Action] = [failover.fall_behind, failover.fail_over]
+NODES: list[Action] = [failover.fall_behind, failover.fail_over, failover.wake_up]
 # faults: at most as many as the scene says
 FAULTS: list[Action] = [leave_unheard, stop, die, cut, mute]

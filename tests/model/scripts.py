@@ -10,15 +10,18 @@ from .world import NOBODY, Answer, Attempt, Grant, Id, Lock, Message, Violation,
 
 def acquire(world: World, attempt: Attempt) -> Answer:
     """acquire.lua, and WAIT: whether the replicas have the writes of this connection"""
-    sure = not world.scene.acknowledged or not world.nodes.replica
-    return _acquire(world, attempt)._replace(node=world.nodes.master, sure=sure)
+    answer = _acquire(world, attempt)
+    # a grant that was made earlier, by a handoff or by the first of two repeated calls: this connection wrote nothing
+    nothing_written = answer.state == "already" and world.without("C6-repeat")
+    sure = not world.scene.acknowledged or not world.nodes.replica or nothing_written
+    return answer._replace(node=world.nodes.master, sure=sure)
 
 
 def _acquire(world: World, attempt: Attempt) -> Answer:
     client, channel, id = world.clients[attempt], world.scene.homes[attempt], world.scene.id(attempt)
     held = world.lock
     if held and held.id == id:
-        if world.scene.acknowledged:
+        if world.scene.acknowledged and not world.without("C6-repeat"):
             confirm(world, attempt)
         # the end that follows from this answer is a later one
         world.lock = (world.lock or held)._replace(fresh=True, attempt=attempt)
@@ -27,13 +30,13 @@ def _acquire(world: World, attempt: Attempt) -> Answer:
         if held.flag == "h":
             world.mark = NOBODY
         # its holder seems dead: if it is alive after all, its fence is outdated from now on
-        fence = 1 + max(world.entered, *world.fences())
-        world.lock = Lock(id, attempt, fence, "a", node=world.nodes.master)
+        fence = _next_fence(world, channel)
+        world.lock = written(world, Lock(id, attempt, fence, "a"))
         _drop(world, id)
         return Answer("already", Grant(fence, adopted=True))
     if not held and (not world.queue or pass_on(world, channel, None if world.without("R9") else id)):
         _drop(world, id)
-        return Answer("granted", _grant(world, attempt, "c"))
+        return Answer("granted", _grant(world, channel, attempt, "c"))
 
     state = "busy"
     if client.queues:
@@ -58,6 +61,8 @@ def _may_adopt(world: World, attempt: Attempt, held: Lock) -> bool:
     channel = world.scene.homes[held.attempt]
     if channel == world.scene.homes[attempt]:
         return world.clients[held.attempt].at == "gone"
+    if not (held.counted and held.node == world.nodes.master) and not world.without("adopt"):
+        return False  # it need not be dead at a node where it was never subscribed
     return not counts(world, channel)
 
 
@@ -79,7 +84,7 @@ def confirm(world: World, attempt: Attempt) -> bool:
     if not world.lock or world.lock.attempt != attempt or world.lock.flag == "c":
         return False
     world.mark = NOBODY
-    world.lock = world.lock._replace(flag="c", node=world.nodes.master)
+    world.lock = written(world, world.lock._replace(flag="c"))
     return True
 
 
@@ -96,12 +101,23 @@ def pass_on(world: World, asker: int, me: Id | None = None, *, given_back: bool 
         channel = world.scene.homes[attempt]
         if counts(world, channel) and (channel == asker or channel not in world.suspects):
             world.mark = channel
-            message, process = Message(id, _grant(world, attempt, "h")), world.processes[channel]
-            if process.subscribed == "on" and message not in process.inbox:  # two wakes are like one
-                world.process(channel, inbox=(*process.inbox, message))
+            publish(world, channel, Message(id, _grant(world, asker, attempt, "h")))
             return False
     world.suspects = ()
     return True
+
+
+def publish(world: World, channel: int, message: Message) -> None:
+    """PUBLISH, or SPUBLISH"""
+    process = world.processes[channel]
+    if process.subscribed == "on" and message not in process.inbox:  # two wakes are like one
+        copies = (message, message._replace(old=True)) if process.old else (message,)
+        world.process(channel, inbox=(*process.inbox, *copies))
+
+
+def grant_unawares(world: World, attempt: Attempt) -> Grant:
+    """The old master grants a lock that it no longer decides on."""
+    return Grant(_next_fence(world, world.scene.homes[attempt]), node=0)
 
 
 def _waiter(world: World, id: Id) -> Attempt:
@@ -109,15 +125,34 @@ def _waiter(world: World, id: Id) -> Attempt:
     return max(world.attempts(id), key=lambda attempt: world.clients[attempt].ticket)
 
 
-def _grant(world: World, attempt: Attempt, flag: str) -> Grant:
+def _grant(world: World, asker: int, attempt: Attempt, flag: str) -> Grant:
     """grant.lua"""
     mine, ticket = world.scene.id(attempt), world.clients[attempt].ticket
     for id in world.queue:
         if id != mine and (not ticket or world.clients[_waiter(world, id)].ticket < ticket):
             raise Violation(f"out of turn: {attempt} is granted the lock before {id}")
-    fence = 1 + max(world.entered, *world.fences())
-    world.lock = Lock(mine, attempt, fence, flag, node=world.nodes.master)
+    fence = _next_fence(world, asker)
+    world.lock = written(world, Lock(mine, attempt, fence, flag))
     return Grant(fence, node=world.nodes.master)
+
+
+def written(world: World, lock: Lock) -> Lock:
+    """The lock as written by the master."""
+    counted = not world.scene.together or counts(world, world.scene.homes[lock.attempt])
+    return lock._replace(node=world.nodes.master, counted=counted)
+
+
+def _next_fence(world: World, asker: int) -> int:
+    """fence.lua"""
+    fence = 1 + max(world.entered, *world.fences())
+    if world.scene.clock == "behind":
+        if world.nodes.master:  # its clock is still behind the last fences, so they do not grow with time
+            drawn = 1 + max(world.last, 0 if world.without("known") else world.processes[asker].known)
+            if drawn < fence:
+                raise Violation("fences: one is drawn that is not above all that were granted before")
+            fence = drawn
+        world.last = fence
+    return fence
 
 
 def _drop(world: World, id: Id) -> None:

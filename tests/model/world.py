@@ -22,6 +22,8 @@ class Scene(NamedTuple):
     lost: int | None = None  # how many writes the replica may lack when it is promoted; None: there is no failover
     clock: str = ""  # of the promoted replica: "ahead" of the old master's, or "behind"
     acknowledged: bool = False  # a grant counts only once the replica has acknowledged it
+    wakes: bool = False  # the old master of a cluster was paused, and wakes up
+    together: bool = False  # attempts with the same token may run at the same time
     only: str = ""  # the only kind of fault that may happen
     story: str = ""  # how the scene begins: "begin 0, serve 0"; everything that can happen after that is tried
 
@@ -32,7 +34,17 @@ class Scene(NamedTuple):
 HELD = "begin 0, serve 0, begin 1, serve 1, begin 2, serve 2"  # one attempt holds the lock, and two wait
 MOVED = f"{HELD}, fail_over 0, moved 1, subscribe 1"  # then process 1 finds the new master
 CUT = f"{HELD}, cut 1"  # then Redis takes process 1 for dead
-STORIES = {"held": HELD, "left": f"{HELD}, leave 0", "moved": MOVED, "woken": f"{MOVED}, leave 0", "cut": CUT}
+STORIES = {
+    "held": HELD,
+    "left": f"{HELD}, leave 0",
+    "moved": MOVED,
+    "woken": f"{MOVED}, leave 0",
+    "cut": CUT,
+    # process 0 has not read the message about a handoff that is lost
+    "told": f"{CUT}, fall_behind 0, leave 0, stop 0, fail_over 0",
+    # an answer has arrived, and is not read yet
+    "late": "begin 0, begin 1, serve 1, begin 2, stop 1, serve 2",
+}
 
 
 def read_scene(words: list[str]) -> Scene:
@@ -53,6 +65,7 @@ class Lock(NamedTuple):
     flag: str  # c(onfirmed), h(anded over) or a(dopted)
     fresh: bool = True  # this lease has not ended by any local clock yet
     node: int = 0  # the node that wrote it last, by whose clock its lease ends
+    counted: bool = True  # whether its process was subscribed there then; only if ``together`` makes that matter
     restored: bool = False  # it had already ended, but the failover has lost that
 
 
@@ -70,6 +83,7 @@ class Message(NamedTuple):
 
     id: Id
     grant: Grant
+    old: bool = False  # a copy that arrives through a subscription at the old master
 
 
 class Answer(NamedTuple):
@@ -105,6 +119,8 @@ class Process(NamedTuple):
     pending: tuple[Id, ...] = ()  # releases that are sent in the background
     node: int = 0  # the node that it is subscribed at
     anchor: int = 0  # the last node whose clock it knows from an answer; only if clocks differ
+    old: bool = False  # whether a subscription at the old master still exists beside the new one
+    known: Number = 0  # the highest fence that it has read; only if time does not make fences grow
 
 
 class Stored(NamedTuple):
@@ -114,6 +130,7 @@ class Stored(NamedTuple):
     queue: tuple[Id, ...]  # by ticket
     mark: int  # field '!': the process of a handoff that is not confirmed
     suspects: tuple[int, ...]  # field '?'
+    last: Number = 0  # the key ``fence``; only if time does not make fences grow
 
 
 class Nodes(NamedTuple):
@@ -123,6 +140,8 @@ class Nodes(NamedTuple):
     replica: Stored | tuple[()] = ()  # from the moment when it gets no more writes until it is promoted
     lost: int = 0  # writes since that moment
     robbed: tuple[Number, ...] = ()  # fences of leases that have ended early while somebody still believes them
+    asleep: tuple[Id, ...] = ()  # the queue of the old master, which has not noticed the failover
+    unread: tuple[Attempt, ...] = ()  # attempts whose requests it has not read yet
 
 
 # the data of the master; attempts, processes, the highest fence that entered, faults left, master and replica
@@ -142,7 +161,7 @@ class World:
             processes = (Process(),) * (max(scene.homes) + 1)
             state = Stored((), (), NOBODY, ()), (Client(),) * len(scene.homes), processes, 0, scene.faults, Nodes()
         stored, clients, processes, self.entered, self.faults, self.nodes = state
-        self.lock, self.queue, self.mark, self.suspects = stored
+        self.lock, self.queue, self.mark, self.suspects, self.last = stored
         self.clients, self.processes = list(clients), list(processes)
 
     def without(self, rule: str) -> bool:
@@ -168,7 +187,7 @@ class World:
         return [attempt for attempt in range(len(self.clients)) if self.scene.id(attempt) == id]
 
     def stored(self) -> Stored:
-        return Stored(self.lock, self.queue, self.mark, self.suspects)
+        return Stored(self.lock, self.queue, self.mark, self.suspects, self.last)
 
     def freeze(self) -> State:
         """The state without what makes no difference any more; numbers become ranks, as only their order matters."""
@@ -182,12 +201,18 @@ class World:
         self.change_locks(lambda lock: lock._replace(fresh=lock.fresh and self.knows(lock.fence)))
         self.node(robbed=tuple(filter(self.knows, self.nodes.robbed)))
         tickets = sorted({client.ticket for client in self.clients} | {0})
-        fences = sorted({0, self.entered, *self.nodes.robbed, *self.fences()})
+        known = [self.last, *(process.known for process in self.processes)]
+        known += [self.nodes.replica.last] if self.nodes.replica else []
+        fences = sorted({0, self.entered, *self.nodes.robbed, *self.fences(), *known})
         if tickets[-1] >= len(tickets) or fences[-1] >= len(fences):
-            self.entered = fences.index(self.entered)
+            self.entered, self.last = fences.index(self.entered), fences.index(self.last)
             self.node(robbed=tuple(map(fences.index, self.nodes.robbed)))
             self.change_locks(lambda lock: lock._replace(fence=fences.index(lock.fence)))
             self.change_grants(lambda grant: grant._replace(fence=fences.index(grant.fence)))
+            if self.nodes.replica:
+                self.node(replica=self.nodes.replica._replace(last=fences.index(self.nodes.replica.last)))
+            for number, process in enumerate(self.processes):
+                self.process(number, known=fences.index(process.known))
             for attempt, client in enumerate(self.clients):
                 self.client(attempt, ticket=tickets.index(client.ticket), fence=fences.index(client.fence))
         return self.stored(), tuple(self.clients), tuple(self.processes), self.entered, self.faults, self.nodes

@@ -116,6 +116,7 @@ def test_a_pool_of_processes_shares_a_lock_and_not_what_its_parent_holds(
 
 # A child is forked inside a section, and leaves it. What it has begun in the background is sent before it ends
 LEAVES = """
+import asyncio
 from django.conf import settings
 from django.core.cache import caches
 from django.http import StreamingHttpResponse
@@ -138,9 +139,36 @@ def block():
     with Lock("seat", ttl=600):
         fork()
 
+def reentrant():
+    lock = Lock("seat", ttl=600, reentrant=True)
+    with lock, lock:
+        fork()
+
 def member():
     with LockPool("accounts").acquire(ttl=600):
         fork()
+
+def decorated():
+    locked("seat", ttl=600)(fork)()
+
+def coroutine():
+    async def main():
+        try:
+            async with Lock("seat", ttl=600):
+                fork()
+        except LockNotOwned:
+            say("child-left LockNotOwned")
+            os._exit(0)  # the loop shares its epoll with that of the parent
+    asyncio.run(main())
+
+def generator():
+    def section():
+        with Lock("seat", ttl=600):
+            fork()
+            yield
+    steps = section()
+    next(steps)
+    steps.close()
 
 def cache_lock():
     drop_in = {"BACKEND": "django_redislock.cache.RedisCache", "LOCATION": os.environ["REDISLOCK_TEST_URL"]}
@@ -172,6 +200,10 @@ if not child:
     [
         ("block", False, "LockNotOwned"),
         ("block", True, "ValueError"),
+        ("reentrant", False, "LockNotOwned"),
+        ("decorated", False, "LockNotOwned"),
+        ("coroutine", False, "LockNotOwned"),
+        ("generator", False, ""),
         ("member", False, "LockNotOwned"),
         ("cache_lock", False, "LockError"),
         ("stream", False, ""),

@@ -147,6 +147,25 @@ hear()
     worker.expect("lost")  # the next renewal would be 200 s later
 
 
+def test_each_greenlet_owns_its_own_acquisition_of_a_shared_lock(start_patched: StartPatched) -> None:
+    worker = start_patched("""
+lock = Lock("seat")
+
+def meddle():
+    say("knows", lock.token, lock.owned(), lock.acquire(blocking=False))
+    try:
+        lock.release()
+    except LockNotOwned:
+        say("refused", lock.locked())
+
+with lock:
+    gevent.spawn(meddle).get()
+    say("still", lock.owned())
+""")
+    assert worker.expect("knows") == ["None", "False", "False"]
+    assert worker.expect("refused") == worker.expect("still") == ["True"]
+
+
 @pytest.mark.complete
 def test_locks_work_where_gevent_patches_after_they_were_imported_and_used(start: Callable[..., Worker]) -> None:
     start("""

@@ -85,7 +85,7 @@ def test_the_documented_user_can_do_everything_and_needs_every_right(
     with closing(Monitor(own)) as monitor:
         all_of_them(crowd, eventually)
         use_what_is_around_them(root)
-        call_command("redislocks", "pool", "seats", verbosity=0)
+        call_command("redislocks", "pool", "accounts", verbosity=0)
         call_command("redislocks", "pool", verbosity=0)
         assert refused(root) == set()
         keys: Any = root.keys("*")

@@ -53,6 +53,21 @@ def test_a_handed_over_lock_that_is_kept_gets_its_full_ttl(
     eventually(lambda: 200 < waiting.person.read(waiting.lock.remaining) <= 300)
 
 
+def test_extend_of_a_handed_over_lock_adds_to_the_full_ttl(
+    join: Join, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It confirms first."""
+    inside.limit(monkeypatch, confirm_after=10.0 * GENEROUS)  # not by the watchdog
+    held = Lock(NAME)
+    held.acquire()
+    waiting = join(Lock(NAME, ttl=60, auto_renew=False))
+    held.release()
+    assert waiting.result()
+    assert int(client.pttl(LOCK)) <= 20_000
+    assert waiting.person(waiting.lock, "extend", 50)
+    assert 80_000 < int(client.pttl(LOCK)) <= 110_000
+
+
 # -- R11 --------------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +91,21 @@ def test_whoever_finds_the_lease_ended_passes_the_lock_on(
         with pytest.raises(LockLost):
             me(held, call, *[1] * (call == "extend"))
     assert stays.result()
+
+
+@pytest.mark.parametrize("mark", ["c", "h", "a"], ids=["held", "handed over", "adopted"])
+def test_whoever_comes_in_the_last_millisecond_of_a_lease_still_has_it(mark: str, client: redis.Redis) -> None:
+    here = inside.own_process()
+    request = here.request("i" * 22, name=NAME, ttl=0.001)
+    client.set(LOCK, f"{request.id} - {mark} 1 1 - me", px=60_000)
+    inside.change_scripts(["lease-left"])  # as if every lease had less than a millisecond
+    try:
+        if mark == "a":
+            assert here.release(request, how=inside.WITHDRAWAL).state == inside.DETACHED
+        else:
+            assert here.renew(request, "confirm", 0.001).state == inside.HELD
+    finally:
+        inside.change_scripts()
 
 
 # -- R12 --------------------------------------------------------------------------------------------------------------
@@ -130,6 +160,20 @@ def test_a_renewal_that_is_not_answered_delays_no_other_lock_of_its_alias(
         assert [error.name for error in losses] == [NAME]
         assert "event=renewal-failed" not in caplog.text  # that of the slow one is still waited for
         held.let_go()
+
+
+@pytest.mark.complete
+def test_a_redis_that_hangs_costs_no_lock_of_another_alias(
+    own: RedisServer, server: RedisServer, add_alias: Callable[..., str], renew_all: Any, eventually: Eventually
+) -> None:
+    losses: list[LockLost] = []
+    far, near = Lock(NAME, ttl=12), Lock(NAME, ttl=3, on_lost=losses.append, using=add_alias(server.url))
+    far.acquire()
+    with stopped(own), near:
+        renew_all()
+        for _ in range(3):
+            is_renewed(near, eventually)
+    assert losses == []
 
 
 def test_a_restart_of_redis_is_noticed_at_once(own: RedisServer, eventually: Eventually) -> None:

@@ -15,6 +15,7 @@ import redis
 from django_redislock import Lock, force_release, list_locks
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, QUEUE, WAITERS
+from tests.inside import own_process
 from tests.protocol.scene import LONG
 
 MANY, FEW = 20_000, 5_000
@@ -74,6 +75,7 @@ def test_info_reads_a_hundred_of_many_thousand_waiters_and_a_look_none(client: r
     with short_scripts(client) as scripts:
         info = me(lock, "info")
         assert (info.waiters, len(info.queue)) == (MANY, 100)
+        assert own_process().info(NAME, 0)[5:] == [MANY, [], [], []]  # for those who do not ask for them
         assert list_locks()[0].waiters == MANY
         assert int(client.info("stats")["total_net_output_bytes"]) < 100_000
     with short_scripts(client) as scripts:

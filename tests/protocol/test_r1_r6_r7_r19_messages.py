@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from time import monotonic
 
 import pytest
 import redis
 
-from django_redislock import Lock, LockPool, force_release
+from django_redislock import Lock, LockPool, LockUnavailable, force_release
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.interrupts import Interrupt
@@ -149,6 +150,18 @@ def test_a_message_to_a_waiter_that_has_left_reaches_the_next_at_once(
     lock.release()
     assert waiting.result(within=15)  # the lease of that handoff is 200 s
     assert listed(client, name) == []
+
+
+def test_a_withdrawal_that_could_not_be_sent_is_sent_later(
+    held: Lock, network: Proxy, join: Join, client: redis.Redis, eventually: Eventually
+) -> None:
+    waiting = join(Lock(NAME, blocking_timeout=1, using="other"))
+    network.cut()
+    with suppress(LockUnavailable):  # that is true as well
+        assert not waiting.result()
+    assert queued(client) == 1
+    network.mend()
+    eventually(lambda: queued(client) == 0)
 
 
 # -- R19 --------------------------------------------------------------------------------------------------------------

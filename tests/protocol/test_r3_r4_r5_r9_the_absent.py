@@ -122,6 +122,43 @@ def test_the_waiters_of_a_process_that_was_stopped_come_back_with_their_tickets(
     assert (entered if busy else sorted(entered)) == ["0", "1", "2", "3"]
 
 
+FORKS = """
+def wait():
+    Lock(name, blocking_timeout=60).acquire()
+
+Lock("other").acquire()
+threading.Thread(target=wait, daemon=True).start()
+hear()
+child = os.fork()
+if not child:
+    wait()
+    time.sleep(60)
+say("child", child)
+hear()
+"""
+
+
+def test_a_forked_child_does_not_make_its_dead_parent_look_alive(
+    start: Start, client: redis.Redis, eventually: Eventually
+) -> None:
+    """It closes the inherited socket of the listener, and has its own channel."""
+    lock, parent = Lock(NAME), start(FORKS, name=NAME)
+    lock.acquire()
+    eventually(lambda: queued(client) == 1)
+    parent.tell()
+    child = int(parent.expect("child")[0])
+    try:
+        eventually(lambda: queued(client) == 2)
+        ids = [id for id, _ in listed(client)]
+        channels = [entry.split()[0] for entry in client.hmget(WAITERS, ids) if entry]
+        parent.kill()
+        eventually(lambda: [number for _, number in client.pubsub_numsub(*channels)] == [0, 1])
+        lock.release()
+        assert holder(client) == ids[1]
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
 # -- R5 ---------------------------------------------------------------------------------------------------------------
 
 

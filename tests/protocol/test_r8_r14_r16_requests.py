@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 import django_redislock
 from django_redislock import Counter, Lock, LockLost, LockNotOwned, LockPool, LockUnavailable
@@ -39,10 +41,37 @@ def test_a_request_that_arrives_after_its_repetition_when_its_attempt_is_over_do
     assert (holder(client), queued(client)) == (before, 0)
 
 
-def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
-    network: Proxy, crowd: Crowd, client: redis.Redis
+def test_a_request_that_arrives_after_its_caller_gave_up_leaves_no_orphan(
+    impatient: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
 ) -> None:
-    """The lock is not busy because of itself, nor lost because it was released."""
+    late = [impatient.hold_request(ACQUIRE) for _ in range(30)]
+    with pytest.raises(LockUnavailable):
+        crowd()(Lock(NAME, using="other"), "acquire", blocking=False)
+    eventually(lambda: client.keys("*gone:*"))
+    met = [trouble for trouble in late if trouble.caught.is_set()]
+    for trouble in late:
+        trouble.let_go()
+    assert met
+    assert all(trouble.over.wait(GENEROUS) for trouble in met)
+    assert holder(client) == ""
+
+
+class Unwanted(Retry):
+    """The retries of an alias."""
+
+    def call_with_retry(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError
+
+
+RETRIES = {"retry": Unwanted(NoBackoff(), 10), "retry_on_error": [redis.ConnectionError], "retry_on_timeout": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"CONNECTION_POOL_KWARGS": RETRIES}], ids=["", "retries of the alias"])
+def test_a_grant_and_a_release_whose_answers_were_lost_have_succeeded(
+    options: dict[str, Any], network: Proxy, add_alias: Callable[..., str], crowd: Crowd, client: redis.Redis
+) -> None:
+    """The lock is not busy because of itself, nor lost because it was released. Only we repeat, and know that we do."""
+    add_alias(network.url, **options)
     me, lock = crowd(), Lock(NAME, blocking=False, using="other")
     network.lose_answer(ACQUIRE)
     assert me(lock, "acquire")

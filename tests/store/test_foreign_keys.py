@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -94,6 +94,18 @@ def test_so_are_the_waiters_of_a_held_lock_and_other_locks_go_on(crowd: Crowd, c
     assert [lock.name for lock in me(django_redislock, "list_locks")] == ["other"]
 
 
+def test_a_lock_that_is_overwritten_while_held_is_an_error_at_the_release_and_then_lost(
+    me: Any, client: redis.Redis, eventually: Eventually
+) -> None:
+    lock = Lock(NAME, ttl=0.5)
+    me(lock, "acquire")
+    with named(client, f"lock:{NAME}"):
+        me(lock, "release")
+    eventually(lambda: me.read(lambda: lock.lost))
+    client.delete(LOCK)
+    use(me)
+
+
 @pytest.mark.parametrize("word", ["members", "fresh", "free", "busy", "wanted", "queue", "held", "took", "waiters"])
 def test_a_key_of_a_pool_that_is_of_another_type_is_named(word: str, client: redis.Redis) -> None:
     pool = LockPool("accounts")
@@ -138,6 +150,29 @@ def test_an_invalid_last_fence_is_named_and_left_alone_and_nothing_is_locked(tex
     assert not command("EXISTS", LOCK, using=alias)
     command("DEL", FENCE, using=alias)
     assert Lock(NAME, using=alias).acquire(blocking_timeout=0)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("last", [2**53 - 2, 2**53 - 3, 9 * 10**15 - 2, 8 * 10**15])
+def test_deleting_an_absurd_fence_heals_and_no_fence_is_granted_twice(last: int, me: Any, client: redis.Redis) -> None:
+    drawn, lock = list[int](), Lock(NAME)
+
+    def draw(times: int) -> None:
+        for _ in range(times):
+            me(lock, "acquire")
+            drawn.append(me.read(lambda: lock.fence))
+            me(lock, "release")
+
+    client.set(FENCE, last)
+    with suppress(LockUnavailable):
+        draw(3)
+    client.delete(FENCE)
+    draw(3)
+    assert drawn[-1] < 8 * 10**15  # what was absurd is not written back
+    client.flushall()
+    draw(1)
+    assert len({*drawn}) == len(drawn)
+    assert drawn[-4:] == sorted(drawn[-4:])
 
 
 def test_an_incompatible_version_is_named_and_nobody_acquires_or_waits(crowd: Crowd, client: redis.Redis) -> None:

@@ -113,3 +113,29 @@ def test_silent_and_refusing_sentinels_cost_a_share_of_the_time_and_no_connectio
         gc.collect()  # a socket that nobody closed would warn now
     first.execute_command("ACL", "SETUSER", "default", "+sentinel")
     eventually(lambda: not connections(three.clients[0]))
+
+
+def test_the_error_about_a_missing_master_quotes_the_sentinels(
+    three: Sentinels, crowd: Crowd, retry_for: Callable[[float], None]
+) -> None:
+    retry_for(0.1)
+    me, unknown, nobody = crowd(), three.alias(), three.alias()
+    unknown["LOCATION"] = "redis://others/0"
+    nobody["OPTIONS"]["SENTINELS"] = [("127.0.0.1", 1)]
+    for given, said in (unknown, r"'others'\.$"), (nobody, r"'tickets'\. Error .*connecting to 127"):
+        with caches(given), pytest.raises(LockUnavailable, match=rf"No sentinel knows the master {said}"):
+            me(Lock("a"), "acquire")
+
+
+@pytest.mark.complete
+def test_a_replaced_master_that_wakes_up_grants_nothing_that_replicas_have_to_acknowledge(
+    sentinels: Sentinels, eventually: Eventually
+) -> None:
+    sentinels.replicate()
+    with caches(sentinels.alias()):
+        Lock("a").locked()  # a connection to the old master
+        with stopped(sentinels.servers[0]):
+            sentinels.promote()
+        with pytest.raises(LockUnavailable, match="0 of 1 replicas acknowledged it"):
+            Lock("a", replicas=1).acquire()
+        eventually(lambda: not sentinels.clients[0].exists("redislock{0}:lock:a"))
