@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -245,34 +245,20 @@ def ask(crowd: Crowd, value: Value, number: int, eventually: Eventually) -> list
 
 
 @pytest.mark.parametrize("alias", ["ours", "locmem"])
-def test_callers_that_come_meanwhile_wait_and_each_reads_an_object_of_its_own(
-    crowd: Crowd, computing: Computing, eventually: Eventually, alias: str
-) -> None:
-    late = Value("never", using=alias)
-    with computing({"a": []}, using=alias) as value:
-        assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
-        turns = ask(crowd, late, 5, eventually)
-        value.go.set()
-        found = [turn.result(GENEROUS) for turn in turns]
-    assert found == [{"a": []}] * 5
-    assert len({id(one) for one in found}) == 5
-    assert (value.calls, late.calls) == (1, 0)
-
-
-def test_coroutines_and_threads_wait_for_each_other_however_long(
-    crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+def test_coroutines_and_threads_wait_for_each_other_however_long_and_each_reads_an_object_of_its_own(
+    crowd: Crowd, computing: Computing, eventually: Eventually, monkeypatch: pytest.MonkeyPatch, alias: str
 ) -> None:
     limit(monkeypatch, value_look=0.001)
-    others, late = Crowd(tasks=not crowd.awaits), Value("never")
-    try:
-        with computing() as value:
-            turns = ask(others, late, 3, eventually) + ask(crowd, late, 3, eventually)
-            sleep(0.1)  # many looks
-            value.go.set()
-            assert [turn.result(GENEROUS) for turn in turns] == ["theirs"] * 6
-    finally:
-        others.close()
-    assert late.calls == 0
+    late = Value("never", using=alias)
+    with closing(Crowd(tasks=not crowd.awaits)) as others, computing({"a": []}, using=alias) as value:
+        assert crowd()(Value("mine", using=alias, version=2), "get") == "mine"
+        turns = ask(others, late, 3, eventually) + ask(crowd, late, 3, eventually)
+        sleep(0.1)  # many looks
+        value.go.set()
+        found = [turn.result(GENEROUS) for turn in turns]
+    assert found == [{"a": []}] * 6
+    assert len({id(one) for one in found}) == 6
+    assert (value.calls, late.calls) == (1, 0)
 
 
 @pytest.mark.parametrize("end", [ValueError("no"), LockUnavailable("of another lock", "another"), "force-released"])
@@ -409,11 +395,7 @@ def test_an_outage_costs_nobody_a_value_that_is_there_and_a_missing_one_is_not_c
 
 def by_wsgi(main: Main) -> Any:
     """As an async view is run there."""
-
-    async def view() -> Any:
-        return await asyncio.wait_for(main(), GENEROUS)
-
-    return async_to_sync(view)()
+    return async_to_sync(asyncio.wait_for)(main(), GENEROUS)
 
 
 def by_asgi(main: Main) -> Any:

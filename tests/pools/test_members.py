@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
@@ -50,6 +50,7 @@ from tests.inside import PREFIX, after_round_trips
 
 Eventually = Callable[..., Any]
 
+OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
 ODD = ["a:b", "a%3Ab", "x y", "größe", "日本", "{0}", "100%", "line\nbreak", "*", "\u3000", "-", "%"]
 
 
@@ -116,15 +117,14 @@ def test_a_process_that_dies_during_an_assign_changes_nothing_and_its_data_expir
 
 @pytest.mark.complete
 def test_an_assign_of_any_size_takes_effect_at_one_moment() -> None:
-    pool, many = LockPool(POOL), 20_000
-    old, new = {f"old-{number}" for number in range(many)}, {f"new-{number}" for number in range(many)}
+    pool, old, new = LockPool(POOL), {*OLD}, {*NEW}
     pool.extend(old)
     seen = []
     with ThreadPoolExecutor(1) as threads:
         replacing = threads.submit(lambda: [pool.assign(keys) for keys in (new, old, new)])
         while not replacing.done():
             seen.append({*pool.keys()} in (old, new))
-        assert replacing.result() == [many] * 3
+        assert replacing.result() == [20_000] * 3
     assert len(seen) > 1
     assert all(seen)
     assert pool.acquire(blocking_timeout=0).key in new
@@ -373,35 +373,22 @@ def test_who_holds_a_suspended_member_keeps_it_and_then_nobody_gets_it(
     assert audit(client).free == (set() if ends == "release" else {"alice"})
 
 
-OLD, NEW = [f"old-{number:05}" for number in range(20_000)], [f"new-{number:05}" for number in range(20_000)]
+def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_their_turns(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No script calls very many commands, so none blocks Redis for long; nothing else may run meanwhile."""
 
-
-@pytest.fixture
-def used(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """No script of this process calls many commands; nothing else may run. When called, it lets each member be used."""
-
-    def count() -> int:
+    def called() -> int:
         stats: dict[str, Any] = client.info("commandstats")
         return sum(int(stat["calls"]) for name, stat in stats.items() if name != "cmdstat_info")
 
-    counts = [count()]
-    after_round_trips(monkeypatch, lambda commands: counts.append(count()))
-
-    def used() -> None:
-        client.zunionstore(FREE, [FREE, FRESH])
-        client.delete(FRESH)
-        counts[-1] = count()
-
-    yield used
-    assert 0 < max(after - before for before, after in pairwise(counts)) <= 3000
-
-
-def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_their_turns(
-    used: Callable[[], None], client: redis.Redis
-) -> None:
+    calls = [called()]
+    after_round_trips(monkeypatch, lambda commands: calls.append(called()))
     pool = LockPool(POOL)
     assert pool.assign(OLD) == 20_000
-    used()
+    client.zunionstore(FREE, [FREE, FRESH])  # as if each had been used
+    client.delete(FRESH)
+    calls[-1] = called()
     assert pool.assign(OLD) == 0
     assert pool.extend(["zoe", OLD[0]]) == pool.shrink(["zoe"]) == 1
     assert [pool.acquire(blocking_timeout=0).key for _ in range(3)] == OLD[:3]
@@ -410,3 +397,4 @@ def test_many_members_are_replaced_in_short_scripts_and_those_that_stay_keep_the
     assert pool.shrink(NEW[:-1]) == 20_000 - 1
     client.zadd(FRESH, dict.fromkeys(OLD[:5000], 0))  # which a checkout skips
     assert pool.acquire(blocking_timeout=GENEROUS).key == NEW[-1]
+    assert 0 < max(after - before for before, after in pairwise(calls)) <= 3000

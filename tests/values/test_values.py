@@ -49,15 +49,8 @@ def nowhere(settings: Any) -> None:
 
 
 KINDS = [(ConditionalValue, "value"), (Counter, "counter")]
-CALLS: list[tuple[Any, ...]] = [
-    (ConditionalValue, "get"),
-    (ConditionalValue, "setne", 5),
-    (ConditionalValue, "delne", "a"),
-    (Counter, "get"),
-    (Counter, "incr"),
-    (Counter, "decr"),
-    (Counter, "reset"),
-]
+CALLS: list[Any] = [(ConditionalValue, "get"), (ConditionalValue, "setne", 5), (ConditionalValue, "delne", "a")]
+CALLS += [(Counter, method) for method in ("get", "incr", "decr", "reset")]
 every_call = pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0].__name__}.{call[1]}")
 
 
