@@ -92,18 +92,6 @@ def test_the_members_of_a_killed_process_all_go_to_waiters(
     assert {got(waiter) for waiter in waiters} == keys
 
 
-def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost(
-    accounts: LockPool, me: Any, ghost: Ghosts
-) -> None:
-    accounts.assign(["alice"])
-    there = ghost()
-    with accounts.acquire(ttl=TTL):
-        there.queue(FIRST, ttl=TTL, name=ANY)
-    refuses(me, accounts)
-    found = there.queue(FIRST, ttl=TTL, name=ANY)
-    assert (found.state, found.member) == (ALREADY, "alice")
-
-
 @pytest.mark.parametrize(
     "options",
     [{"blocking_timeout": 0}, {"blocking_timeout": 0.1}, {"blocking_timeout": 0.1, "poll": True}],
@@ -121,13 +109,16 @@ def test_a_waiter_that_gives_up_is_in_no_queue_and_the_next_one_is_served(
 
 
 @pytest.mark.parametrize("name", [ANY, ALICE], ids=["any", "this one"])
-def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on_to_who_wants(
-    name: str, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost_and_who_leaves_passes_it_on(
+    name: str, me: Any, accounts: LockPool, ghost: Ghosts, client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])
     leaves, wants = ghost(), ghost()
     with accounts.acquire(ttl=TTL):
         leaves.queue(FIRST, name=ANY, ttl=TTL)
+    refuses(me, accounts)
+    found = leaves.queue(FIRST, name=ANY, ttl=TTL)
+    assert (found.state, found.member) == (ALREADY, "alice")
     assert leaves.hear()[0] == "g"
     wants.queue(SECOND, name=name, ttl=TTL)
     leave(leaves, FIRST)
