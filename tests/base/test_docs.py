@@ -76,7 +76,7 @@ class Names(dict[str, Any]):
 OWN = {"models": models, "batches": [], "build_report": str, "abuild_report": AsyncMock(return_value="a report")}
 OWN |= {"cache": MagicMock(**{"lock.return_value.name": "stock:7"}), "connection": SimpleNamespace(schema_name="a")}
 OWN |= {"TestCase": TestCase, "OwnLocksMixin": OwnLocksMixin, "__name__": "django.contrib.auth.models"}
-# a view beside a worker, and a part of a function; the tutorial's are run by tests/project/test_tutorial.py
+# a view beside a worker, and a part of a function; the tutorial's are run by tests/project/test_sites.py
 EVERY = [
     pytest.param(path, block, id=f"{path.stem}-{number}")
     for path in TEXTS

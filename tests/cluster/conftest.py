@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -43,6 +44,10 @@ def names_on(cluster: Cluster, node: Node, number: int = 1) -> list[str]:
     raise AssertionError
 
 
+def new_cluster(**options: Any) -> AbstractContextManager[Cluster]:
+    return redis_cluster(executable=require(find_cluster_server), **options)
+
+
 def waiters(name: str) -> int:
     info = get_lock(name)
     return 0 if info is None else info.waiters
@@ -64,7 +69,7 @@ def queue(other: Callable[[], Any], eventually: Eventually) -> Queue:
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Cluster]:
     """A cluster shared by tests that do not end nodes."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster:
+    with new_cluster() as cluster:
         yield cluster
 
 
@@ -90,5 +95,5 @@ def cluster(shared: Cluster, own_pools: None) -> Iterator[Cluster]:
 @pytest.fixture
 def own_cluster(own_pools: None) -> Iterator[Cluster]:
     """A cluster that a test may break."""
-    with redis_cluster(executable=require(find_cluster_server)) as cluster, use(cluster, TTL=3, RETRY_FOR=10):
+    with new_cluster() as cluster, use(cluster, TTL=3, RETRY_FOR=10):
         yield cluster

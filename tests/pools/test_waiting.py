@@ -92,21 +92,6 @@ def test_the_members_of_a_killed_process_all_go_to_waiters(
     assert {got(waiter) for waiter in waiters} == keys
 
 
-def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost(
-    accounts: LockPool, me: Any, ghost: Ghosts
-) -> None:
-    accounts.assign(["alice"])
-    there = ghost()
-    with accounts.acquire(ttl=TTL):
-        there.queue(FIRST, ttl=TTL, name=ANY)
-    refuses(me, accounts)
-    found = there.queue(FIRST, ttl=TTL, name=ANY)
-    assert (found.state, found.member) == (ALREADY, "alice")
-
-
-# -- who leaves ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [{"blocking_timeout": 0}, {"blocking_timeout": 0.1}, {"blocking_timeout": 0.1, "poll": True}],
@@ -124,13 +109,16 @@ def test_a_waiter_that_gives_up_is_in_no_queue_and_the_next_one_is_served(
 
 
 @pytest.mark.parametrize("name", [ANY, ALICE], ids=["any", "this one"])
-def test_a_waiter_that_was_handed_a_member_and_leaves_passes_it_on_to_who_wants(
-    name: str, accounts: LockPool, ghost: Ghosts, client: redis.Redis
+def test_nobody_overtakes_who_was_handed_a_member_even_if_the_message_was_lost_and_who_leaves_passes_it_on(
+    name: str, me: Any, accounts: LockPool, ghost: Ghosts, client: redis.Redis
 ) -> None:
     accounts.assign(["alice"])
     leaves, wants = ghost(), ghost()
     with accounts.acquire(ttl=TTL):
         leaves.queue(FIRST, name=ANY, ttl=TTL)
+    refuses(me, accounts)
+    found = leaves.queue(FIRST, name=ANY, ttl=TTL)
+    assert (found.state, found.member) == (ALREADY, "alice")
     assert leaves.hear()[0] == "g"
     wants.queue(SECOND, name=name, ttl=TTL)
     leave(leaves, FIRST)
@@ -153,9 +141,6 @@ def test_a_member_is_free_again_when_its_holder_finds_first_that_a_handoff_has_e
     leave(there, FIRST)
     assert audit(client).lost == set()
     assert accounts.acquire(blocking_timeout=0).key == "alice"
-
-
-# -- behind those who poll, are dead or stopped ----------------------------------------------------------------------
 
 
 def test_one_member_is_left_for_a_polling_head_and_all_others_are_handed_out(
@@ -223,9 +208,6 @@ def test_members_that_were_handed_to_a_stopped_process_go_to_others_and_its_wait
         force_release(name)
     for _ in range(10):
         stuck.expect("gave")
-
-
-# -- locks on a particular member -----------------------------------------------------------------------------------
 
 
 def test_a_lock_on_a_member_and_a_checkout_of_it_exclude_each_other(me: Any, crowd: Crowd, pool: LockPool) -> None:

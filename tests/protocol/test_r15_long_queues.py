@@ -1,6 +1,6 @@
 """R15 and batches: where thousands wait, no script blocks Redis for long, and ``info()`` lists the first hundred.
 
-The bounds are numbers of commands, as times depend on the machine. (For pools, see pools/test_bounds.py.)
+The bounds are numbers of commands, as times depend on the machine. (For pools, see pools/test_members.py.)
 """
 
 from __future__ import annotations
