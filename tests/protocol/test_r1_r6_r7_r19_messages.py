@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 import redis
 
-from django_redislock import Lock, LockPool, force_release
+from django_redislock import Lock, LockPool, LockUnavailable, force_release
 from tests import inside
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.interrupts import Interrupt
@@ -52,6 +52,16 @@ def test_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
             me(lock, "reacquire")
     ends_here = me.read(lambda: monotonic() + lock.remaining())
     assert ends_here <= int(client.pttl(LOCK)) / 1000 + monotonic() + 0.001
+
+
+def test_answers_that_come_after_the_end_of_their_lease_grant_nothing(
+    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = network.delay_answer(ACQUIRE, 0.1, times=3)
+    with pytest.raises(LockUnavailable, match=r"Redis takes longer to respond than the TTL of the lock \(0\.05 s"):
+        crowd()(Lock(NAME, ttl=0.05, using="other"), "acquire", blocking=False)
+    assert late.met == 3
+    eventually(lambda: not holder(client))
 
 
 @nobody_looks
