@@ -99,7 +99,12 @@ def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("known_by", ["its client", "the setting"])
 def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable(
-    known_by: str, cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
+    known_by: str,
+    cluster: Cluster,
+    settings: Any,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if known_by == "its client":
         make = lambda self, write=True: RedisCluster.from_url(self._server[0])  # noqa: E731
@@ -110,6 +115,9 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, NOWHERE)}
     with pytest.raises(LockUnavailable, match="cannot be reached for"):
         Lock("a").acquire()
+    if known_by == "the setting":
+        Subscription("a").start()
+        eventually(lambda: "event=listener-disconnected" in caplog.text)
     assert "W004" in ids()
     assert "W004" not in ids(deploy=False)
     settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}
