@@ -57,7 +57,10 @@ def test_a_fork_that_python_is_not_told_of_is_noticed_by_the_process_id() -> Non
         old, peek_at_old = per_process(object)
         channel, parent, parents = own_channel(), os.getpid(), old()
         os.getpid = lambda: parent + 1
-        return peek_at_old() is None and is_free_of_its_parent(lock, channel) and old() is not parents
+        _, made_by_child = per_process(object)
+        forgets = old() is not parents and made_by_child() is None and is_free_of_its_parent(lock, channel)
+        os.getpid = lambda: parent + 2
+        return forgets and peek_at_old() is None
 
     assert in_child(look)
 

@@ -169,15 +169,23 @@ def test_a_node_that_has_the_lock_no_longer_is_not_believed(
     assert ears.node == here.port  # R3, C3: no script at a replica counts who is subscribed there
     with monkeypatch.context() as patch:
         note_round_trips(patch, after=mine(moved_meanwhile))
-        lock = Lock(name, ttl=3)
-        lock.acquire()
+        Lock(name).acquire()
         assert asked == [here.port, there.port, here.port]  # the other one has sent us back
     believe_at(name, there.port)
     assert [lock.name for lock in list_locks()] == [name]
-    believe_at(name, there.port)
-    end = monotonic() + lock.remaining()
-    eventually(lambda: monotonic() + lock.remaining() > end + 0.5)  # the renewal is sent on
-    assert not lock.lost
+
+
+def test_a_renewal_that_goes_where_the_lock_is_no_longer_is_sent_on(cluster: Cluster, eventually: Eventually) -> None:
+    here, there = cluster.masters()[:2]
+    (name,) = names_on(cluster, here)
+    ears = Subscription(name)
+    ears.start()
+    eventually(lambda: ears.hears)  # else this may be what finds it
+    with Lock(name, ttl=1.5) as lock:
+        believe_at(name, there.port)
+        end = monotonic() + lock.remaining()
+        eventually(lambda: monotonic() + lock.remaining() > end + 0.3)
+        assert not lock.lost
 
 
 def test_a_subscription_that_is_refused_as_another_one_joins_is_made_anew(
@@ -327,7 +335,12 @@ def test_the_checks_look_at_every_node(cluster: Cluster, settings: Any) -> None:
 @pytest.mark.django_db
 @pytest.mark.parametrize("known_by", ["its client", "the setting"])
 def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable(
-    known_by: str, cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch
+    known_by: str,
+    cluster: Cluster,
+    settings: Any,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if known_by == "its client":
         make = lambda self, write=True: RedisCluster.from_url(self._server[0])  # noqa: E731
@@ -338,6 +351,9 @@ def test_a_client_of_a_cluster_is_recognised_and_one_that_is_away_is_unavailable
     settings.CACHES = {**settings.CACHES, "locks": alias(DJANGO_REDIS, NOWHERE)}
     with pytest.raises(LockUnavailable, match="cannot be reached for"):
         Lock("a").acquire()
+    if known_by == "the setting":
+        Subscription("a").start()
+        eventually(lambda: "event=listener-disconnected" in caplog.text)
     assert "W004" in ids()
     assert "W004" not in ids(deploy=False)
     settings.REDISLOCK = {**settings.REDISLOCK, "VIEW_UNAVAILABLE_STATUS": 503}

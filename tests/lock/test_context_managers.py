@@ -14,6 +14,7 @@ from django_redislock import (
     FairLock,
     Lock,
     LockLost,
+    LockNotOwned,
     LockPool,
     PoolMember,
     aforce_release,
@@ -132,6 +133,22 @@ async def test_a_lock_that_was_lost_in_its_block_is_told_at_its_end(kin: Kin, wa
     with pytest.raises(LockLost):
         async with way(kin, Lock(NAME)):
             await aforce_release(NAME) if kin.tasks else force_release(NAME)
+
+
+@every_way
+@both
+async def test_a_block_ends_what_was_acquired_again_in_it_and_says_so_if_nothing_is_held(kin: Kin, way: Way) -> None:
+    lock = Lock(NAME)
+    async with way(kin, lock):
+        await kin(lock, "release")
+        await kin(lock, "acquire")
+    assert await kin.info() is None
+    with pytest.raises(LockNotOwned):
+        async with way(kin, lock):
+            await kin(lock, "release")
+    with pytest.raises(ZeroDivisionError):
+        async with way(kin, lock):
+            raise ZeroDivisionError(await kin(lock, "release"))
 
 
 @both

@@ -14,7 +14,8 @@ from django.core.exceptions import SynchronousOnlyOperation
 
 from django_redislock import Lock, force_release, get_lock, list_locks
 from tests.helpers.actors import GENEROUS, server_time
-from tests.helpers.state import LOCK, NAME, holder
+from tests.helpers.state import LOCK, NAME, holder, queued
+from tests.inside import hang_up_idle, hears, listen, watch_connections
 
 Eventually = Callable[..., Any]
 
@@ -90,3 +91,23 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 
     asyncio.run(main())  # cancels the tasks that still run
     eventually(lambda: holder(client) == "")
+
+
+def test_waiters_whose_event_loop_was_closed_delay_nobody(
+    client: redis.Redis, eventually: Eventually, aeventually: Callable[..., Any]
+) -> None:
+    async def wait() -> None:
+        await Lock(NAME, ttl=600).aacquire()
+
+    listen()
+    eventually(hears)  # else they look again while their connections are closed
+    held, loop = Lock(NAME, ttl=600), asyncio.new_event_loop()
+    held.acquire()
+    loop.set_exception_handler(lambda *args: None)  # it reports abandoned tasks, as it should
+    tasks = [loop.create_task(wait()) for _ in range(3)]
+    loop.run_until_complete(aeventually(lambda: queued(client) == 3 and not watch_connections()()[0]))
+    hang_up_idle(loop)
+    loop.close()
+    held.release()
+    assert Lock(NAME).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 200 s
+    assert not any(task.done() for task in tasks)

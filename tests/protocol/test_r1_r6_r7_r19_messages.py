@@ -55,6 +55,16 @@ def test_however_late_the_news_a_lease_ends_here_no_later_than_in_redis(
     assert ends_here <= int(client.pttl(LOCK)) / 1000 + monotonic() + 0.001
 
 
+def test_answers_that_come_after_the_end_of_their_lease_grant_nothing(
+    network: Proxy, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    late = network.delay_answer(ACQUIRE, 0.1, times=3)
+    with pytest.raises(LockUnavailable, match=r"Redis takes longer to respond than the TTL of the lock \(0\.05 s"):
+        crowd()(Lock(NAME, ttl=0.05, using="other"), "acquire", blocking=False)
+    assert late.met == 3
+    eventually(lambda: not holder(client))
+
+
 @nobody_looks
 @pytest.mark.parametrize("at_work", [True, False], ids=["others hold it", "it is free"])
 def test_a_wake_that_comes_after_the_end_of_its_lease_is_a_hint_to_look(

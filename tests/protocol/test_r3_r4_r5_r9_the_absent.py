@@ -16,7 +16,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, TOKEN, WAITERS, count, flag, holder, queued
 from tests.inside import change_probe
-from tests.protocol.scene import LONG, POOL, Eventually, Ghosts, Join, Start, lapse, listed, told
+from tests.protocol.scene import LONG, POOL, Eventually, Ghosts, Join, Listening, Start, lapse, listed, told
 
 # -- R3 ---------------------------------------------------------------------------------------------------------------
 
@@ -33,9 +33,17 @@ def polled(request: pytest.FixtureRequest, server: RedisServer, add_alias: Calla
 
 
 def test_waiters_that_get_no_messages_poll_and_keep_their_places(
-    polled: str, join: Join, client: redis.Redis, eventually: Eventually
+    polled: str,
+    join: Join,
+    client: redis.Redis,
+    listening: Listening,
+    eventually: Eventually,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """They are never handed the lock, which is left for the first of them. It counts as gone if it does not look."""
+    listening(polled).end()
+    listening(polled)  # refused once more, for the same reason
+    assert caplog.text.count("event=not-subscribed") <= 1
     lock = Lock(NAME, using=polled)
     lock.acquire()
     leaves, *waiting = (join(Lock(NAME, using=polled, blocking_timeout=seconds)) for seconds in (0.5, 30, 30))
