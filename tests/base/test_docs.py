@@ -98,9 +98,6 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
             asyncio.run(awaits)
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
 def assigned(block: str, name: str) -> ast.expr | None:
     """The value that a block assigns to this name, if any."""
     for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]

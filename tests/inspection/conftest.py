@@ -12,9 +12,8 @@ from tests.helpers.actors import Ghost
 from tests.helpers.listed import endless as endless
 from tests.helpers.listed import trips as trips
 from tests.helpers.listed import two_aliases as two_aliases
-from tests.inside import limit
 
-Queue = Callable[..., list[str]]
+Queue = Callable[[str, int], list[str]]
 
 
 def hold(name: str, **options: Any) -> str:
@@ -29,17 +28,10 @@ def queue_up(ghost: Callable[..., Ghost]) -> Queue:
     """Let so many waiters queue for a lock, one after the other; return their owners in order."""
     there = ghost()
 
-    def queue_up(name: str, count: int, **more: Any) -> list[str]:
+    def queue_up(name: str, count: int) -> list[str]:
         owners = [f"waiter-{number}" for number in range(count)]
         for number, owner in enumerate(owners):
-            request = there.request(f"{name}-{number:022}", name=name, **{"owner": owner, **more})
-            there.acquire(request)
+            there.acquire(there.request(f"{name}-{number:022}", name=name, owner=owner))
         return owners
 
     return queue_up
-
-
-@pytest.fixture
-def no_look_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiters look at the end of a lease, and otherwise only when they are told."""
-    limit(monkeypatch, look_every=1000.0)

@@ -20,7 +20,7 @@ from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, server_time
 from tests.helpers.proxy import proxy
 from tests.helpers.ways import DJANGO, alias, caches
-from tests.inside import FORCE, PREFIX
+from tests.inside import FORCE, PREFIX, limit
 from tests.inspection.conftest import Queue, hold
 
 HOUR = 3600
@@ -48,7 +48,6 @@ def test_info_lists_the_first_hundred_waiters_in_order_and_counts_all(
 
 
 def test_it_tells_which_waiters_redis_cannot_reach(ghost: Callable[..., Ghost], client: redis.Redis) -> None:
-    """They still count, because they may come back."""
     hold("a", ttl=600)
     killed, there = ghost(alive=False), ghost()
     killed.queue("1" * 22, name="a")
@@ -82,9 +81,6 @@ def test_of_a_pools_member_it_tells_who_wants_this_one_and_who_wants_any(ghost: 
     assert alice.pool_queue[0].waited == pytest.approx(198, abs=30)
 
 
-# -- handed over: it has a short lease, and whoever looks is told why -------------------------------------------------
-
-
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     call_command("redislocks", *arguments)
     return capsys.readouterr().out
@@ -111,8 +107,6 @@ def test_all_who_show_a_lock_say_that_it_is_being_handed_over(
         path = f"/admin/django_redislock/heldlock/{part}".replace(":", "_3A")
         assert " s (being handed over)" in admin_client.get(path).content.decode()
 
-
-# -- what somebody else may have written ----------------------------------------------------------------------------
 
 FOREIGN = [
     b"",
@@ -194,9 +188,6 @@ def test_bad_input_is_refused_before_anything_is_sent_and_then_redis_is_missed(
             call()
 
 
-# -- force_release(): whoever holds the lock --------------------------------------------------------------------------
-
-
 def test_it_returns_what_was_released_and_tells_by_whom(
     crowd: Crowd, queue_up: Queue, heard: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,11 +196,9 @@ def test_it_returns_what_was_released_and_tells_by_whom(
     assert (heard, caplog.messages) == ([], [])
     token = hold("a", note="for people")
     queue_up("a", 2)
-    before = get_lock("a")
+    before = known("a")
     heard.clear()
     released = me(django_redislock, "force_release", "a", by="jo")
-    assert released is not None
-    assert before is not None
     facts = ("name", "owner", "fence", "since", "waiters", "note")
     assert [getattr(released, fact) for fact in facts] == [getattr(before, fact) for fact in facts]
     assert released.waiters == 2
@@ -218,10 +207,10 @@ def test_it_returns_what_was_released_and_tells_by_whom(
     assert token not in caplog.text
 
 
-@pytest.mark.usefixtures("no_look_by_the_clock")
 def test_the_next_waiter_gets_the_lock_at_once_past_any_number_of_dead_ones(
-    crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any]
+    crowd: Crowd, client: redis.Redis, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    limit(monkeypatch, look_every=1000.0)  # it is told
     me, you = crowd(), crowd()
     hold("a", ttl=600)
     waiting = me.start(Lock("a"), "acquire")

@@ -52,9 +52,6 @@ def statuses(way: str) -> dict[str, LockStatus]:
     return {lock.name: lock.status for lock in listed(way)}
 
 
-# -- what is listed -------------------------------------------------------------------------------------------------
-
-
 def test_every_held_lock_is_listed_by_name_until_it_is_released(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     assert you(django_redislock, "list_locks") == page("owner").locks == []
@@ -134,9 +131,6 @@ def test_a_pattern_that_is_no_text_is_refused(ask: Callable[[Any], Any]) -> None
         ask(None)
 
 
-# -- the index ------------------------------------------------------------------------------------------------------
-
-
 def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_taken(
     client: redis.Redis, eventually: Eventually
 ) -> None:
@@ -154,9 +148,6 @@ def test_expired_locks_are_not_listed_and_their_entries_vanish_as_others_are_tak
 
     eventually(vanished)
     assert names(list_locks()) == ["held"]
-
-
-# -- what others wrote ----------------------------------------------------------------------------------------------
 
 
 @each_way
@@ -210,9 +201,6 @@ def test_locks_that_never_end_are_listed_and_found(way: str, trips: list[int]) -
     assert info is not None
     assert (info.lease_left, info.expires.year) == (math.inf, 9999)
     assert names(page("lease_left").locks)[0] == names(page("-lease_left").locks)[-1] == "sound"
-
-
-# -- pages: sorting, searching, cutting -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -271,9 +259,6 @@ def test_a_page_has_the_locks_of_every_alias_sorted_and_cut_together(trips: list
     trips.clear()
     assert names(page(using="default").locks) == ["order:1", "order:2"]
     assert len(trips) == 2
-
-
-# -- pools ------------------------------------------------------------------------------------------------------------
 
 
 def summary(name: str, members: int, held: int = 0, waiters: int = 0) -> PoolSummary:

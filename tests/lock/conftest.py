@@ -1,17 +1,48 @@
-"""Fixtures for the tests of locks."""
+"""What several tests of locks use."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django.dispatch import Signal
 
 from django_redislock import Lock
 from redisserver import RedisServer
 from tests.helpers.proxy import Proxy, proxy
 from tests.inside import command, will_hear_of
+
+Eventually = Callable[..., Any]
+Heard = list[tuple[str, dict[str, Any]]]
+
+
+class Block:
+    """``with`` and ``async with`` through one interface: ``me(Block(lock, body), "run")``."""
+
+    def __init__(self, lock: Lock, body: Callable[[], Any] = lambda: None) -> None:
+        self.lock, self.body = lock, body
+
+    def run(self) -> None:
+        with self.lock:
+            self.body()
+
+    async def arun(self) -> None:
+        async with self.lock:
+            await asyncio.sleep(0)  # others run
+            self.body()
+
+
+@contextmanager
+def receiving(receiver: Callable[..., Any], *signals: Signal) -> Iterator[None]:
+    with ExitStack() as stack:
+        for signal in signals:
+            signal.connect(receiver, weak=False)
+            stack.callback(signal.disconnect, receiver)
+        yield
 
 
 @pytest.fixture(params=["default", "memory"])
@@ -36,10 +67,7 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
     """Wait until this process is told at once what happens to a lock that is held here. See ``listens``."""
 
-    def hears(person: Any, lock: Lock) -> None:
-        eventually(lambda: person.read(lambda: will_hear_of(lock)))
-
-    return hears
+    return lambda person, lock: eventually(lambda: person.read(lambda: will_hear_of(lock)))
 
 
 @pytest.fixture
@@ -55,7 +83,4 @@ def cache_lock(settings: Any) -> Callable[..., Any]:
     default = settings.CACHES["default"]
     settings.CACHES = {**settings.CACHES, "ours": {**default, "BACKEND": "django_redislock.cache.RedisCache"}}
 
-    def cache_lock(name: str, **options: Any) -> Any:
-        return caches["ours"].lock(name, **options)  # type: ignore[attr-defined]
-
-    return cache_lock
+    return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

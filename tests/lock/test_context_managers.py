@@ -37,9 +37,6 @@ class Subclass(Lock):
         return await super().__aexit__(*error)
 
 
-# -- what enters and leaves it -----------------------------------------------------------------------------------------
-
-
 @contextlib.asynccontextmanager
 async def by_statement(kin: Kin, manager: Any) -> AsyncIterator[None]:
     if kin.tasks:
@@ -88,7 +85,6 @@ WAYS: dict[str, Way] = {
 }
 every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
-# -- what is entered and left ------------------------------------------------------------------------------------------
 
 MEMBER = lock_name("pool", "seats", "a")
 MANAGERS: dict[str, Callable[[], Any]] = {

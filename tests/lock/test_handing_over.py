@@ -23,7 +23,7 @@ from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
 from tests.inside import ACQUIRE, RELEASE, hears, limit, own_channel
 
-Eventually = Callable[..., Any]
+from .conftest import Eventually
 
 
 def adopter(token: str, **options: Any) -> Lock:
@@ -35,9 +35,6 @@ def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
     lock = Lock(NAME, using=using)
     me(lock, "acquire")
     return str(me(lock, "detach", ttl))
-
-
-# -- detach -----------------------------------------------------------------------------------------------------------
 
 
 def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_everybody(
@@ -134,9 +131,6 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
     assert flag(client) == "d"
 
 
-# -- adopting ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("note", "adopt"), [("", False), ("another", False), ("", True)])
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
@@ -214,9 +208,6 @@ def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_wi
     assert lost.caught.is_set()
     eventually(lambda: flag(client) == "d")
     assert you(adopter(token), "acquire")
-
-
-# -- a token that others have too -------------------------------------------------------------------------------------
 
 
 def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock_whenever_the_subscription_is_made(

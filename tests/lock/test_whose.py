@@ -1,12 +1,12 @@
 """Whose an acquisition is: parents and their children, siblings, sync code of tasks and coroutines of sync code.
 
-A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started. See also
-``test_whose_calls.py`` and ``test_whose_object.py``.
+A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from contextvars import Context, copy_context
 from typing import Any
@@ -40,9 +40,6 @@ class Inside:
         if self.seen[0]:
             await self.kin.until(self.may_leave.is_set)
             await self.kin(self.lock, "release")
-
-
-# -- parents and children ----------------------------------------------------------------------------------------------
 
 
 @objects
@@ -189,9 +186,11 @@ async def test_who_would_wait_for_its_own_lock_is_refused_and_told_whose_it_is(k
     mine = Lock(NAME)
     again = mine if same else Lock(NAME)
     await kin(mine, "acquire")
-    with pytest.raises(LockError, match=ITSELF) as without_end:
-        await kin(again, "acquire")
-    assert type(without_end.value) is LockError
+    for method in ("acquire", "enter"):
+        with pytest.raises(LockError, match=ITSELF) as without_end:
+            await kin(again, method)
+        assert (type(without_end.value), without_end.value.name) == (LockError, NAME)
+        assert re.search(r"wait for itself.*Pass a .*, or reentrant=True\.", str(without_end.value))
     for options in ({"blocking": False}, {"blocking_timeout": 0.05}):
         assert await kin(again, "acquire", **options) is False
     for bound in (0, 0.05):
@@ -202,9 +201,6 @@ async def test_who_would_wait_for_its_own_lock_is_refused_and_told_whose_it_is(k
     assert info.waiters == 0
     await kin(mine, "release")
     assert await kin.info() is None
-
-
-# -- siblings, and sync code of tasks ----------------------------------------------------------------------------------
 
 
 @kinds

@@ -9,14 +9,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockNotOwned, LockStatus
-from tests.helpers.state import NAME
+from django_redislock import Lock, LockLost, LockNotOwned, LockStatus
+from tests.helpers.actors import Crowd
+from tests.helpers.state import LOCK, NAME, holder
 
+from .conftest import Eventually
 from .kin import RUNS, Kin, both, owner_rule
-
-# -- of which acquisition ----------------------------------------------------------------------------------------------
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
 
@@ -42,14 +43,15 @@ ANSWERS: dict[str, tuple[Ask, Any]] = {
     "token": (read(lambda lock: lock.token), None),
     "acquire": (method("acquire", blocking=False), False),
 }
-REFUSED: dict[str, Ask] = {
-    "release": method("release"),
-    "extend": method("extend", 1),
-    "reacquire": method("reacquire"),
-    "detach": method("detach"),
-    "check": read(lambda lock: lock.check()),
-    "fence": read(lambda lock: lock.fence),
-    "exit": method("exit", None, None, None),  # of a block that was never entered
+# what an error says that it cannot do
+REFUSED: dict[str, tuple[Ask, str]] = {
+    "release": (method("release"), "release"),
+    "extend": (method("extend", 1), "extend"),
+    "reacquire": (method("reacquire"), "extend"),
+    "detach": (method("detach"), "detach"),
+    "check": (read(lambda lock: lock.check()), "use"),
+    "fence": (read(lambda lock: lock.fence), "read the fence of"),
+    "exit": (method("exit", None, None, None), "release"),  # of a block that was never entered
 }
 OTHERS = ["another object", "child", "stranger"]
 
@@ -97,23 +99,26 @@ async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, wh
     """Another object is told that an object here holds the lock, with the very words: another ... object."""
     words = r"(?i)another\b.*\bobject" if who == "another object" else None
     with pytest.raises(LockNotOwned, match=words):
-        await asked_by(who, kin, Lock(NAME), REFUSED[what])
+        await asked_by(who, kin, Lock(NAME), REFUSED[what][0])
 
 
 @pytest.mark.parametrize("what", REFUSED)
 @both
 async def test_an_object_is_refused_in_other_words_where_nobody_here_holds_the_lock(kin: Kin, what: str) -> None:
-    with pytest.raises(LockNotOwned) as caught:
-        await REFUSED[what](kin, Lock(NAME))
+    ask, verb = REFUSED[what]
+    text = f"^Cannot {verb} the lock '{NAME}': this thread or task does not hold it"
+    with pytest.raises(LockNotOwned, match=text) as caught:
+        await ask(kin, Lock(NAME))
+    assert (type(caught.value), caught.value.name) == (LockNotOwned, NAME)
     assert "another" not in str(caught.value).lower()
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize("objects", ["one object", "two objects"])
+@pytest.mark.parametrize("objects", ["one object", "two objects", "a plain one first"])
 @both
 async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects: str) -> None:
     """As ``threading.RLock`` does for each, and the lock is free after the last."""
-    first = Lock(NAME, reentrant=True)
+    first = Lock(NAME, reentrant=objects != "a plain one first")
     second = first if objects == "one object" else Lock(NAME, reentrant=True)
     for lock in (first, second, second):
         assert await kin(lock, "acquire")
@@ -126,8 +131,6 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
             await kin(lock, "release")
     assert await kin.info() is None
 
-
-# -- how long it is renewed --------------------------------------------------------------------------------------------
 
 TTL = 1.5
 
@@ -212,3 +215,30 @@ async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, 
         lock.check()
         await kin(lock, "release")
     assert not any([await kin(lock, "locked") for lock in locks[:50]])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
+    reentrant: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Redis is asked first, before the error about waiting for oneself is raised."""
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, reentrant=reentrant, on_lost=losses.append)
+    me(lock, "acquire")
+    fence = me.read(lambda: lock.fence)
+    client.delete(LOCK)
+    assert me(lock, "acquire")
+    assert me.read(lambda: lock.fence) > fence
+    eventually(lambda: [loss.fence for loss in losses] == [fence])
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd) -> None:
+    me = crowd()
+    for ttl in (0.2, 600):  # it waits for its own lock, as that ends by itself
+        locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
+        for lock in locks:
+            assert me(lock, "acquire")
+    for lock in locks:
+        me(lock, "release")
