@@ -209,25 +209,6 @@ WELL = (None, None, None)
 FAILING = (ZeroDivisionError, ZeroDivisionError(), None)
 
 
-def test_releasing_a_lost_lock_raises_lock_lost_once_and_leaves_the_next_holder_its_own(
-    crowd: Crowd, client: redis.Redis
-) -> None:
-    me, you, lock, second = crowd(), crowd(), Lock(NAME), Lock(NAME)
-    me(lock, "acquire")
-    fence = me.read(lambda: lock.fence)
-    client.delete(LOCK)
-    assert you(second, "acquire", blocking=False)
-    with pytest.raises(LockLost, match="was lost while it was held here") as caught:
-        me(lock, "release")
-    assert (caught.value.name, caught.value.fence) == (NAME, fence)
-    assert caught.value.reason in str(caught.value)
-    assert me.read(lambda: (lock.token, fence_of(lock))) == (None, None)
-    with pytest.raises(LockNotOwned) as again:
-        me(lock, "release")
-    assert not isinstance(again.value, LockLost)
-    assert you(second, "owned")
-
-
 @pytest.mark.parametrize("forged", ["a beginning", "the id"])
 def test_what_is_not_the_whole_token_releases_nothing(forged: str, crowd: Crowd, client: redis.Redis) -> None:
     """Ids of attempts travel in messages, so reading a message must not allow anybody to release the lock."""

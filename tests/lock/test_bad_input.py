@@ -15,16 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from redis.backoff import AbstractBackoff
 
-from django_redislock import (
-    ConditionalValue,
-    Counter,
-    Lock,
-    LockedCommand,
-    get_lock,
-    list_locks,
-    lock_name,
-    locked,
-)
+from django_redislock import ConditionalValue, Counter, Lock, LockedCommand, get_lock, list_locks, lock_name, locked
 from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, leftovers, queued

@@ -9,15 +9,7 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import (
-    Lock,
-    LockLost,
-    LockNotAcquired,
-    LockNotOwned,
-    LockUnavailable,
-    get_lock,
-    locked,
-)
+from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable, get_lock, locked
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
@@ -99,20 +91,19 @@ def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_t
     assert get_lock(NAME, using=using) is None
 
 
-def section() -> str:
-    with Lock(NAME, reentrant=True) as lock:
-        return lock.detach(60)
+@pytest.mark.parametrize("awaits", [False, True])
+def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(awaits: bool, client: redis.Redis) -> None:
+    @locked(NAME, ttl=600, reentrant=True)
+    def section() -> str:
+        with Lock(NAME, reentrant=True) as lock:
+            return lock.detach(60)
 
+    @locked(NAME, ttl=600, reentrant=True)
+    async def asection() -> str:
+        async with Lock(NAME, reentrant=True) as lock:
+            return str(await lock.adetach(60))
 
-async def asection() -> str:
-    async with Lock(NAME, reentrant=True) as lock:
-        return str(await lock.adetach(60))
-
-
-@pytest.mark.parametrize("body", [section, asection])
-def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(body: Any, client: redis.Redis) -> None:
-    function = locked(NAME, ttl=600, reentrant=True)(body)
-    token = async_to_sync(function)() if body is asection else function()
+    token = async_to_sync(asection)() if awaits else section()
     assert flag(client) == "d"
     Lock(NAME, token=token).release()
     assert leftovers(client) == []

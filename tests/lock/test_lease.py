@@ -16,14 +16,7 @@ import redis
 import time_machine
 from freezegun import freeze_time
 
-from django_redislock import (
-    Lock,
-    LockLost,
-    LockNotAcquired,
-    LockPool,
-    LockStatus,
-    LockUnavailable,
-)
+from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, LockStatus, LockUnavailable
 from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy

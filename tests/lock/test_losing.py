@@ -16,6 +16,7 @@ from asgiref.sync import sync_to_async
 from django_redislock import (
     Lock,
     LockLost,
+    LockNotOwned,
     LockPool,
     aforce_release,
     force_release,
@@ -26,7 +27,7 @@ from django_redislock import (
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Actor, Crowd
-from tests.helpers.state import NAME, holder, put, queued
+from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
 
 from .conftest import Block, Eventually, Heard, receiving
@@ -122,15 +123,17 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
     assert {loop for signal, loop in seen if signal is not lock_lost} == {asyncio.get_running_loop()}
 
 
-@pytest.mark.parametrize("how", ["flushed", "taken", "forced while polling", "found by the release"])
+@pytest.mark.parametrize(
+    "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
+)
 def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
     how: str, crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
 ) -> None:
-    losses: list[LockLost] = []
+    losses, taken = list[LockLost](), how.startswith("taken")
     me, lock = crowd(), Lock(NAME, ttl=2, on_lost=losses.append, poll=how == "forced while polling")
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)
-    if how == "taken":
+    if taken:
         put(client, NAME)
     elif how == "forced while polling":
         force_release(NAME)
@@ -138,12 +141,17 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
         hears(me, lock)
         client.flushall()
     theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
-    if how != "found by the release":
+    if "found" not in how:
         eventually(lambda: losses)
         with pytest.raises(LockLost, match=re.escape(reason)):
             me.read(lock.check)
-    with pytest.raises(LockLost, match=re.escape(reason)):
+    with pytest.raises(LockLost, match=rf"was lost while it was held here.*{re.escape(reason)}") as caught:
         me(lock, "release")
+    assert (caught.value.name, caught.value.fence, caught.value.reason) == (NAME, fence, reason)
+    assert me.read(lambda: (lock.token, fence_of(lock))) == (None, None)
+    with pytest.raises(LockNotOwned) as again:
+        me(lock, "release")
+    assert type(again.value) is LockNotOwned
     eventually(lambda: losses)
     assert [loss.reason for loss in losses] == [reason]
     facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
@@ -222,14 +230,23 @@ def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: 
     assert told == [(True, "redislock-notifier")]
 
 
-@pytest.mark.parametrize("kind", ["option", "setting", "pool", "cache.lock"])
-def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired(
+ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and options
+    "option": ({}, {"auto_renew": False}),
+    "setting": ({"AUTO_RENEW": False}, {}),
+    "pool": ({}, {"auto_renew": False}),
+    "cache.lock": ({}, {}),
+    "max_hold": ({"MAX_HOLD": 3600}, {"max_hold": SHORT}),
+    "MAX_HOLD": ({"MAX_HOLD": SHORT}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", ENDED)
+def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that_runs_into_max_hold_is_lost(
     kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
     eventually: Eventually,
 ) -> None:  # fmt: skip
-    settings.REDISLOCK = {"AUTO_RENEW": kind != "setting"}
-    options: dict[str, Any] = {"ttl": SHORT, "auto_renew": None if kind == "setting" else False}
-    me, pool = crowd(), LockPool("accounts")
+    settings.REDISLOCK, options = ENDED[kind][0], {"ttl": SHORT, **ENDED[kind][1]}
+    me, pool, expires = crowd(), LockPool("accounts"), "max_hold" not in kind.lower()
     me(pool, "assign", ["alice"])
     if kind == "pool":
         lock: Any = me(pool, "acquire", **options)
@@ -240,28 +257,14 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired(
         lock = Lock(NAME, **options)
         me(lock, "acquire")
     eventually(lambda: losses_in(heard))
-    assert losses_in(heard) == [(lock.name, True)]
-    assert events() == [("INFO", "expired")]
+    assert losses_in(heard) == [(lock.name, expires)]
+    reason = "not to be renewed" if expires else "not to be renewed beyond max_hold"
     if kind != "cache.lock":
-        with pytest.raises(LockLost, match="not to be renewed"):
+        with pytest.raises(LockLost, match=reason):
             me.read(lock.check)
-        with pytest.raises(LockLost, match="not to be renewed"):
+        with pytest.raises(LockLost, match=reason):
             me(lock, "release")
-    assert len(events()) == 1
-
-
-@pytest.mark.parametrize("where", ["settings", "option"])
-def test_one_that_ran_into_its_max_hold_is_lost(
-    where: str, crowd: Crowd, settings: Any, events: Events, heard: Heard, eventually: Eventually
-) -> None:
-    settings.REDISLOCK = {"MAX_HOLD": SHORT if where == "settings" else 3600}
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, max_hold=SHORT if where == "option" else None)
-    me(lock, "acquire")
-    eventually(lambda: losses_in(heard))
-    assert losses_in(heard) == [(NAME, False)]
-    assert events() == [("WARNING", "max-hold"), ("WARNING", "lost")]
-    with pytest.raises(LockLost, match="not to be renewed beyond max_hold"):
-        me(lock, "release")
+    assert events() == ([("INFO", "expired")] if expires else [("WARNING", "max-hold"), ("WARNING", "lost")])
 
 
 def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(

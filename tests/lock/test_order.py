@@ -18,6 +18,7 @@ from django_redislock import Lock, LockLost, LockUnavailable
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd, Ghost, Other
 from tests.helpers.state import LOCK, NAME, QUEUE, WAITERS, flag, holder, queued
+from tests.helpers.ways import DJANGO_REDIS, alias
 from tests.inside import limit
 
 from .conftest import Block, Eventually
@@ -87,8 +88,7 @@ def test_processes_get_a_lock_in_the_order_in_which_they_asked_and_exclude_each_
 def test_nobody_overtakes_a_waiter(
     crowd: Crowd, how: str, age: float, ghost: Callable[..., Ghost], client: redis.Redis
 ) -> None:
-    """However short it has waited, even if the clock was ahead when it queued, and even if it does not come for the
-    lock."""
+    """However short it has waited, if the clock was ahead when it queued, and if it does not come for the lock."""
     me, you, lock = crowd(), crowd(), Lock(NAME)
     me(lock, "acquire")
     ghost().queue(ID, name=NAME, age=age)
@@ -105,13 +105,8 @@ def test_nobody_overtakes_a_waiter(
 def test_300_threads_wait_over_a_pool_of_two_connections_and_the_holder_releases_at_once(
     server: RedisServer, client: redis.Redis, settings: Any, eventually: Eventually
 ) -> None:
-    options = {"CONNECTION_POOL_KWARGS": {"max_connections": 2}}
-    small = {
-        "OPTIONS": options,
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": f"redis://localhost:{server.port}/0",
-    }
-    settings.CACHES = {**settings.CACHES, "small": small}
+    elsewhere = f"redis://localhost:{server.port}/0"  # not a pool that is there already
+    settings.CACHES = {**settings.CACHES, "small": alias(DJANGO_REDIS, elsewhere, max_connections=2)}
     inside, fences, errors = threading.Lock(), [], []
 
     def wait() -> None:

@@ -31,7 +31,11 @@ class Inside:
     def __init__(self, kin: Kin, lock: Lock, **options: Any) -> None:
         self.kin, self.lock, self.options = kin, lock, options or {"blocking": False}
         self.seen: tuple[int, str | None] = 0, None
-        self.tried, self.may_leave = threading.Event(), threading.Event()
+        self.may_begin, self.tried, self.may_leave = threading.Event(), threading.Event(), threading.Event()
+
+    async def later(self) -> None:
+        await self.kin.until(self.may_begin.is_set)
+        await self()
 
     async def __call__(self) -> None:
         if await self.kin(self.lock, "acquire", **self.options):
@@ -99,18 +103,12 @@ async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the
 async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_waits_though_it_is_reentrant(
     kin: Kin, same: bool
 ) -> None:
-    mine, begin = Lock(NAME, reentrant=True), threading.Event()
+    mine = Lock(NAME, reentrant=True)
     inside = Inside(kin, mine if same else Lock(NAME, reentrant=True), blocking_timeout=GENEROUS)
-
-    async def later() -> None:
-        await kin.until(begin.is_set)
-        assert not await kin(inside.lock, "acquire", blocking=False)
-        await inside()
-
-    child = kin.child(later)
+    child = kin.child(inside.later)
     await kin(mine, "acquire")
     fence = mine.fence
-    begin.set()
+    inside.may_begin.set()
     await kin.queued()
     inside.may_leave.set()
     await kin(mine, "release")
@@ -122,20 +120,15 @@ async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_wait
 @pytest.mark.parametrize("by_force", [False, True], ids=["released", "force-released"])
 @both
 async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: Kin, by_force: bool) -> None:
-    mine, inside, begin = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True)), threading.Event()
-
-    async def later() -> None:
-        await kin.until(begin.is_set)
-        await inside()
-
+    mine, inside = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True))
     await kin(mine, "acquire")
     fence = mine.fence
-    child = kin.child(later)
+    child = kin.child(inside.later)
     if by_force:
         await aforce_release(NAME) if kin.tasks else force_release(NAME)
     else:
         await kin(mine, "release")
-    begin.set()
+    inside.may_begin.set()
     inside.may_leave.set()
     await kin.end(child)
     assert inside.seen[0] > fence
@@ -150,8 +143,7 @@ async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: 
 async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holder_its_lock(
     kin: Kin, stranger: bool, reentrant: bool
 ) -> None:
-    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it. Not for a reentrant child, which
-    is under the lock."""
+    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it."""
     shared = Lock(NAME, reentrant=reentrant)
 
     async def careless() -> None:
@@ -171,7 +163,7 @@ async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holde
 
 @both
 async def test_what_was_acquired_in_another_context_of_the_same_thread_or_task_is_its_own(kin: Kin) -> None:
-    """Contexts are entered by frameworks too; the coroutine is made in one, and awaited outside."""
+    """The coroutine is made in one, and awaited outside."""
     lock = Lock(NAME)
     for context in (Context(), copy_context()):
         assert (await context.run(lock.aacquire)) if kin.tasks else context.run(lock.acquire)
