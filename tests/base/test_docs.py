@@ -99,7 +99,6 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
 
 
 def assigned(block: str, name: str) -> ast.expr | None:
-    """The value that a block assigns to this name, if any."""
     for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             return node.value

@@ -28,6 +28,8 @@ from django_redislock import (
 from tests.helpers.actors import Crowd
 from tests.helpers.state import NAME
 
+PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
+
 
 @pytest.mark.parametrize(
     ("name", "text"),
@@ -193,9 +195,6 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) 
     """It would be another lock in each process."""
     with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
         filled(f"a:{{{field}}}", value=value)
-
-
-PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
 
 def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str]]:

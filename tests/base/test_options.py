@@ -33,6 +33,13 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "locked_atomic": lambda **options: locked_atomic("a", **options),
     "LockPool.acquire": lambda **options: LockPool("a").acquire(**options),
 }
+NO_DURATIONS: list[tuple[Any, str]] = [
+    *((value, "seconds and finite, not ") for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
+    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
+    (YEARS + 1, "at most ten years, not "),
+    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
+]
+LOST = "on_lost must be a plain function, 'cancel' or None, not "
 
 
 @pytest.fixture(params=MAKERS)
@@ -51,7 +58,6 @@ def refused(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[...
 
 
 def ours() -> Any:
-    """Our cache backend."""
     return caches["ours"]
 
 
@@ -99,14 +105,6 @@ def test_a_duration_is_seconds_or_a_timedelta_and_none_leaves_the_choice_to_the_
         assert not Lock("a", **left).acquire()
 
 
-NO_DURATIONS: list[tuple[Any, str]] = [
-    *((value, "seconds and finite, not ") for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
-    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
-    (YEARS + 1, "at most ten years, not "),
-    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
-]
-
-
 @pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout", "slow_wait"])
 @pytest.mark.parametrize(("value", "text"), NO_DURATIONS, ids=range(len(NO_DURATIONS)))
 def test_an_invalid_duration_is_refused_and_named(
@@ -119,9 +117,6 @@ def test_an_invalid_duration_is_refused_and_named(
 
 
 async def told(error: Exception) -> None: ...
-
-
-LOST = "on_lost must be a plain function, 'cancel' or None, not "
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ def using(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
-    """A proxy between the alias "far" and the server."""
     with proxy(server.port) as between:
         far = {**settings.CACHES["default"], "LOCATION": between.url, "OPTIONS": {"SOCKET_TIMEOUT": 1}}
         settings.CACHES = {**settings.CACHES, "far": far}
@@ -65,7 +64,7 @@ def network(server: RedisServer, settings: Any) -> Iterator[Proxy]:
 
 @pytest.fixture
 def hears(eventually: Callable[..., Any]) -> Callable[[Any, Lock], None]:
-    """Wait until this process is told at once what happens to a lock that is held here. See ``listens``."""
+    """Wait until this process is told at once what happens to a lock that is held here."""
 
     return lambda person, lock: eventually(lambda: person.read(lambda: will_hear_of(lock)))
 
@@ -79,8 +78,6 @@ def nowhere(settings: Any) -> None:
 
 @pytest.fixture
 def cache_lock(settings: Any) -> Callable[..., Any]:
-    """Makes locks with ``cache.lock()``, on the server of the default alias."""
-    default = settings.CACHES["default"]
-    settings.CACHES = {**settings.CACHES, "ours": {**default, "BACKEND": "django_redislock.cache.RedisCache"}}
-
+    ours = {**settings.CACHES["default"], "BACKEND": "django_redislock.cache.RedisCache"}
+    settings.CACHES = {**settings.CACHES, "ours": ours}
     return lambda name, **options: caches["ours"].lock(name, **options)  # type: ignore[attr-defined]

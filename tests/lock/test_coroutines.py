@@ -24,6 +24,9 @@ from tests.helpers.state import NAME, holder
 from .conftest import Eventually
 from .kin import FACTORIES, Kin, owner_rule
 
+TTL = 1.5
+Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
+
 
 @pytest.mark.parametrize(
     ("what", "call"),
@@ -54,18 +57,18 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
         assert [info.name for info in list_locks()] == [NAME]
 
 
+async def hold(held: asyncio.Event, **options: Any) -> None:
+    async with Lock(NAME, **options):
+        held.set()
+        await asyncio.get_running_loop().create_future()
+
+
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
 async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
     on_lost: Any, client: redis.Redis, aeventually: Eventually
 ) -> None:
     held = asyncio.Event()
-
-    async def hold() -> None:
-        async with Lock(NAME, ttl=0.6, on_lost=on_lost):
-            held.set()
-            await asyncio.get_running_loop().create_future()
-
-    asyncio.create_task(hold())  # noqa: RUF006
+    asyncio.create_task(hold(held, ttl=0.6, on_lost=on_lost))  # noqa: RUF006
     await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
     await aeventually(lambda: holder(client) == "")
@@ -76,23 +79,13 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 ) -> None:
     async def main() -> None:
         held = asyncio.Event()
-
-        async def hold() -> None:
-            async with Lock(NAME, ttl=600):
-                held.set()
-                await asyncio.get_running_loop().create_future()
-
-        task = asyncio.create_task(hold())
+        task = asyncio.create_task(hold(held, ttl=600))
         await held.wait()
         assert holder(client)
         assert not task.done()
 
     asyncio.run(main())  # cancels the tasks that still run
     eventually(lambda: holder(client) == "")
-
-
-TTL = 1.5
-Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
 async def gathered(call: Coroutine[Any, Any, Any]) -> Any:
@@ -133,8 +126,6 @@ def fails_today(around: str, factory: str) -> bool:
 
 
 def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the body in a task that the factory has made."""
-
     async def begin() -> None:
         asyncio.get_running_loop().set_task_factory(FACTORIES[factory])
         await asyncio.create_task(body())

@@ -126,7 +126,6 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
 ) -> None:
-    """A note of its own replaces the old one."""
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.9, using=using, note="two\nlines ")
     me(lock, "acquire")
     fence, token = me.read(lambda: lock.fence), me(lock, "detach")
@@ -166,7 +165,6 @@ def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(
 
 
 def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
-    """It was not detached, and its holder is alive."""
     me, you = crowd(), crowd()
     held = Lock(NAME, token=TOKEN, using=using)
     me(held, "acquire")

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from time import sleep
 from typing import Any
@@ -26,6 +27,21 @@ from .conftest import Eventually, Heard
 
 SHORT = 1.5  # seconds
 FAR = 3600.0  # seconds
+
+Freeze = Callable[[], Any]
+
+DATE = "2040-02-29 12:00"
+WAIT = 0.1  # seconds
+
+FREEZERS: dict[str, Freeze] = {
+    "freezegun": lambda: freeze_time(DATE),
+    "time-machine": lambda: time_machine.travel(DATE, tick=False),
+    "real asyncio": lambda: freeze_time(DATE, real_asyncio=True),
+}
+frozen = pytest.mark.parametrize("freeze", FREEZERS.values(), ids=FREEZERS)
+FREE = (False, False, LockStatus.FREE)
+HELD_HERE = (True, True, LockStatus.LOCKED)
+HELD_ELSEWHERE = (True, False, LockStatus.UNAVAILABLE)
 
 
 def end(client: redis.Redis) -> float:
@@ -107,39 +123,42 @@ def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_t
         me(lock, "release")
 
 
-@pytest.mark.parametrize("by", ["default", "option"])
+@pytest.mark.parametrize("how", ["default", "option", *FREEZERS])
 def test_a_lock_is_renewed_as_long_as_it_is_held(
-    crowd: Crowd, by: str, settings: Any, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, how: str, settings: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
-    settings.REDISLOCK = {"AUTO_RENEW": by == "default"}
+    settings.REDISLOCK = {"AUTO_RENEW": how != "option"}
     losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=None if by == "default" else True, on_lost=losses.append)
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=True if how == "option" else None, on_lost=losses.append)
     me(lock, "acquire")
-    first, before = end(client), value(client)
-    eventually(lambda: end(client) > first + SHORT / 4)
-    assert me(lock, "owned")
-    assert 0 < me.read(lock.remaining) <= SHORT
-    assert value(client) == before
+    with FREEZERS[how]() if how in FREEZERS else nullcontext():
+        me.read(lock.check)
+        first, before = end(client), value(client)
+        eventually(lambda: end(client) > first + SHORT / 4)
+        assert me(lock, "owned")
+        assert 0 < me.read(lock.remaining) <= SHORT
+        assert value(client) == before
+    me.read(lock.check)
     me(lock, "release")
     assert losses == []
 
 
-def plain(me: Any, crowd: Crowd, **options: Any) -> Lock:
+def plain(me: Any, **options: Any) -> Lock:
     lock = Lock(NAME, **{"ttl": 0.9, **options})
     me(lock, "acquire")
     return lock
 
 
-def member(me: Any, crowd: Crowd) -> Any:
+def member(me: Any) -> Any:
     LockPool(NAME).extend(["a", "b"])
     return me(LockPool(NAME), "acquire", ttl=0.9)
 
 
-TAKEN: dict[str, Callable[[Any, Crowd], Any]] = {
+TAKEN: dict[str, Callable[[Any], Any]] = {
     "renewed": plain,
-    "not renewed": lambda me, crowd: plain(me, crowd, auto_renew=False),
-    "no longer renewed": lambda me, crowd: plain(me, crowd, max_hold=0.1),
-    "polling": lambda me, crowd: plain(me, crowd, poll=True),
+    "not renewed": lambda me: plain(me, auto_renew=False),
+    "no longer renewed": lambda me: plain(me, max_hold=0.1),
+    "polling": lambda me: plain(me, poll=True),
     "a member of a pool": member,
 }
 
@@ -152,10 +171,10 @@ def noticed(heard: Heard) -> bool:
 
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
 def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
-    take: Callable[[Any, Crowd], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     me = crowd()
-    lock = take(me, crowd)
+    lock = take(me)
     me(lock, "extend", FAR, replace_ttl=True)
     before = count(client, "evalsha")
     eventually(lambda: count(client, "evalsha") > before + 2)
@@ -172,7 +191,7 @@ def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
     kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     if kind == "not renewed":
-        plain(crowd(), crowd, ttl=3, auto_renew=False)
+        plain(crowd(), ttl=3, auto_renew=False)
     else:
         lock = cache_lock(NAME, timeout=3)
         assert lock.acquire()
@@ -193,11 +212,6 @@ def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventu
 
 def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
     return person(lock, "locked"), person(lock, "owned"), person(lock, "status")
-
-
-FREE = (False, False, LockStatus.FREE)
-HELD_HERE = (True, True, LockStatus.LOCKED)
-HELD_ELSEWHERE = (True, False, LockStatus.UNAVAILABLE)
 
 
 def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_does(crowd: Crowd, using: str) -> None:
@@ -233,7 +247,6 @@ def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: red
 
 
 def known_as(person: Any) -> str:
-    """The owner that Redis shows for a thread or a task."""
     thread = person.read(lambda: threading.current_thread().name)
     task = f"/{person.read(lambda: asyncio.current_task().get_name())}" if person.awaits else ""  # type: ignore[union-attr]
     return f"{socket.gethostname()}:{os.getpid()}:{thread}{task}"
@@ -261,21 +274,6 @@ def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, e
         person(theirs, "release")
     names = [known_as(person) for person, _ in queue]
     assert [one.owner for one in info.queue] == [f"{name} /{number}" for number, name in enumerate(names, 1)]
-
-
-Freeze = Callable[[], Any]
-
-DATE = "2040-02-29 12:00"
-WAIT = 0.1  # seconds
-
-FREEZERS: dict[str, Freeze] = {
-    "freezegun": lambda: freeze_time(DATE),
-    "time-machine": lambda: time_machine.travel(DATE, tick=False),
-    "real asyncio": lambda: freeze_time(DATE, real_asyncio=True),
-}
-
-
-frozen = pytest.mark.parametrize("freeze", FREEZERS.values(), ids=FREEZERS)
 
 
 @frozen
@@ -306,19 +304,3 @@ async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis
         before = end(client)
         eventually(lambda: end(client) > before + 0.3)  # blocks
         assert not lock.lost
-
-
-@frozen
-def test_a_held_lock_is_renewed_and_not_lost(
-    crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually
-) -> None:
-    me, lock = crowd(), Lock(NAME, ttl=SHORT)
-    me(lock, "acquire")
-    with freeze():
-        me.read(lock.check)
-        assert 0 < me.read(lock.remaining) <= SHORT
-        before = end(client)
-        eventually(lambda: end(client) > before + 0.3)
-        assert me(lock, "owned")
-    me.read(lock.check)
-    me(lock, "release")

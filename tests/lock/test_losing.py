@@ -32,16 +32,15 @@ from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
 
 from .conftest import Block, Eventually, Heard, receiving
 
-Hears = Callable[[Any, Lock], None]
 Events = Callable[[], list[tuple[str, str]]]
 
 ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
 SHORT = 0.2  # seconds
+COUNTS = hasattr(asyncio.Task, "uncancel")  # Python 3.10 does not count the cancellations of a task
 
 
 @pytest.fixture
 def events(caplog: pytest.LogCaptureFixture) -> Events:
-    """What the log says of locks."""
     caplog.set_level(logging.INFO, "django_redislock")
 
     def events() -> list[tuple[str, str]]:
@@ -127,7 +126,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: 
     "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
 )
 def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
-    how: str, crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
+    how: str, crowd: Crowd, hears: Eventually, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
 ) -> None:
     losses, taken = list[LockLost](), how.startswith("taken")
     me, lock = crowd(), Lock(NAME, ttl=2, on_lost=losses.append, poll=how == "forced while polling")
@@ -161,7 +160,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
 
 
 def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
-    crowd: Crowd, using: str, hears: Hears, eventually: Eventually, heard: Heard
+    crowd: Crowd, using: str, hears: Eventually, eventually: Eventually, heard: Heard
 ) -> None:
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=300, on_lost=losses.append, using=using)
@@ -278,9 +277,6 @@ def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
     assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]
 
 
-COUNTS = hasattr(asyncio.Task, "uncancel")  # Python 3.10 does not count the cancellations of a task
-
-
 async def forever() -> None:
     await asyncio.sleep(GENEROUS)
     pytest.fail("nothing ended it")
@@ -292,7 +288,6 @@ def cancelling(**options: Any) -> Lock:
 
 
 def short(**options: Any) -> Lock:
-    """A lock with a short lease."""
     return cancelling(ttl=0.3, auto_renew=False, **options)
 
 
@@ -348,7 +343,6 @@ async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reen
 
 @pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
 async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
-    """This happens if a receiver of ``lock_acquired`` is slow, for example."""
     pool, lock = LockPool("accounts", using=using), cancelling(using=using)
     await pool.aextend(["alice"])
 
@@ -377,8 +371,8 @@ async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
     tellers: list[threading.Thread] = []
 
     async def hold() -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
+        task: Any = asyncio.current_task()
+        loop = task.get_loop()
         async with short():
             if first == "cancellation":
                 loop.call_soon(task.cancel)
@@ -399,8 +393,7 @@ async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nob
     actor: Callable[[], Actor],
 ) -> None:
     async def hold() -> int:
-        task = asyncio.current_task()
-        assert task is not None
+        task: Any = asyncio.current_task()
         lock = short()
         await lock.aacquire()
         with pytest.raises(asyncio.CancelledError):

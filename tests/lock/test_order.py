@@ -1,4 +1,4 @@
-"""First come, first served, among threads, tasks and processes; many waiters cost little, and dead ones nothing."""
+"""First come, first served, among threads, tasks and processes; what dead waiters cost; and what outages do."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from .conftest import Block, Eventually
 Start = Callable[..., Any]
 
 ID = "an-id-that-the-tests-know"
+RetryFor = Callable[[float], None]
+HELD = "held"
 
 
 def test_a_lock_is_acquired_in_the_order_of_the_requests(crowd: Crowd, using: str, eventually: Eventually) -> None:
@@ -184,9 +186,6 @@ def test_after_kill_9_of_all_before_it_a_waiter_has_the_lock_at_once_after_the_r
     assert last.result(5)  # a dead waiter considered alive would cost a lease of 10 s
 
 
-RetryFor = Callable[[float], None]
-
-HELD = "held"
 free, held = Lock(NAME), Lock(HELD)
 
 CALLS: list[tuple[Any, str, tuple[Any, ...], dict[str, Any]]] = [

@@ -45,6 +45,9 @@ from tests.inside import limit, redis_py_lock
 from .conftest import Block, Eventually, Heard, receiving
 
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
+TOKEN = "a-token-of-the-site-itself"
+TEXT = "a text that redis-py takes for a token"
+request = RequestFactory().get("/")
 
 
 def waiters(using: str, name: str = NAME) -> int:
@@ -122,7 +125,6 @@ def test_signals_have_the_template(heard: Heard) -> None:
 def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one that is in a hurry logs it whatever the setting says."""
     first, held, standby = crowd(), Lock(NAME, using=using), Lock("standby", using=using)
     first(held, "acquire")
     first(standby, "acquire")
@@ -246,11 +248,6 @@ def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(aga
         assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
         assert other.acquire(blocking=False)
         other.release()
-
-
-TOKEN = "a-token-of-the-site-itself"
-TEXT = "a text that redis-py takes for a token"
-request = RequestFactory().get("/")
 
 
 class Threads(redis.Connection):
