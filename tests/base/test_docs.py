@@ -98,11 +98,7 @@ def test_every_block_runs(path: Path, block: str, transactional_db: None, fresh:
             asyncio.run(awaits)
 
 
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-
 def assigned(block: str, name: str) -> ast.expr | None:
-    """The value that a block assigns to this name, if any."""
     for node in ast.parse(as_function(block)).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             return node.value

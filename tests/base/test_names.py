@@ -1,8 +1,10 @@
-"""Names of locks, and how values in them are quoted."""
+"""Names of locks, templates and the log, and how values in them are quoted."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import logging
 import re
 from collections.abc import Callable
 from datetime import date
@@ -12,8 +14,21 @@ from typing import Any
 import pytest
 from django.utils.functional import SimpleLazyObject
 
-from django_redislock import Counter, Lock, LockPool, get_lock, list_locks, lock_digest, lock_name, locked
+from django_redislock import (
+    Counter,
+    Lock,
+    LockPool,
+    force_release,
+    get_lock,
+    list_locks,
+    lock_digest,
+    lock_name,
+    locked,
+)
+from tests.helpers.actors import Crowd
 from tests.helpers.state import NAME
+
+PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]+)(?: |$)')
 
 
 @pytest.mark.parametrize(
@@ -180,3 +195,45 @@ def test_a_value_whose_text_is_an_address_is_refused(value: object, field: str) 
     """It would be another lock in each process."""
     with pytest.raises(ValueError, match="no text of its own, only its address, which differs from process to process"):
         filled(f"a:{{{field}}}", value=value)
+
+
+def messages(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, str]]:
+    """As a program parses them; they must consist of pairs only."""
+    found = []
+    for message in [record.getMessage() for record in caplog.records if record.name == "django_redislock"]:
+        assert PAIR.sub("", message) == ""
+        pairs = {key: json.loads(text) if text[0] == '"' else text for key, text in PAIR.findall(message)}
+        if pairs["event"] == event:
+            found.append(pairs)
+    return found
+
+
+@pytest.mark.parametrize("value", ["order:42", "größe:鍵", "", "a b", 'a"b', "a=b", "a\nb event=lost", "\u202e"])
+def test_a_plain_value_stands_as_it_is_and_one_that_could_be_misread_is_a_json_string(
+    value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Lock("a").acquire()
+    force_release("a", by=value)
+    assert caplog.messages[-1].isprintable()
+    assert [event["by"] for event in messages(caplog, "force-released")] == [value]
+    assert (f" by={value} " in f"{caplog.messages[-1]} ") == (":" in value)
+
+
+def test_what_a_filter_of_the_sites_raises_is_shown_on_stderr_and_ends_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("django_redislock"), "filters", [lambda record: 1 / 0])
+    Lock("a").acquire()
+    assert force_release("a")
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_acquisitions_and_releases_are_logged_at_debug_level(crowd: Crowd, caplog: pytest.LogCaptureFixture) -> None:
+    me, lock = crowd(), Lock("a b")
+    with caplog.at_level(logging.DEBUG, "django_redislock"):
+        me(lock, "acquire")
+        fence = str(me.read(lambda: lock.fence))
+        me(lock, "release")
+    ((acquired,), (released,)) = messages(caplog, "acquired"), messages(caplog, "released")
+    assert (acquired["name"], acquired["fence"], released["name"], released["fence"]) == ("a b", fence, "a b", fence)
+    assert re.fullmatch(r"\d\.\d{6}", acquired["waited"])

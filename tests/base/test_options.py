@@ -33,6 +33,13 @@ MAKERS: dict[str, Callable[..., Any]] = {
     "locked_atomic": lambda **options: locked_atomic("a", **options),
     "LockPool.acquire": lambda **options: LockPool("a").acquire(**options),
 }
+NO_DURATIONS: list[tuple[Any, str]] = [
+    *((value, "seconds and finite, not ") for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
+    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
+    (YEARS + 1, "at most ten years, not "),
+    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
+]
+LOST = "on_lost must be a plain function, 'cancel' or None, not "
 
 
 @pytest.fixture(params=MAKERS)
@@ -51,7 +58,6 @@ def refused(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[...
 
 
 def ours() -> Any:
-    """Our cache backend."""
     return caches["ours"]
 
 
@@ -99,14 +105,6 @@ def test_a_duration_is_seconds_or_a_timedelta_and_none_leaves_the_choice_to_the_
         assert not Lock("a", **left).acquire()
 
 
-NO_DURATIONS: list[tuple[Any, str]] = [
-    *((value, "seconds and finite, not ") for value in (-1, math.nan, math.inf, 10**400, timedelta(seconds=-1))),
-    (10**5000, "<int that is too long to be shown>|<int instance with roughly 5001 digits"),  # Python writes none
-    (YEARS + 1, "at most ten years, not "),
-    *((value, r"seconds \(int, float or timedelta\), not ") for value in ("30", "x" * MEGA, True, [30], Decimal(30))),
-]
-
-
 @pytest.mark.parametrize("option", ["ttl", "max_hold", "blocking_timeout", "slow_wait"])
 @pytest.mark.parametrize(("value", "text"), NO_DURATIONS, ids=range(len(NO_DURATIONS)))
 def test_an_invalid_duration_is_refused_and_named(
@@ -121,16 +119,14 @@ def test_an_invalid_duration_is_refused_and_named(
 async def told(error: Exception) -> None: ...
 
 
-LOST = "on_lost must be a plain function, 'cancel' or None, not "
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         *(({"note": note}, "note") for note in ("x" * 1001, "\u00e9" * 501, "x" * MEGA, "\ud800", b"x", ["x"] * 1000)),
         *(({"on_lost": on_lost}, LOST) for on_lost in ("stop", 7, told)),
         *(({option: 7}, f"{option} must be a str, not 7") for option in ("purpose", "template")),
-        ({"ttl": 0}, "ttl must be at least 0.003 seconds and finite, not 0."),
+        ({"ttl": 0.002}, "ttl must be at least 0.003 seconds and finite, not 0.002"),
+        ({"ttl": timedelta(milliseconds=2)}, "ttl must be at least 0.003 seconds and finite, not "),
         ({"auto_renew": "no"}, "auto_renew must be True, False or None, not 'no'"),
         ({"poll": 1}, "poll must be True, False or None, not 1"),
         ({"poll": True, "backoff": ConstantBackoff}, "backoff must be an instance of one of redis-py's"),
@@ -175,8 +171,8 @@ SETTINGS: dict[str, tuple[Any, Any, list[Any]]] = {
     "CLUSTER": (False, ("locks",), [None, 1, "locks", [7], {"locks": True}]),
     "MAX_CONNECTIONS": (16, 2, [None, 0, 2.0, True, "16"]),
     "REQUIRE_REDIS": (False, True, NO_FLAG),
-    "TTL": (30.0, 5, [None, *NO_TIME]),
-    "TTLS": ({}, {"report:*": 600}, [None, [("a", 7)], {"": 7}, {7: 7}, {"a": None}, {"a": 0}, {"a": "7"}]),
+    "TTL": (30.0, 5, [None, 0.002, *NO_TIME]),
+    "TTLS": ({}, {"report:*": 600}, [None, [("a", 7)], {"": 7}, {7: 7}, {"a": None}, {"a": 0.002}, {"a": "7"}]),
     "BLOCKING_TIMEOUT": (None, 0, [-1, math.nan, math.inf, True, "30"]),
     "POLL": (False, True, NO_FLAG),
     "AUTO_RENEW": (True, False, NO_FLAG),

@@ -69,15 +69,11 @@ class Kin:
         return await result if self.tasks else result
 
     def child(self, body: Body, *, stranger: bool = False) -> Any:
-        """Start a task, or a thread that inherits the context, as the threads of newer interpreters do. A stranger's
-        context is empty."""
+        """Start a task, or a thread that inherits the context, as newer interpreters do; a stranger's is empty."""
         context = Context() if stranger else copy_context()
-        if self.tasks:
-            self._children.append(context.run(lambda: asyncio.ensure_future(body())))
-        else:
-            self._children.append(Future())
-            _start(context, body, self._children[-1])
-        return self._children[-1]
+        child: Any = context.run(lambda: asyncio.ensure_future(body())) if self.tasks else _start(context, body)
+        self._children.append(child)
+        return child
 
     async def end(self, child: Any) -> Any:
         """What a child returned or raised, once it has ended."""
@@ -96,12 +92,9 @@ class Kin:
             await asyncio.sleep(0.002) if self.tasks else time.sleep(0.002)
 
     async def info(self, name: str = NAME) -> LockInfo | None:
-        """What Redis says."""
         return await aget_lock(name) if self.tasks else get_lock(name)
 
     async def queued(self, waiters: int = 1) -> None:
-        """Wait until so many wait for the lock."""
-
         async def are_there() -> bool:
             info = await self.info()
             return info is not None and info.waiters == waiters
@@ -127,9 +120,7 @@ class Kin:
         if self.tasks:
             Context().run(asyncio.run, self._with_end(body))
         else:
-            done: Future[None] = Future()
-            _start(Context(), lambda: self._with_end(body), done)
-            done.result()
+            _start(Context(), lambda: self._with_end(body)).result()
 
     async def _with_end(self, body: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -146,8 +137,9 @@ class Kin:
                 await asyncio.gather(*self._children, return_exceptions=True)
 
 
-def _start(context: Context, body: Body, done: Future[Any]) -> None:
+def _start(context: Context, body: Body) -> Future[Any]:
     """Run in a thread a coroutine that never suspends."""
+    done: Future[Any] = Future()
 
     def run() -> None:
         try:
@@ -158,15 +150,22 @@ def _start(context: Context, body: Body, done: Future[Any]) -> None:
             done.set_exception(error)
 
     threading.Thread(target=context.run, args=(run,), daemon=True).start()
+    return done
 
 
-def both(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run the body, whose argument ``kin`` this fills, as a test: with threads and with tasks."""
+def lives(*kinds: str) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run the body, whose argument ``kin`` this fills, as a test in a thread or a task of its own, or in each."""
 
-    @wraps(body)
-    def test(kin: str, **fixtures: Any) -> None:
-        people = Kin(tasks=kin == "tasks")
-        people.live(body(kin=people, **fixtures))
+    def decorate(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @wraps(body)
+        def test(kin: str, **fixtures: Any) -> None:
+            people = Kin(tasks=kin == "tasks")
+            people.live(body(kin=people, **fixtures))
 
-    marked: Callable[..., None] = pytest.mark.parametrize("kin", ["threads", "tasks"])(test)
-    return marked
+        marked: Callable[..., None] = pytest.mark.parametrize("kin", kinds)(test)
+        return marked
+
+    return decorate
+
+
+both, in_a_thread, in_a_task = lives("threads", "tasks"), lives("threads"), lives("tasks")

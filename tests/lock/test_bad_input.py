@@ -13,28 +13,44 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from redis.backoff import AbstractBackoff
+from redis.backoff import ConstantBackoff
 
-from django_redislock import (
-    ConditionalValue,
-    Counter,
-    Lock,
-    LockedCommand,
-    LockPool,
-    get_lock,
-    list_locks,
-    lock_name,
-    locked,
-    locked_atomic,
-    locked_view,
-)
+from django_redislock import ConditionalValue, Counter, Lock, LockedCommand, get_lock, list_locks, lock_name, locked
 from django_redislock.testing import hold
-from tests.helpers.actors import Crowd
-from tests.helpers.state import NAME, leftovers
+from tests.helpers.actors import GENEROUS, Crowd
+from tests.helpers.state import NAME, leftovers, queued
 
-from .texts import MEGA, NASTY
+from .conftest import Eventually
 
 nowhere = pytest.mark.usefixtures("nowhere")
+
+# texts that mean harm to whoever reads, parses or prints them
+MEGA = 10_000_000
+
+NASTY = [
+    "<b>&\"'\\ \x00\x1b[31m\u202e line\nbreak\r\n\ttab  end \u00fc\U0001f512 ",
+    "{a}b",
+    "}{",
+    "a:b::c",
+    "a\nb event=lost name=x",
+    "a\r\nSet-Cookie: x=y",
+    "a\0b",
+    "\u202egpj.exe",
+    "\u200f\u2066",
+    "\ud800",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\u2028\u2029\x85",
+    "<script>alert(1)</script>",
+    "' OR 1=1 --",
+    "%41%2F",
+    "..",
+    "\U0001d56c\U0010ffff",
+]
+ENCODABLE = [text for text in NASTY if "\ud800" not in text]
+NO_SECONDS: list[Any] = [math.nan, math.inf, -math.inf, -1, True, "10", "x" * MEGA, b"10", Decimal(10), [10], 1j]
+TOO_LONG = [1e300, 10**5000, 2**63]
+NO_DURATION = r"seconds|at most ten years"
+TOO_SHORT = "must be at least 0.003 seconds and finite, not "
 
 
 def brief(value: object) -> str:
@@ -65,20 +81,13 @@ def test_an_invalid_token_is_refused_and_not_shown(crowd: Crowd, token: Any) -> 
         assert not token or str(token) not in str(caught.value)
 
 
-# -- seconds ----------------------------------------------------------------------------------------------------------
-
-NO_SECONDS: list[Any] = [math.nan, math.inf, -math.inf, -1, True, "10", "x" * MEGA, b"10", Decimal(10), [10], 1j]
-TOO_LONG = [1e300, 10**5000, 2**63]
-NO_DURATION = r"seconds|at most ten years"
-TOO_SHORT = "must be at least 0.003 seconds and finite, not "
-
-
 @pytest.mark.parametrize("value", [*NO_SECONDS, *TOO_LONG], ids=brief)
 def test_an_invalid_duration_is_refused_and_leaves_a_held_lock_unchanged(
     crowd: Crowd, value: Any, cache_lock: Callable[..., Any]
 ) -> None:
     me, lock = crowd(), Lock(NAME, ttl=100)
     refuses(lambda: me(lock, "acquire", blocking_timeout=value), NO_DURATION)
+    refuses(lambda: me(lock, "acquire", blocking=5), r"^blocking must be True, False or None, not 5")
     refuses(lambda: me(Counter("a"), "incr", ttl=value), NO_DURATION)
     refuses(lambda: me(ConditionalValue("a"), "setgt", 1, ttl=value), NO_DURATION)
     if value not in TOO_LONG:
@@ -87,8 +96,7 @@ def test_an_invalid_duration_is_refused_and_leaves_a_held_lock_unchanged(
     me(lock, "acquire")
     for method in ("extend", "detach"):
         refuses(lambda method=method: me(lock, method, value), NO_DURATION)  # type: ignore[misc]
-    assert (info := get_lock(NAME)) is not None
-    assert info.lease_left <= 100
+    assert get_lock(NAME).lease_left <= 100  # type: ignore[union-attr]
     me(lock, "release")
 
 
@@ -100,40 +108,18 @@ class Nightly(LockedCommand):
 
 @nowhere
 @pytest.mark.parametrize("ttl", [0.002, timedelta(milliseconds=2)])
-def test_a_ttl_that_cannot_work_is_refused(ttl: Any, cache_lock: Callable[..., Any], settings: Any) -> None:
-    refuses(lambda: Lock(NAME, ttl=ttl), TOO_SHORT)
-    refuses(lambda: locked(NAME, ttl=ttl), TOO_SHORT)
-    refuses(lambda: locked_view(NAME, ttl=ttl), TOO_SHORT)
-    refuses(lambda: locked_atomic(NAME, ttl=ttl), TOO_SHORT)
-    refuses(lambda: LockPool(NAME).acquire(ttl=ttl), TOO_SHORT)
+def test_a_ttl_that_cannot_work_is_refused(ttl: Any, cache_lock: Callable[..., Any]) -> None:
     refuses(lambda: call_command(Nightly()), TOO_SHORT)
     refuses(lambda: hold(NAME, ttl=ttl).__enter__(), TOO_SHORT)
     refuses(lambda: cache_lock(NAME, timeout=ttl), TOO_SHORT)
     refuses(lambda: call_command("redislocks", "run", NAME, "--ttl", "0.002", "--", "true"), TOO_SHORT)
-    for setting in ({"TTL": 0.002}, {"TTLS": {"order:*": 0.001}}):
-        settings.REDISLOCK = setting
-        refuses(lambda: Lock(NAME).acquire(), TOO_SHORT)
-
-
-# -- delays between looks ---------------------------------------------------------------------------------------------
-
-
-class Odd(AbstractBackoff):
-    def __init__(self, delay: Any) -> None:
-        self.delay = delay
-
-    def compute(self, failures: int) -> Any:
-        return self.delay
 
 
 @pytest.mark.parametrize("delay", [math.nan, None, "1", [1]], ids=brief)
 def test_a_delay_that_is_no_number_is_refused_and_leaves_nothing(crowd: Crowd, delay: Any, client: redis.Redis) -> None:
-    lock = Lock(NAME, poll=True, backoff=Odd(delay))
+    lock = Lock(NAME, poll=True, backoff=ConstantBackoff(delay))
     refuses(lambda: crowd()(lock, "acquire"), r"delays of backoff must be seconds.*, not ")
     assert leftovers(client) == []
-
-
-# -- text that means harm ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,3 +144,21 @@ def test_any_value_can_be_part_of_a_name_and_imitates_no_other(value: Any) -> No
 def test_names_are_compared_as_they_are_written_and_not_normalised() -> None:
     with Lock("caf\u00e9"), Lock("cafe\u0301", blocking=False), Lock("CAF\u00c9", blocking=False):
         assert len(list_locks()) == 3
+
+
+@pytest.mark.parametrize("note", ["\n", " ", "x" * 1000, "\u00fc" * 500, *ENCODABLE], ids=ascii)
+def test_the_notes_of_holder_and_waiters_are_kept_as_they_are(
+    note: str, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, note=note)
+    me(lock, "acquire")
+    me(lock, "extend", 5)
+    waiting = you.start(Lock(NAME, note=note), "acquire")
+    eventually(lambda: queued(client))
+    info = me(lock, "info")
+    assert (info.note, info.queue[0].note) == (note, note)
+    assert "\n" not in info.owner + info.queue[0].owner
+    assert [one.note for one in list_locks()] == [note]
+    me(lock, "release")
+    assert waiting.result(GENEROUS)
+    assert get_lock(NAME).note == note  # type: ignore[union-attr]

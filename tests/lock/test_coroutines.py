@@ -1,23 +1,32 @@
-"""What only coroutines meet: blocking calls are refused, and an event loop may be blocked or end."""
+"""What coroutines meet: sync calls are refused, an event loop may end, and whose the lock is that a call acquires."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sys
 import threading
-from collections.abc import Callable
+import unittest
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any
 
 import pytest
 import redis
 from django.core.exceptions import SynchronousOnlyOperation
 
-from django_redislock import Lock, force_release, get_lock, list_locks
-from tests.helpers.actors import GENEROUS, server_time
-from tests.helpers.state import LOCK, NAME, holder, queued
+from django_redislock import Lock, LockNotOwned, LockPool, force_release, get_lock, list_locks
+from tests.helpers.actors import GENEROUS
+from tests.helpers.state import NAME, holder, queued
 from tests.inside import hang_up_idle, hears, listen, watch_connections
 
-Eventually = Callable[..., Any]
+from .conftest import Eventually
+from .kin import FACTORIES, Kin, owner_rule
+
+TTL = 1.5
+Around = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
 @pytest.mark.parametrize(
@@ -49,28 +58,21 @@ async def test_a_sync_call_in_a_coroutine_names_the_async_one_and_does_nothing(
         assert [info.name for info in list_locks()] == [NAME]
 
 
+async def hold(held: asyncio.Event, **options: Any) -> None:
+    async with Lock(NAME, **options):
+        held.set()
+        await asyncio.get_running_loop().create_future()
+
+
 @pytest.mark.parametrize("on_lost", [None, "cancel"])
 async def test_the_lock_of_a_task_that_was_collected_inside_its_block_is_not_renewed(
-    on_lost: Any, client: redis.Redis, aeventually: Callable[..., Any]
+    on_lost: Any, client: redis.Redis, aeventually: Eventually
 ) -> None:
     held = asyncio.Event()
-
-    async def hold() -> None:
-        async with Lock(NAME, ttl=0.6, on_lost=on_lost):
-            held.set()
-            await asyncio.get_running_loop().create_future()
-
-    asyncio.create_task(hold())  # noqa: RUF006
+    asyncio.create_task(hold(held, ttl=0.6, on_lost=on_lost))  # noqa: RUF006
     await asyncio.wait_for(held.wait(), GENEROUS)
     gc.collect()
     await aeventually(lambda: holder(client) == "")
-
-
-async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
-    async with Lock(NAME, ttl=1.5) as lock:
-        end = server_time(client) / 1000 + int(client.pttl(LOCK))
-        eventually(lambda: server_time(client) / 1000 + int(client.pttl(LOCK)) > end + 300)  # blocks
-        assert not lock.lost
 
 
 def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
@@ -78,13 +80,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_block_gives_the_lock_back(
 ) -> None:
     async def main() -> None:
         held = asyncio.Event()
-
-        async def hold() -> None:
-            async with Lock(NAME, ttl=600):
-                held.set()
-                await asyncio.get_running_loop().create_future()
-
-        task = asyncio.create_task(hold())
+        task = asyncio.create_task(hold(held, ttl=600))
         await held.wait()
         assert holder(client)
         assert not task.done()
@@ -111,3 +107,199 @@ def test_waiters_whose_event_loop_was_closed_delay_nobody(
     held.release()
     assert Lock(NAME).acquire(blocking_timeout=GENEROUS)  # the lease of a single handoff is 200 s
     assert not any(task.done() for task in tasks)
+
+
+async def gathered(call: Coroutine[Any, Any, Any]) -> Any:
+    return (await asyncio.gather(call))[0]
+
+
+async def in_a_helper(call: Coroutine[Any, Any, Any]) -> Any:
+    """As a library does that adds something around what it is given."""
+
+    async def helper() -> Any:
+        return await call
+
+    return await asyncio.create_task(helper())
+
+
+AROUND: dict[str, Around] = {
+    "await": lambda call: call,
+    "wait_for": lambda call: asyncio.wait_for(call, GENEROUS),
+    "gather": gathered,
+    "create_task": asyncio.create_task,
+    "shield": asyncio.shield,
+    "helper": in_a_helper,
+}
+
+if sys.version_info >= (3, 11):
+
+    async def grouped(call: Coroutine[Any, Any, Any]) -> Any:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call)
+        return task.result()
+
+    AROUND["TaskGroup"] = grouped
+
+
+def fails_today(around: str, factory: str) -> bool:
+    in_one_task = around == "await" or (around == "wait_for" and sys.version_info >= (3, 12))
+    return not in_one_task and (around == "helper" or "wrapping" in factory)
+
+
+def live(factory: str, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def begin() -> None:
+        asyncio.get_running_loop().set_task_factory(FACTORIES[factory])
+        await asyncio.create_task(body())
+
+    Kin(tasks=True).live(begin())
+
+
+@pytest.mark.parametrize(
+    ("around", "factory"),
+    [
+        pytest.param(around, factory, marks=owner_rule if fails_today(around, factory) else ())
+        for around in AROUND
+        for factory in FACTORIES
+    ],
+)
+def test_what_a_call_acquires_belongs_to_the_task_that_has_made_the_call(around: str, factory: str) -> None:
+    run = AROUND[around]
+
+    async def task() -> None:
+        lock, pool = Lock(NAME, ttl=TTL, reentrant=True), LockPool("seats")
+        assert await run(lock.aacquire())
+        assert lock.token is not None
+        if around in ("create_task", "gather"):
+            assert await Kin(tasks=True).renewed(TTL)
+        lock.check()
+        async with Lock(NAME, reentrant=True, blocking_timeout=0) as again:
+            assert again.fence == lock.fence
+        assert await lock.aowned()
+        for call in (lock.aowned(), lock.aextend(1), lock.areacquire()):
+            assert await run(call) is True
+        await run(lock.arelease())
+        assert not await lock.alocked()
+        assert await lock.aacquire()
+        token = await run(lock.adetach())
+        assert lock.token is None
+        await Lock(NAME, token=token).arelease()
+        await pool.aextend(["a"])
+        member = await run(pool.aacquire())
+        assert await member.aowned()
+        await run(member.arelease())
+        assert not await member.alocked()
+
+    live(factory, task)
+
+
+@pytest.mark.parametrize(
+    "factory", [pytest.param(name, marks=owner_rule if "wrapping" in name else ()) for name in FACTORIES]
+)
+def test_calls_that_wait_at_once_in_tasks_of_their_own_get_their_caller_the_locks(factory: str) -> None:
+    async def task() -> None:
+        async def have() -> None:
+            async with Lock(NAME):
+                has.set()
+                await leave.wait()
+
+        has, leave = asyncio.Event(), asyncio.Event()
+        locks = [Lock(NAME), *(Lock(f"{NAME}:{number}") for number in range(20))]
+        having = asyncio.create_task(have())
+        await has.wait()
+        calls = [asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS)) for lock in locks]
+        await Kin(tasks=True).queued()
+        assert locks[0].token is None
+        leave.set()
+        assert (await asyncio.gather(having, *calls))[1:] == [True] * 21
+        assert all(await asyncio.gather(*(lock.aowned() for lock in locks)))
+        await asyncio.gather(*(lock.arelease() for lock in locks))
+        assert not any([await lock.alocked() for lock in locks])
+
+    live(factory, task)
+
+
+def test_a_call_that_was_cancelled_in_a_task_of_its_own_leaves_its_caller_nothing() -> None:
+    async def task() -> None:
+        async with Lock(NAME):
+            lock, kin = Lock(NAME), Kin(tasks=True)
+            # bounded, since the holder's own call would be refused without an end
+            call = asyncio.create_task(lock.aacquire(blocking_timeout=GENEROUS))
+            await kin.queued()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await kin.queued(0)
+        with pytest.raises(LockNotOwned):
+            await lock.arelease()
+        assert lock.token is None
+        assert not await lock.alocked()
+
+    live("plain", task)
+
+
+class Base(unittest.IsolatedAsyncioTestCase):
+    """Holds a lock from set-up to tear-down, each of which is a task of its own, in one context."""
+
+    __test__ = False  # for pytest
+
+    async def asyncSetUp(self) -> None:
+        if sys.version_info < (3, 11):  # which leaves them to the garbage collection, and with them our connections
+            self.addAsyncCleanup(asyncio.get_running_loop().shutdown_asyncgens)
+        self.lock = await self.enter(Lock(NAME, ttl=TTL))
+
+    async def enter(self, lock: Lock) -> Lock:
+        raise NotImplementedError
+
+    async def test(self) -> None:
+        assert await self.lock.aowned()
+        assert await self.lock.aextend(0.1)
+        assert await Kin(tasks=True).renewed(TTL)
+        self.lock.check()
+
+
+class ByMethods(Base):
+    async def enter(self, lock: Lock) -> Lock:
+        assert await lock.aacquire()
+        return lock
+
+    async def asyncTearDown(self) -> None:
+        await self.lock.arelease()
+
+
+class ByStack(Base):
+    async def enter(self, lock: Lock) -> Lock:
+        stack = contextlib.AsyncExitStack()
+        self.addAsyncCleanup(stack.aclose)
+        return await stack.enter_async_context(lock)
+
+
+class BySyncCode(Base):
+    """In the thread of the event loop, which stands still then."""
+
+    def setUp(self) -> None:
+        self.held = Lock(NAME, ttl=TTL)
+        assert self.held.acquire()
+        self.addCleanup(self.held.release)
+
+    async def enter(self, lock: Lock) -> Lock:
+        return self.held
+
+
+# in Python 3.10, they are one task
+works_today = (ByMethods, ByStack) if sys.version_info < (3, 11) else ()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in works_today else owner_rule) for case in (ByMethods, ByStack, BySyncCode)],
+)
+def test_a_lock_is_held_and_renewed_from_the_set_up_of_a_test_case_to_its_tear_down(case: type[Base]) -> None:
+    result = unittest.TestResult()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        Context().run(lambda: case("test").run(result))
+        left = get_lock(NAME)
+        gc.collect()  # of what was never awaited
+    assert [traceback for _, traceback in result.errors + result.failures] == []
+    assert left is None
+    assert [str(warning.message) for warning in warned] == []

@@ -9,21 +9,13 @@ import pytest
 import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import (
-    Lock,
-    LockLost,
-    LockNotAcquired,
-    LockNotOwned,
-    LockUnavailable,
-    get_lock,
-    locked,
-)
+from django_redislock import Lock, LockLost, LockNotAcquired, LockNotOwned, LockUnavailable, get_lock, locked
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.proxy import Proxy
 from tests.helpers.state import LOCK, NAME, TOKEN, count, fence_of, flag, holder, leftovers
 from tests.inside import ACQUIRE, RELEASE, hears, limit, own_channel
 
-Eventually = Callable[..., Any]
+from .conftest import Eventually
 
 
 def adopter(token: str, **options: Any) -> Lock:
@@ -35,9 +27,6 @@ def left(me: Any, using: str | None = None, ttl: float | None = None) -> str:
     lock = Lock(NAME, using=using)
     me(lock, "acquire")
     return str(me(lock, "detach", ttl))
-
-
-# -- detach -----------------------------------------------------------------------------------------------------------
 
 
 def test_after_detach_the_lock_is_no_longer_owned_or_renewed_here_and_busy_for_everybody(
@@ -102,20 +91,19 @@ def test_a_lock_that_was_entered_several_times_is_detached_for_all_of_them_and_t
     assert get_lock(NAME, using=using) is None
 
 
-def section() -> str:
-    with Lock(NAME, reentrant=True) as lock:
-        return lock.detach(60)
+@pytest.mark.parametrize("awaits", [False, True])
+def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(awaits: bool, client: redis.Redis) -> None:
+    @locked(NAME, ttl=600, reentrant=True)
+    def section() -> str:
+        with Lock(NAME, reentrant=True) as lock:
+            return lock.detach(60)
 
+    @locked(NAME, ttl=600, reentrant=True)
+    async def asection() -> str:
+        async with Lock(NAME, reentrant=True) as lock:
+            return str(await lock.adetach(60))
 
-async def asection() -> str:
-    async with Lock(NAME, reentrant=True) as lock:
-        return str(await lock.adetach(60))
-
-
-@pytest.mark.parametrize("body", [section, asection])
-def test_the_end_of_a_function_leaves_a_lock_that_was_detached_inside(body: Any, client: redis.Redis) -> None:
-    function = locked(NAME, ttl=600, reentrant=True)(body)
-    token = async_to_sync(function)() if body is asection else function()
+    token = async_to_sync(asection)() if awaits else section()
     assert flag(client) == "d"
     Lock(NAME, token=token).release()
     assert leftovers(client) == []
@@ -134,14 +122,10 @@ def test_a_detached_lock_stays_held_for_its_ttl_or_the_given_one(
     assert flag(client) == "d"
 
 
-# -- adopting ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("note", "adopt"), [("", False), ("another", False), ("", True)])
 def test_whoever_adopts_a_detached_lock_has_its_fence_and_note_and_renews_it(
     crowd: Crowd, using: str, note: str, adopt: bool, eventually: Eventually
 ) -> None:
-    """A note of its own replaces the old one."""
     me, you, lock = crowd(), crowd(), Lock(NAME, ttl=0.9, using=using, note="two\nlines ")
     me(lock, "acquire")
     fence, token = me.read(lambda: lock.fence), me(lock, "detach")
@@ -181,7 +165,6 @@ def test_a_lock_that_is_gone_is_lost_for_one_who_only_adopts(
 
 
 def test_a_lock_that_is_still_in_use_is_busy(crowd: Crowd, using: str) -> None:
-    """It was not detached, and its holder is alive."""
     me, you = crowd(), crowd()
     held = Lock(NAME, token=TOKEN, using=using)
     me(held, "acquire")
@@ -214,9 +197,6 @@ def test_an_adoption_whose_caller_never_learned_of_it_is_left_to_the_next_one_wi
     assert lost.caught.is_set()
     eventually(lambda: flag(client) == "d")
     assert you(adopter(token), "acquire")
-
-
-# -- a token that others have too -------------------------------------------------------------------------------------
 
 
 def test_a_token_that_is_no_longer_in_use_in_this_process_adopts_its_lock_whenever_the_subscription_is_made(

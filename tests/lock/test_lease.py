@@ -1,26 +1,47 @@
-"""The lease: how it is renewed, extended and shown, and how often Redis is asked about it."""
+"""The lease: how it is renewed, extended and shown; what a lock says of itself; and clocks that tests freeze."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from time import sleep
 from typing import Any
 
 import pytest
 import redis
+import time_machine
+from freezegun import freeze_time
 
-from django_redislock import Lock, LockLost, LockPool, LockUnavailable
+from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, LockStatus, LockUnavailable
 from django_redislock.testing import hold
 from tests.helpers.actors import GENEROUS, Crowd, server_time
 from tests.helpers.proxy import Proxy
-from tests.helpers.state import LOCK, NAME, count, put, value
+from tests.helpers.state import LOCK, NAME, TOKEN, count, put, queued, value
 
-Eventually = Callable[..., Any]
-Heard = list[tuple[str, dict[str, Any]]]
+from .conftest import Eventually, Heard
 
 SHORT = 1.5  # seconds
 FAR = 3600.0  # seconds
+
+Freeze = Callable[[], Any]
+
+DATE = "2040-02-29 12:00"
+WAIT = 0.1  # seconds
+
+FREEZERS: dict[str, Freeze] = {
+    "freezegun": lambda: freeze_time(DATE),
+    "time-machine": lambda: time_machine.travel(DATE, tick=False),
+    "real asyncio": lambda: freeze_time(DATE, real_asyncio=True),
+}
+frozen = pytest.mark.parametrize("freeze", FREEZERS.values(), ids=FREEZERS)
+FREE = (False, False, LockStatus.FREE)
+HELD_HERE = (True, True, LockStatus.LOCKED)
+HELD_ELSEWHERE = (True, False, LockStatus.UNAVAILABLE)
 
 
 def end(client: redis.Redis) -> float:
@@ -102,42 +123,42 @@ def test_remaining_lost_and_check_follow_the_local_clock_which_is_never_behind_t
         me(lock, "release")
 
 
-@pytest.mark.parametrize("by", ["default", "option"])
+@pytest.mark.parametrize("how", ["default", "option", *FREEZERS])
 def test_a_lock_is_renewed_as_long_as_it_is_held(
-    crowd: Crowd, by: str, settings: Any, client: redis.Redis, eventually: Eventually
+    crowd: Crowd, how: str, settings: Any, client: redis.Redis, eventually: Eventually
 ) -> None:
-    settings.REDISLOCK = {"AUTO_RENEW": by == "default"}
+    settings.REDISLOCK = {"AUTO_RENEW": how != "option"}
     losses: list[LockLost] = []
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=None if by == "default" else True, on_lost=losses.append)
+    me, lock = crowd(), Lock(NAME, ttl=SHORT, auto_renew=True if how == "option" else None, on_lost=losses.append)
     me(lock, "acquire")
-    first, before = end(client), value(client)
-    eventually(lambda: end(client) > first + SHORT / 4)
-    assert me(lock, "owned")
-    assert 0 < me.read(lock.remaining) <= SHORT
-    assert value(client) == before
+    with FREEZERS[how]() if how in FREEZERS else nullcontext():
+        me.read(lock.check)
+        first, before = end(client), value(client)
+        eventually(lambda: end(client) > first + SHORT / 4)
+        assert me(lock, "owned")
+        assert 0 < me.read(lock.remaining) <= SHORT
+        assert value(client) == before
+    me.read(lock.check)
     me(lock, "release")
     assert losses == []
 
 
-# -- whatever its end, it is looked after -----------------------------------------------------------------------------
-
-
-def plain(me: Any, crowd: Crowd, **options: Any) -> Lock:
+def plain(me: Any, **options: Any) -> Lock:
     lock = Lock(NAME, **{"ttl": 0.9, **options})
     me(lock, "acquire")
     return lock
 
 
-def member(me: Any, crowd: Crowd) -> Any:
+def member(me: Any) -> Any:
     LockPool(NAME).extend(["a", "b"])
     return me(LockPool(NAME), "acquire", ttl=0.9)
 
 
-TAKEN: dict[str, Callable[[Any, Crowd], Any]] = {
+TAKEN: dict[str, Callable[[Any], Any]] = {
     "renewed": plain,
-    "not renewed": lambda me, crowd: plain(me, crowd, auto_renew=False),
-    "no longer renewed": lambda me, crowd: plain(me, crowd, max_hold=0.1),
-    "polling": lambda me, crowd: plain(me, crowd, poll=True),
+    "not renewed": lambda me: plain(me, auto_renew=False),
+    "no longer renewed": lambda me: plain(me, max_hold=0.1),
+    "polling": lambda me: plain(me, poll=True),
     "a member of a pool": member,
 }
 
@@ -150,10 +171,10 @@ def noticed(heard: Heard) -> bool:
 
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
 def test_an_extended_lock_keeps_its_far_end_and_its_loss_is_noticed(
-    take: Callable[[Any, Crowd], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
+    take: Callable[[Any], Any], crowd: Crowd, client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     me = crowd()
-    lock = take(me, crowd)
+    lock = take(me)
     me(lock, "extend", FAR, replace_ttl=True)
     before = count(client, "evalsha")
     eventually(lambda: count(client, "evalsha") > before + 2)
@@ -170,7 +191,7 @@ def test_the_loss_of_a_lock_that_is_not_renewed_is_noticed_before_its_end(
     kind: str, crowd: Crowd, cache_lock: Callable[..., Any], client: redis.Redis, eventually: Eventually, heard: Heard
 ) -> None:
     if kind == "not renewed":
-        plain(crowd(), crowd, ttl=3, auto_renew=False)
+        plain(crowd(), ttl=3, auto_renew=False)
     else:
         lock = cache_lock(NAME, timeout=3)
         assert lock.acquire()
@@ -187,3 +208,99 @@ def test_a_renewed_lock_outlives_a_lease_that_is_made_short(crowd: Crowd, eventu
     assert 1 < me.read(lock.remaining) <= 3
     eventually(lambda: me.read(lock.remaining) > 20)
     assert me(lock, "owned")
+
+
+def answers(person: Any, lock: Lock) -> tuple[bool, bool, LockStatus]:
+    return person(lock, "locked"), person(lock, "owned"), person(lock, "status")
+
+
+def test_a_lock_says_whether_anybody_holds_it_and_whether_this_thread_or_task_does(crowd: Crowd, using: str) -> None:
+    me, you, lock = crowd(), crowd(), Lock(NAME, using=using)
+    assert answers(me, lock) == FREE
+    me(lock, "acquire")
+    assert answers(me, lock) == HELD_HERE
+    assert answers(you, lock) == answers(you, Lock(NAME, using=using)) == HELD_ELSEWHERE
+    token = me.read(lambda: lock.token)
+    assert answers(you, Lock(NAME, token=token, using=using)) == HELD_HERE
+    me(lock, "release")
+    assert answers(me, lock) == answers(you, Lock(NAME, token=token, using=using)) == FREE
+
+
+def test_a_lock_answers_from_redis_and_not_from_memory(crowd: Crowd, client: redis.Redis) -> None:
+    me, you, lock, second = crowd(), crowd(), Lock(NAME, token=TOKEN), Lock(NAME)
+    me(lock, "acquire")
+    you(Lock(NAME, token=TOKEN), "seize")  # another acquisition with the same token
+    assert answers(me, lock) == answers(me, Lock(NAME)) == HELD_ELSEWHERE
+    with pytest.raises(LockLost):
+        me(lock, "release")
+    assert answers(me, lock) == HELD_HERE  # by the constructor's token, of whichever acquisition
+    client.delete(LOCK)
+    assert answers(me, lock) == FREE
+    assert you(second, "acquire", blocking=False)
+    assert answers(me, lock) == HELD_ELSEWHERE
+    client.persist(LOCK)
+    assert you(second, "status") is LockStatus.ERROR
+    client.pexpire(LOCK, 30_000)
+    assert you(second, "status") is LockStatus.LOCKED
+    client.set(LOCK, "of somebody else", px=30_000)
+    assert you(second, "status") is LockStatus.ERROR
+
+
+def known_as(person: Any) -> str:
+    thread = person.read(lambda: threading.current_thread().name)
+    task = f"/{person.read(lambda: asyncio.current_task().get_name())}" if person.awaits else ""  # type: ignore[union-attr]
+    return f"{socket.gethostname()}:{os.getpid()}:{thread}{task}"
+
+
+def test_info_tells_who_holds_and_who_waits_in_order(crowd: Crowd, using: str, eventually: Eventually) -> None:
+    me, lock = crowd(), Lock(NAME, ttl=100, using=using)
+    assert me(lock, "info") is None
+    me(lock, "acquire")
+    queue = [(crowd(), Lock(NAME, using=using, purpose=f"/{number}")) for number in range(1, 4)]
+    for number, (person, theirs) in enumerate(queue, 1):
+        person.start(theirs, "acquire")
+        eventually(lambda number=number: me(lock, "info").waiters == number)
+    info = me(lock, "info")
+    assert (info.name, info.fence, info.waiters, info.note) == (NAME, me.read(lambda: lock.fence), 3, "")
+    assert info.owner == known_as(me)
+    assert 0 <= info.held_for < GENEROUS
+    assert 100 - GENEROUS < info.lease_left <= 100
+    assert [one.waited for one in info.queue] == sorted((one.waited for one in info.queue), reverse=True)
+    token = me.read(lambda: lock.token)
+    assert info.token_hint == f"{token[:4]}…"
+    assert token not in repr(info)
+    me(lock, "release")
+    for person, theirs in queue:
+        person(theirs, "release")
+    names = [known_as(person) for person, _ in queue]
+    assert [one.owner for one in info.queue] == [f"{name} /{number}" for number, name in enumerate(names, 1)]
+
+
+@frozen
+def test_bounded_waits_end(crowd: Crowd, freeze: Freeze, client: redis.Redis, eventually: Eventually) -> None:
+    with hold(NAME):
+        waiting = crowd().start(Lock(NAME), "acquire", blocking_timeout=0.5)
+        eventually(lambda: queued(client))
+        with freeze():
+            for lock in (Lock(NAME), Lock(NAME, poll=True)):
+                assert crowd()(lock, "acquire", blocking_timeout=WAIT) is False
+            with pytest.raises(LockNotAcquired):
+                crowd()(LockPool("empty"), "acquire", blocking_timeout=WAIT)
+            assert waiting.result(GENEROUS) is False
+
+
+@frozen
+def test_a_bounded_wait_of_a_loop_that_begins_inside_ends(using: str, freeze: Freeze) -> None:
+    async def wait() -> bool:
+        return await Lock(NAME, using=using).aacquire(blocking_timeout=WAIT)
+
+    with freeze(), hold(NAME, using=using):  # inside: the server of the memory mode goes by the frozen clock
+        assert asyncio.run(wait()) is False
+        assert Lock(NAME, using=using).acquire(blocking_timeout=WAIT) is False
+
+
+async def test_the_lock_is_renewed_while_the_event_loop_is_blocked(client: redis.Redis, eventually: Eventually) -> None:
+    async with Lock(NAME, ttl=1.5) as lock:
+        before = end(client)
+        eventually(lambda: end(client) > before + 0.3)  # blocks
+        assert not lock.lost

@@ -1,4 +1,4 @@
-"""Signals; and losing a held lock: what notices it, how the holder is told, and which locks ``expired`` instead."""
+"""Signals; and losing a lock: what notices it, how its holder is told or cancelled, and which ``expired`` instead."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import sync_to_async
 
 from django_redislock import (
     Lock,
     LockLost,
+    LockNotOwned,
     LockPool,
     aforce_release,
     force_release,
@@ -25,24 +26,21 @@ from django_redislock import (
     lock_released,
 )
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Crowd
-from tests.helpers.state import NAME, holder, put, queued
+from tests.helpers.actors import GENEROUS, Actor, Crowd
+from tests.helpers.state import NAME, fence_of, holder, put, queued
 from tests.inside import HAS_ENDED, HAS_VANISHED, WAS_FORCED, WAS_TAKEN
 
-from .blocks import Block
+from .conftest import Block, Eventually, Heard, receiving
 
-Eventually = Callable[..., Any]
-Hears = Callable[[Any, Lock], None]
-Heard = list[tuple[str, dict[str, Any]]]
 Events = Callable[[], list[tuple[str, str]]]
 
 ALL = (lock_acquired, lock_released, lock_lost, lock_force_released)
 SHORT = 0.2  # seconds
+COUNTS = hasattr(asyncio.Task, "uncancel")  # Python 3.10 does not count the cancellations of a task
 
 
 @pytest.fixture
 def events(caplog: pytest.LogCaptureFixture) -> Events:
-    """What the log says of locks."""
     caplog.set_level(logging.INFO, "django_redislock")
 
     def events() -> list[tuple[str, str]]:
@@ -54,20 +52,6 @@ def events(caplog: pytest.LogCaptureFixture) -> Events:
 
 def losses_in(heard: Heard) -> list[tuple[str, bool]]:
     return [(facts["name"], facts["expired"]) for which, facts in heard if which == "lost"]
-
-
-# -- signals ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def receiving(receiver: Callable[..., Any]) -> Iterator[None]:
-    for signal in ALL:
-        signal.connect(receiver, weak=False)
-    try:
-        yield
-    finally:
-        for signal in ALL:
-            signal.disconnect(receiver)
 
 
 def test_acquiring_and_releasing_send_signals(
@@ -105,7 +89,7 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         receiver(**facts)
 
     me, lock = crowd(), Lock(NAME)
-    with receiving(areceiver if how == "a coroutine that raises" else receiver):
+    with receiving(areceiver if how == "a coroutine that raises" else receiver, *ALL):
         me(Block(lock), "run")
         me(lock, "acquire")
         assert force_release(NAME) is not None
@@ -119,9 +103,7 @@ def test_every_signal_is_sent_by_lock_whose_users_its_receivers_neither_stop_nor
         assert [thread for signal, _, thread in seen if signal is lock_lost] == ["redislock-notifier"]
 
 
-async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(
-    using: str, aeventually: Callable[..., Any]
-) -> None:
+async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(using: str, aeventually: Eventually) -> None:
     seen: list[tuple[object, asyncio.AbstractEventLoop]] = []
 
     async def receiver(*, signal: object, **facts: object) -> None:
@@ -129,7 +111,7 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(
         seen.append((signal, asyncio.get_running_loop()))
 
     lock = Lock(NAME, using=using)
-    with receiving(receiver):
+    with receiving(receiver, *ALL):
         await lock.aacquire()
         await aforce_release(NAME, using=using)
         with pytest.raises(LockLost):
@@ -140,18 +122,17 @@ async def test_signals_reach_coroutine_receivers_in_the_loop_of_the_lock(
     assert {loop for signal, loop in seen if signal is not lock_lost} == {asyncio.get_running_loop()}
 
 
-# -- losses -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("how", ["flushed", "taken", "forced while polling", "found by the release"])
+@pytest.mark.parametrize(
+    "how", ["flushed", "taken", "forced while polling", "found by the release", "taken, found by the release"]
+)
 def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
-    how: str, crowd: Crowd, hears: Hears, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
+    how: str, crowd: Crowd, hears: Eventually, client: redis.Redis, eventually: Eventually, heard: Heard, events: Events
 ) -> None:
-    losses: list[LockLost] = []
+    losses, taken = list[LockLost](), how.startswith("taken")
     me, lock = crowd(), Lock(NAME, ttl=2, on_lost=losses.append, poll=how == "forced while polling")
     me(lock, "acquire")
     fence = me.read(lambda: lock.fence)
-    if how == "taken":
+    if taken:
         put(client, NAME)
     elif how == "forced while polling":
         force_release(NAME)
@@ -159,12 +140,17 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
         hears(me, lock)
         client.flushall()
     theirs, reason = holder(client), WAS_TAKEN if how == "taken" else HAS_VANISHED  # not because of the local clock
-    if how != "found by the release":
+    if "found" not in how:
         eventually(lambda: losses)
         with pytest.raises(LockLost, match=re.escape(reason)):
             me.read(lock.check)
-    with pytest.raises(LockLost, match=re.escape(reason)):
+    with pytest.raises(LockLost, match=rf"was lost while it was held here.*{re.escape(reason)}") as caught:
         me(lock, "release")
+    assert (caught.value.name, caught.value.fence, caught.value.reason) == (NAME, fence, reason)
+    assert me.read(lambda: (lock.token, fence_of(lock))) == (None, None)
+    with pytest.raises(LockNotOwned) as again:
+        me(lock, "release")
+    assert type(again.value) is LockNotOwned
     eventually(lambda: losses)
     assert [loss.reason for loss in losses] == [reason]
     facts = {"name": NAME, "template": NAME, "fence": fence, "reason": reason, "expired": False}
@@ -174,7 +160,7 @@ def test_a_loss_is_noticed_at_the_next_renewal_or_the_release_and_reported_once(
 
 
 def test_the_holder_of_a_force_released_lock_is_told_by_a_message(
-    crowd: Crowd, using: str, hears: Hears, eventually: Eventually, heard: Heard
+    crowd: Crowd, using: str, hears: Eventually, eventually: Eventually, heard: Heard
 ) -> None:
     losses: list[LockLost] = []
     me, lock = crowd(), Lock(NAME, ttl=300, on_lost=losses.append, using=using)
@@ -243,17 +229,23 @@ def test_a_slow_on_lost_runs_in_a_thread_of_its_own_and_delays_no_waiter(crowd: 
     assert told == [(True, "redislock-notifier")]
 
 
-# -- expired ----------------------------------------------------------------------------------------------------------
+ENDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings and options
+    "option": ({}, {"auto_renew": False}),
+    "setting": ({"AUTO_RENEW": False}, {}),
+    "pool": ({}, {"auto_renew": False}),
+    "cache.lock": ({}, {}),
+    "max_hold": ({"MAX_HOLD": 3600}, {"max_hold": SHORT}),
+    "MAX_HOLD": ({"MAX_HOLD": SHORT}, {}),
+}
 
 
-@pytest.mark.parametrize("kind", ["option", "setting", "pool", "cache.lock"])
-def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired(
+@pytest.mark.parametrize("kind", ENDED)
+def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired_and_one_that_runs_into_max_hold_is_lost(
     kind: str, crowd: Crowd, settings: Any, cache_lock: Callable[..., Any], events: Events, heard: Heard,
     eventually: Eventually,
 ) -> None:  # fmt: skip
-    settings.REDISLOCK = {"AUTO_RENEW": kind != "setting"}
-    options: dict[str, Any] = {"ttl": SHORT, "auto_renew": None if kind == "setting" else False}
-    me, pool = crowd(), LockPool("accounts")
+    settings.REDISLOCK, options = ENDED[kind][0], {"ttl": SHORT, **ENDED[kind][1]}
+    me, pool, expires = crowd(), LockPool("accounts"), "max_hold" not in kind.lower()
     me(pool, "assign", ["alice"])
     if kind == "pool":
         lock: Any = me(pool, "acquire", **options)
@@ -264,29 +256,14 @@ def test_a_lock_that_was_not_to_be_renewed_and_runs_out_has_expired(
         lock = Lock(NAME, **options)
         me(lock, "acquire")
     eventually(lambda: losses_in(heard))
-    assert losses_in(heard) == [(lock.name, True)]
-    assert events() == [("INFO", "expired")]
+    assert losses_in(heard) == [(lock.name, expires)]
+    reason = "not to be renewed" if expires else "not to be renewed beyond max_hold"
     if kind != "cache.lock":
-        with pytest.raises(LockLost, match="not to be renewed"):
+        with pytest.raises(LockLost, match=reason):
             me.read(lock.check)
-        with pytest.raises(LockLost, match="not to be renewed"):
+        with pytest.raises(LockLost, match=reason):
             me(lock, "release")
-    assert len(events()) == 1
-
-
-@pytest.mark.parametrize("where", ["settings", "option"])
-def test_one_that_ran_into_its_max_hold_is_lost(
-    where: str, crowd: Crowd, settings: Any, events: Events, heard: Heard, eventually: Eventually
-) -> None:
-    """Its holder may well be at work still."""
-    settings.REDISLOCK = {"MAX_HOLD": SHORT if where == "settings" else 3600}
-    me, lock = crowd(), Lock(NAME, ttl=SHORT, max_hold=SHORT if where == "option" else None)
-    me(lock, "acquire")
-    eventually(lambda: losses_in(heard))
-    assert losses_in(heard) == [(NAME, False)]
-    assert events() == [("WARNING", "max-hold"), ("WARNING", "lost")]
-    with pytest.raises(LockLost, match="not to be renewed beyond max_hold"):
-        me(lock, "release")
+    assert events() == ([("INFO", "expired")] if expires else [("WARNING", "max-hold"), ("WARNING", "lost")])
 
 
 def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
@@ -298,3 +275,143 @@ def test_one_whose_thread_or_task_has_ended_is_warned_of_once_and_expires(
     eventually(lambda: losses_in(heard))
     assert losses_in(heard) == [(NAME, True)]
     assert events() == [("WARNING", "owner-ended"), ("INFO", "expired")]
+
+
+async def forever() -> None:
+    await asyncio.sleep(GENEROUS)
+    pytest.fail("nothing ended it")
+
+
+def cancelling(**options: Any) -> Lock:
+    """The task that holds this lock is cancelled when it is lost, and ``async with`` raises LockLost out of it."""
+    return Lock(NAME, on_lost="cancel", **options)
+
+
+def short(**options: Any) -> Lock:
+    return cancelling(ttl=0.3, auto_renew=False, **options)
+
+
+def cancellations() -> int:
+    """How many cancellations of the running task are pending."""
+    task: Any = asyncio.current_task()
+    return int(task.cancelling()) if COUNTS else 0
+
+
+@pytest.mark.parametrize("own", ["raises it again", "goes on", "raises its own"])
+async def test_the_task_that_holds_a_lost_lock_is_cancelled_and_async_with_raises_lock_lost(
+    own: str, using: str
+) -> None:
+    lock, fences = short(using=using), list[int | None]()
+
+    async def hold() -> None:
+        async with lock:
+            fences.append(lock.fence)
+            try:
+                await forever()
+            except asyncio.CancelledError:
+                if own == "raises it again":
+                    raise
+                await asyncio.sleep(0)
+                if own == "raises its own":
+                    raise ZeroDivisionError from None
+
+    with pytest.raises(ZeroDivisionError if own == "raises its own" else LockLost) as caught:
+        await hold()
+    if isinstance(caught.value, LockLost):
+        assert (caught.value.name, [caught.value.fence]) == (NAME, fences)
+    assert cancellations() == 0
+    assert lock.token is None
+    await asyncio.sleep(0)  # nothing follows
+
+
+async def test_a_forced_release_cancels_the_holder_and_ends_all_blocks_of_a_reentrant_lock(
+    using: str, actor: Callable[[], Actor]
+) -> None:
+    inside = asyncio.Event()
+
+    async def hold() -> None:
+        async with cancelling(ttl=3, reentrant=True, using=using) as lock, lock:
+            inside.set()
+            await forever()
+
+    holding = actor().start(hold)
+    await asyncio.wait_for(inside.wait(), GENEROUS)
+    await aforce_release(NAME, using=using)
+    with pytest.raises(LockLost):
+        await asyncio.wait_for(holding, GENEROUS)
+
+
+@pytest.mark.parametrize("how", ["with", "acquire", "seize", "pool"])
+async def test_a_loss_before_the_block_begins_is_lock_lost_as_well(how: str, using: str) -> None:
+    pool, lock = LockPool("accounts", using=using), cancelling(using=using)
+    await pool.aextend(["alice"])
+
+    async def force_release_it(name: str, **facts: object) -> None:
+        await aforce_release(name, using=using)
+        await forever()
+
+    async def enter() -> None:
+        if how == "with":
+            async with lock:
+                pytest.fail("it was entered")
+        elif how == "pool":
+            await pool.aacquire(on_lost="cancel")
+        else:
+            await getattr(lock, f"a{how}")()
+
+    with receiving(force_release_it, lock_acquired), pytest.raises(LockLost):
+        await enter()
+    assert cancellations() == 0
+
+
+@pytest.mark.parametrize("first", ["loss", "cancellation"])
+async def test_a_cancellation_from_outside_at_the_same_time_is_not_swallowed(
+    first: str, actor: Callable[[], Actor], eventually: Eventually
+) -> None:
+    tellers: list[threading.Thread] = []
+
+    async def hold() -> None:
+        task: Any = asyncio.current_task()
+        loop = task.get_loop()
+        async with short():
+            if first == "cancellation":
+                loop.call_soon(task.cancel)
+            eventually(lambda: tellers)  # which blocks the loop until the holder has been told
+            tellers[0].join(GENEROUS)
+            if first == "loss":
+                loop.call_soon(task.cancel)
+            await forever()
+
+    with receiving(lambda **facts: tellers.append(threading.current_thread()), lock_lost):
+        result = actor().start(hold)
+        await asyncio.wait([result], timeout=GENEROUS)
+    # without a count, either may have come first
+    assert result.cancelled() or (not COUNTS and isinstance(result.exception(), LockLost))
+
+
+async def test_a_release_without_a_block_takes_back_its_own_cancellation_and_nobody_elses(
+    actor: Callable[[], Actor],
+) -> None:
+    async def hold() -> int:
+        task: Any = asyncio.current_task()
+        lock = short()
+        await lock.aacquire()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forever()
+        with pytest.raises(LockLost):
+            await lock.arelease()
+        return cancellations()
+
+    assert await actor()(hold) == (1 if COUNTS else 0)
+
+
+@pytest.mark.usefixtures("nowhere")
+async def test_sync_code_cannot_be_cancelled_and_is_told_so_before_anything_is_sent() -> None:
+    for call in (cancelling().acquire, cancelling().__enter__):
+        with pytest.raises(TypeError, match=r"on_lost='cancel' cancels the task .* use aacquire\(\) or async with"):
+            await asyncio.to_thread(call)
+        with pytest.raises(TypeError, match="sync code is not a task"):
+            await sync_to_async(call)()

@@ -1,4 +1,4 @@
-"""Callers that do not get a lock: what errors, signals and log say, and whom they name; and copies of errors."""
+"""Callers that do not get a lock: what errors, signals and log say; copies of errors; and Django's reports of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import copy
 import logging
 import pickle
 import re
-from collections.abc import Callable, Iterator
+import secrets
+import socket
+from collections.abc import Callable
+from html import unescape
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
+from asgiref.sync import async_to_sync
 from celery import Celery  # type: ignore[import-untyped]
-from django.test import override_settings
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, override_settings
+from django.views.debug import ExceptionReporter
 from redis.backoff import ConstantBackoff
 
 from django_redislock import (
@@ -27,38 +33,21 @@ from django_redislock import (
     get_lock,
     lock_not_acquired,
     locked,
+    locked_atomic,
+    locked_view,
 )
 from redisserver import RedisServer
 from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.state import NAME, count, queued
 from tests.helpers.ways import stopped
-from tests.inside import limit
+from tests.inside import limit, redis_py_lock
 
-from .blocks import Block
+from .conftest import Block, Eventually, Heard, receiving
 
-Eventually = Callable[..., Any]
-Heard = list[tuple[str, dict[str, Any]]]
 POLLS = pytest.mark.parametrize("polls", [False, True], ids=["woken", "polling"])
-
-
-@pytest.fixture
-def refusals() -> Iterator[list[dict[str, Any]]]:
-    """What the signal ``lock_not_acquired`` says."""
-    heard: list[dict[str, Any]] = []
-
-    def receive(*, sender: object, signal: object, **facts: Any) -> None:
-        assert sender is Lock
-        heard.append(facts)
-
-    lock_not_acquired.connect(receive)
-    yield heard
-    lock_not_acquired.disconnect(receive)
-
-
-def refused(person: Any, lock: Any) -> LockNotAcquired:
-    with pytest.raises(LockNotAcquired) as caught:
-        person(lock, "enter")
-    return caught.value
+TOKEN = "a-token-of-the-site-itself"
+TEXT = "a text that redis-py takes for a token"
+request = RequestFactory().get("/")
 
 
 def waiters(using: str, name: str = NAME) -> int:
@@ -66,14 +55,10 @@ def waiters(using: str, name: str = NAME) -> int:
     return 0 if info is None else info.waiters
 
 
-# -- max_waiters ------------------------------------------------------------------------------------------------------
-
-
 @POLLS
 def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever waits already keeps waiting, even though it sends its request again and again."""
     limit(monkeypatch, look_every=0.01)
     holder, last, held = crowd(), crowd(), Lock(NAME, using=using)
     holder(held, "acquire")
@@ -87,9 +72,6 @@ def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     assert not waiting.done()
     holder(held, "release")
     assert waiting.result(GENEROUS) is True
-
-
-# -- what is said -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,15 +88,17 @@ def test_a_caller_is_refused_at_once_when_the_queue_is_full(
     ids=str,
 )
 def test_error_signal_and_log_say_why_and_who_holds_the_lock(
-    options: dict[str, Any], outcome: str, crowd: Crowd, using: str, refusals: list[Any], heard: Heard,
-    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any], outcome: str, crowd: Crowd, using: str, heard: Heard, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     first, last, held = crowd(), crowd(), Lock(NAME, using=using, note="a note")
     first(held, "suspend", 60) if outcome == "suspended" else first(held, "acquire")
     owner = getattr(get_lock(NAME, using=using), "owner", "")
     lock = Lock(NAME, using=using, template="order:{pk}", **options)
-    with caplog.at_level(logging.DEBUG):
-        error = refused(first if outcome == "own" else last, lock)
+    refusals: list[dict[str, Any]] = []
+    caplog.set_level(logging.DEBUG)
+    with receiving(lambda **facts: refusals.append(facts), lock_not_acquired), pytest.raises(LockNotAcquired) as caught:
+        (first if outcome == "own" else last)(lock, "enter")
+    error = caught.value
     assert error.outcome == outcome
     assert error.holder.startswith("nobody (suspended by ") if outcome == "suspended" else error.holder == owner
     told = {
@@ -123,8 +107,8 @@ def test_error_signal_and_log_say_why_and_who_holds_the_lock(
         "suspended": r": suspended by .+\.$",
     }.get(outcome, rf": held by {re.escape(owner)}\.$")
     assert re.search(told, str(error))
-    ((sent),) = refusals
-    assert (sent["name"], sent["template"], sent["outcome"]) == (NAME, "order:{pk}", outcome)
+    (sent,) = refusals
+    assert [sent[fact] for fact in ("sender", "name", "template", "outcome")] == [Lock, NAME, "order:{pk}", outcome]
     assert sent["waited"] == error.waited
     assert f"event=not-acquired name={NAME} template=order:{{pk}} outcome={outcome} waited=" in caplog.text
     assert [which for which, _ in heard] == ["acquired"] * (outcome != "suspended")  # by the holder
@@ -137,14 +121,10 @@ def test_signals_have_the_template(heard: Heard) -> None:
     assert [facts["template"] for _, facts in heard] == ["order:{pk}", "order:{pk}", "a", "a"]
 
 
-# -- long waits -------------------------------------------------------------------------------------------------------
-
-
 @POLLS
 def test_a_long_wait_is_logged_once_with_the_holder_unless_it_is_on_purpose(
     polls: bool, crowd: Crowd, using: str, eventually: Eventually, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one that is in a hurry logs it whatever the setting says."""
     first, held, standby = crowd(), Lock(NAME, using=using), Lock("standby", using=using)
     first(held, "acquire")
     first(standby, "acquire")
@@ -214,9 +194,6 @@ def test_a_long_wait_for_a_member_of_a_pool_is_logged(
         waiting.result(GENEROUS)
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
-
 def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_still_busy(crowd: Crowd) -> None:
     me, you = crowd(), crowd()
     me(Lock(NAME, ttl=100), "acquire")
@@ -230,18 +207,6 @@ def test_lock_not_acquired_says_how_long_it_was_tried_and_how_long_the_lock_is_s
         you(Lock(NAME, poll=True, attempts=2, backoff=ConstantBackoff(0.2)), "enter")
     assert caught.value.attempts == 2
     assert caught.value.waited >= 0.2
-
-
-def test_waiting_for_oneself_is_a_lock_error_that_says_what_to_do_instead(crowd: Crowd) -> None:
-    me = crowd()
-    me(Lock(NAME), "acquire")
-    for method in ("acquire", "enter"):
-        with pytest.raises(LockError, match=r"wait for itself.*Pass a .*, or reentrant=True\.") as caught:
-            me(Lock(NAME), method)
-        assert (type(caught.value), caught.value.name) == (LockError, NAME)
-
-
-# -- copies -----------------------------------------------------------------------------------------------------------
 
 
 def through_celery(error: Exception) -> Any:
@@ -283,3 +248,103 @@ def test_what_was_acquired_through_a_lock_is_not_acquired_through_its_copies(aga
         assert (other.name, other.ttl, other.lost, other.remaining()) == (NAME, 7, False, 0.0)
         assert other.acquire(blocking=False)
         other.release()
+
+
+class Threads(redis.Connection):
+    broken = False  # whether sends fail
+
+    def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if self.broken:
+            cast("socket.socket", self._sock).shutdown(socket.SHUT_WR)
+        super().send_packed_command(command, check_health)  # type: ignore[no-untyped-call]
+
+
+class Coroutines(redis.asyncio.Connection):
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        if Threads.broken:
+            self._writer.get_extra_info("socket").shutdown(socket.SHUT_WR)  # type: ignore[union-attr]
+        await super().send_packed_command(command, check_health)
+
+
+Threads.async_class = Coroutines  # type: ignore[attr-defined]
+
+
+@locked_view(NAME, token=TOKEN)
+async def aview(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def arelease(fail: Callable[[], None]) -> None:
+    lock = Lock(NAME)
+    await lock.aacquire()
+    fail()
+    await lock.arelease()
+
+
+ACQUIRING: dict[str, Callable[[], object]] = {
+    "a token": lambda: Lock(NAME).acquire(token=TOKEN),
+    "async": lambda: async_to_sync(Lock(NAME).aacquire)(token=TOKEN),
+    "adopting": lambda: Lock(NAME, token=TOKEN, adopt=True).acquire(),
+    "polling": lambda: Lock(NAME, token=TOKEN, poll=True).acquire(),
+    "an async view": lambda: async_to_sync(aview)(request),
+    "a transaction": lambda: locked_atomic(NAME, token=TOKEN).__enter__(),
+    "redis-py's": lambda: redis_py_lock(NAME, timeout=60).acquire(token=TEXT),
+    "releasing elsewhere": lambda: Lock(NAME, token=TOKEN).release(),
+}
+HOLDING: dict[str, tuple[Callable[[], Any], str | None, str]] = {
+    "releasing": (lambda: Lock(NAME), TOKEN, "release"),
+    "releasing by the lock's token": (lambda: Lock(NAME, token=TOKEN), None, "release"),
+    "releasing redis-py's": (lambda: redis_py_lock(NAME, timeout=60), TEXT, "release"),
+    "renewing redis-py's": (lambda: redis_py_lock(NAME, timeout=60), TEXT, "reacquire"),
+    "detaching": (lambda: Lock(NAME), None, "detach"),
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("how", [*ACQUIRING, *HOLDING, "releasing async"])
+@pytest.mark.parametrize("trouble", ["down", "broken", pytest.param("refuses", marks=pytest.mark.complete)])
+def test_the_report_of_a_call_that_failed_shows_no_token(
+    how: str, trouble: str, own: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These show the local variables of all frames, but neither a token of the site nor the id of an attempt."""
+    default = {**settings.CACHES["default"], "OPTIONS": {"CONNECTION_POOL_KWARGS": {"connection_class": Threads}}}
+    settings.CACHES = {**settings.CACHES, "default": default}
+    settings.REDISLOCK = {"RETRY_FOR": 0}
+    ids: list[str] = []
+    draw = secrets.token_urlsafe
+
+    def noted(size: int) -> str:
+        text = draw(size)
+        if size == 16:  # other sizes are not ids of attempts
+            ids.append(text)
+        return text
+
+    def fail() -> None:
+        if trouble == "down":
+            own.stop()
+        elif trouble == "broken":
+            monkeypatch.setattr(Threads, "broken", True)
+        else:
+            with own.client() as client:
+                client.acl_setuser("default", enabled=True, commands=["-eval", "-evalsha"])
+
+    def report_of(action: Callable[[], object]) -> str:
+        with pytest.raises(LockUnavailable) as caught:
+            action()
+        return unescape(ExceptionReporter(request, caught.type, caught.value, caught.tb).get_traceback_html())
+
+    monkeypatch.setattr(secrets, "token_urlsafe", noted)
+    if how in ACQUIRING:
+        fail()
+        html = report_of(ACQUIRING[how])
+    elif how in HOLDING:
+        make, token, method = HOLDING[how]
+        lock = make()
+        assert lock.acquire(token=token)
+        fail()
+        html = report_of(getattr(lock, method))
+    else:
+        html = report_of(lambda: async_to_sync(arelease)(fail))
+    assert "<td>command</td>" in html or how in HOLDING
+    assert NAME in html
+    assert [token for token in (TOKEN, TEXT, *ids) if token in html] == []

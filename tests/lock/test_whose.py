@@ -1,12 +1,12 @@
 """Whose an acquisition is: parents and their children, siblings, sync code of tasks and coroutines of sync code.
 
-A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started. See also
-``test_whose_calls.py`` and ``test_whose_object.py``.
+A child is a task, or a thread that inherits its starter's context. It sees what was held when it was started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from contextvars import Context, copy_context
 from typing import Any
@@ -18,11 +18,13 @@ from django_redislock import Lock, LockError, LockLost, LockNotAcquired, LockNot
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME
 
-from .kin import FACTORIES, RUNS, Kin, both, owner_rule
+from .kin import FACTORIES, RUNS, Kin, both, in_a_task, in_a_thread, owner_rule
 
 objects = pytest.mark.parametrize("same", [True, False], ids=["same object", "another object"])
 kinds = pytest.mark.parametrize("reentrant", [False, True], ids=["plain", "reentrant"])
 ITSELF = r"(?i)this (very )?(thread|task)"
+firsts = pytest.mark.parametrize("first", ["task", "one thread", "any thread"])
+seconds = pytest.mark.parametrize("second", ["task", *RUNS])
 
 
 class Inside:
@@ -31,7 +33,11 @@ class Inside:
     def __init__(self, kin: Kin, lock: Lock, **options: Any) -> None:
         self.kin, self.lock, self.options = kin, lock, options or {"blocking": False}
         self.seen: tuple[int, str | None] = 0, None
-        self.tried, self.may_leave = threading.Event(), threading.Event()
+        self.may_begin, self.tried, self.may_leave = threading.Event(), threading.Event(), threading.Event()
+
+    async def later(self) -> None:
+        await self.kin.until(self.may_begin.is_set)
+        await self()
 
     async def __call__(self) -> None:
         if await self.kin(self.lock, "acquire", **self.options):
@@ -40,9 +46,6 @@ class Inside:
         if self.seen[0]:
             await self.kin.until(self.may_leave.is_set)
             await self.kin(self.lock, "release")
-
-
-# -- parents and children ----------------------------------------------------------------------------------------------
 
 
 @objects
@@ -90,8 +93,7 @@ async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the
     with pytest.raises(LockNotOwned):
         await kin(mine, "release")
     second.may_leave.set()
-    assert (info := await kin.info()) is not None
-    assert info.fence == here[0]
+    assert (await kin.info()).fence == here[0]  # type: ignore[union-attr]
     below.may_leave.set()
     await kin.end(children[1])
     assert await kin.info() is None
@@ -102,18 +104,12 @@ async def test_children_of_a_reentrant_lock_are_under_it_and_it_is_free_when_the
 async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_waits_though_it_is_reentrant(
     kin: Kin, same: bool
 ) -> None:
-    mine, begin = Lock(NAME, reentrant=True), threading.Event()
+    mine = Lock(NAME, reentrant=True)
     inside = Inside(kin, mine if same else Lock(NAME, reentrant=True), blocking_timeout=GENEROUS)
-
-    async def later() -> None:
-        await kin.until(begin.is_set)
-        assert not await kin(inside.lock, "acquire", blocking=False)
-        await inside()
-
-    child = kin.child(later)
+    child = kin.child(inside.later)
     await kin(mine, "acquire")
     fence = mine.fence
-    begin.set()
+    inside.may_begin.set()
     await kin.queued()
     inside.may_leave.set()
     await kin(mine, "release")
@@ -125,20 +121,15 @@ async def test_a_child_that_was_started_before_its_parent_acquired_the_lock_wait
 @pytest.mark.parametrize("by_force", [False, True], ids=["released", "force-released"])
 @both
 async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: Kin, by_force: bool) -> None:
-    mine, inside, begin = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True)), threading.Event()
-
-    async def later() -> None:
-        await kin.until(begin.is_set)
-        await inside()
-
+    mine, inside = Lock(NAME, reentrant=True), Inside(kin, Lock(NAME, reentrant=True))
     await kin(mine, "acquire")
     fence = mine.fence
-    child = kin.child(later)
+    child = kin.child(inside.later)
     if by_force:
         await aforce_release(NAME) if kin.tasks else force_release(NAME)
     else:
         await kin(mine, "release")
-    begin.set()
+    inside.may_begin.set()
     inside.may_leave.set()
     await kin.end(child)
     assert inside.seen[0] > fence
@@ -153,8 +144,7 @@ async def test_a_child_is_not_under_a_lock_that_its_parent_no_longer_holds(kin: 
 async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holder_its_lock(
     kin: Kin, stranger: bool, reentrant: bool
 ) -> None:
-    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it. Not for a reentrant child, which
-    is under the lock."""
+    """``try: lock.acquire(blocking=False) finally: lock.release()``, as many write it."""
     shared = Lock(NAME, reentrant=reentrant)
 
     async def careless() -> None:
@@ -174,7 +164,7 @@ async def test_release_after_an_acquire_of_ones_own_that_failed_leaves_the_holde
 
 @both
 async def test_what_was_acquired_in_another_context_of_the_same_thread_or_task_is_its_own(kin: Kin) -> None:
-    """Contexts are entered by frameworks too; the coroutine is made in one, and awaited outside."""
+    """The coroutine is made in one, and awaited outside."""
     lock = Lock(NAME)
     for context in (Context(), copy_context()):
         assert (await context.run(lock.aacquire)) if kin.tasks else context.run(lock.acquire)
@@ -189,22 +179,20 @@ async def test_who_would_wait_for_its_own_lock_is_refused_and_told_whose_it_is(k
     mine = Lock(NAME)
     again = mine if same else Lock(NAME)
     await kin(mine, "acquire")
-    with pytest.raises(LockError, match=ITSELF) as without_end:
-        await kin(again, "acquire")
-    assert type(without_end.value) is LockError
+    for method in ("acquire", "enter"):
+        with pytest.raises(LockError, match=ITSELF) as without_end:
+            await kin(again, method)
+        assert (type(without_end.value), without_end.value.name) == (LockError, NAME)
+        assert re.search(r"wait for itself.*Pass a .*, or reentrant=True\.", str(without_end.value))
     for options in ({"blocking": False}, {"blocking_timeout": 0.05}):
         assert await kin(again, "acquire", **options) is False
     for bound in (0, 0.05):
         with pytest.raises(LockNotAcquired, match=ITSELF):
             await kin(Lock(NAME, blocking_timeout=bound), "enter")
     assert await kin(mine, "owned")
-    assert (info := await kin.info()) is not None
-    assert info.waiters == 0
+    await kin.queued(0)
     await kin(mine, "release")
     assert await kin.info() is None
-
-
-# -- siblings, and sync code of tasks ----------------------------------------------------------------------------------
 
 
 @kinds
@@ -229,66 +217,57 @@ async def call(how: str, lock: Lock, method: str, *args: Any, **options: Any) ->
     return await RUNS[how](getattr(lock, method), *args, **options)
 
 
-firsts = pytest.mark.parametrize("first", ["task", "one thread", "any thread"])
-seconds = pytest.mark.parametrize("second", ["task", *RUNS])
-
-
 @firsts
 @seconds
 @kinds
-def test_siblings_exclude_each_other_in_sync_code_that_they_run_as_well(
-    first: str, second: str, reentrant: bool
+@in_a_task
+async def test_siblings_exclude_each_other_in_sync_code_that_they_run_as_well(
+    kin: Kin, first: str, second: str, reentrant: bool
 ) -> None:
-    """And the sibling whose acquire failed cannot release, in whichever thread both of them run."""
-    lock = Lock(NAME, reentrant=reentrant)
+    lock, has, leave = Lock(NAME, reentrant=reentrant), asyncio.Event(), asyncio.Event()
 
-    async def siblings() -> None:
-        has, leave = asyncio.Event(), asyncio.Event()
+    async def have() -> None:
+        assert await call(first, lock, "acquire")
+        has.set()
+        await leave.wait()
+        await call(first, lock, "release")
 
-        async def have() -> None:
-            assert await call(first, lock, "acquire")
-            has.set()
-            await leave.wait()
-            await call(first, lock, "release")
+    async def want() -> None:
+        await has.wait()
+        assert not await call(second, lock, "acquire", blocking=False)
+        with pytest.raises(LockNotOwned):
+            await call(second, lock, "release")
+        leave.set()
 
-        async def want() -> None:
-            await has.wait()
-            assert not await call(second, lock, "acquire", blocking=False)
-            with pytest.raises(LockNotOwned):
-                await call(second, lock, "release")
-            leave.set()
-
-        await asyncio.wait_for(asyncio.gather(have(), want()), GENEROUS)
-        assert not await lock.alocked()
-
-    Kin(tasks=True).live(siblings())
+    await asyncio.wait_for(asyncio.gather(have(), want()), GENEROUS)
+    assert not await lock.alocked()
 
 
 @firsts
 @seconds
-def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquires(first: str, second: str) -> None:
+@in_a_task
+async def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquires(
+    kin: Kin, first: str, second: str
+) -> None:
     lock = Lock(NAME, reentrant=True)
 
     def again() -> int:
         with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
             return lock.fence
 
-    async def task() -> None:
-        assert await call(first, lock, "acquire")
-        assert await call(second, lock, "owned")
-        assert await call(second, lock, "extend", 1)
-        if second == "task":
-            async with Lock(NAME, reentrant=True, blocking_timeout=0) as once_more:
-                assert once_more.fence == lock.fence
-        else:
-            assert await RUNS[second](again) == lock.fence
-        assert lock.token is not None
+    assert await call(first, lock, "acquire")
+    assert await call(second, lock, "owned")
+    assert await call(second, lock, "extend", 1)
+    if second == "task":
+        async with Lock(NAME, reentrant=True, blocking_timeout=0) as once_more:
+            assert once_more.fence == lock.fence
+    else:
+        assert await RUNS[second](again) == lock.fence
+    assert lock.token is not None
+    await call(second, lock, "release")
+    with pytest.raises(LockNotOwned):
         await call(second, lock, "release")
-        with pytest.raises(LockNotOwned):
-            await call(second, lock, "release")
-        assert not await lock.alocked()
-
-    Kin(tasks=True).live(task())
+    assert not await lock.alocked()
 
 
 @pytest.mark.parametrize(
@@ -299,9 +278,9 @@ def test_a_task_and_its_sync_code_hold_together_what_either_of_them_acquires(fir
         for factory in FACTORIES
     ],
 )
-@pytest.mark.parametrize("top", ["coroutine", "sync code"])
-def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
-    run: str, factory: str, top: str
+@both
+async def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the_first(
+    kin: Kin, run: str, factory: str
 ) -> None:
     def dive(levels: int) -> list[int]:
         with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
@@ -312,35 +291,28 @@ def test_sync_code_and_coroutines_that_call_each_other_are_under_the_lock_of_the
         async with Lock(NAME, reentrant=True, blocking_timeout=0) as lock:
             return [lock.fence, *(await RUNS[run](dive, levels - 1) if levels else [])]
 
-    kin = Kin(tasks=top == "coroutine")
-
-    async def begin() -> None:
-        fences = await adive(4) if kin.tasks else dive(4)
-        assert fences == [fences[0]] * 5
-        assert await kin.info() is None
-
-    kin.live(begin())
+    fences = await adive(4) if kin.tasks else dive(4)
+    assert fences == [fences[0]] * 5
+    assert await kin.info() is None
 
 
 @pytest.mark.parametrize("release", ["sync code", "coroutine"])
-def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(release: str) -> None:
+@in_a_thread
+async def test_what_a_coroutine_of_sync_code_has_acquired_its_caller_releases(kin: Kin, release: str) -> None:
     lock = Lock(NAME)
-
-    async def code() -> None:
-        assert async_to_sync(lock.aacquire)()
-        assert lock.owned()
-        assert async_to_sync(lock.aextend)(1)
-        with pytest.raises(LockError, match=ITSELF):
-            lock.acquire()
-        async_to_sync(lock.arelease)() if release == "coroutine" else lock.release()
-        assert not lock.locked()
-
-    Kin(tasks=False).live(code())
+    assert async_to_sync(lock.aacquire)()
+    assert lock.owned()
+    assert async_to_sync(lock.aextend)(1)
+    with pytest.raises(LockError, match=ITSELF):
+        lock.acquire()
+    async_to_sync(lock.arelease)() if release == "coroutine" else lock.release()
+    assert not lock.locked()
 
 
 @pytest.mark.parametrize("reentrant", [False, pytest.param(True, marks=owner_rule)])
-def test_a_greenlet_is_on_its_own(reentrant: bool) -> None:
-    greenlets = pytest.importorskip("greenlet")
+@in_a_thread
+async def test_a_greenlet_is_on_its_own(kin: Kin, reentrant: bool) -> None:
+    greenlets, tried = pytest.importorskip("greenlet"), list[bool]()
 
     def attempt() -> None:
         lock = Lock(NAME, reentrant=reentrant)
@@ -350,10 +322,6 @@ def test_a_greenlet_is_on_its_own(reentrant: bool) -> None:
         with Lock("order:43") as own:
             tried.append(own.owned())
 
-    async def code() -> None:
-        with Lock(NAME, reentrant=reentrant):
-            greenlets.greenlet(attempt).switch()
-
-    tried: list[bool] = []
-    Kin(tasks=False).live(code())
+    with Lock(NAME, reentrant=reentrant):
+        greenlets.greenlet(attempt).switch()
     assert tried == [False, True]

@@ -1,24 +1,32 @@
-"""A Lock object speaks of its own acquisition, in all its methods; and how long that is renewed."""
+"""A Lock object speaks of its own acquisition, in all its methods; how long that is renewed; and its blocks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import inspect
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 
-from django_redislock import Lock, LockNotOwned, LockStatus
-from tests.helpers.state import NAME
+import django_redislock
+from django_redislock import FairLock, Lock, LockLost, LockNotOwned, LockPool, LockStatus, PoolMember, lock_name
+from tests.helpers.actors import Crowd
+from tests.helpers.state import LOCK, NAME, holder
+from tests.inside import keys_of, renew_all
 
-from .kin import RUNS, Kin, both, owner_rule
-
-# -- of which acquisition ----------------------------------------------------------------------------------------------
+from .conftest import Eventually
+from .kin import RUNS, Kin, both, in_a_task, owner_rule
 
 Ask = Callable[[Kin, Lock], Coroutine[Any, Any, Any]]
+TTL = 1.5
+Way = Callable[[Kin, Any], contextlib.AbstractAsyncContextManager[None]]
+MEMBER = lock_name("pool", "seats", "a")
 
 
 def method(name: str, *args: Any, **options: Any) -> Ask:
@@ -42,14 +50,15 @@ ANSWERS: dict[str, tuple[Ask, Any]] = {
     "token": (read(lambda lock: lock.token), None),
     "acquire": (method("acquire", blocking=False), False),
 }
-REFUSED: dict[str, Ask] = {
-    "release": method("release"),
-    "extend": method("extend", 1),
-    "reacquire": method("reacquire"),
-    "detach": method("detach"),
-    "check": read(lambda lock: lock.check()),
-    "fence": read(lambda lock: lock.fence),
-    "exit": method("exit", None, None, None),  # of a block that was never entered
+# what an error says that it cannot do
+REFUSED: dict[str, tuple[Ask, str]] = {
+    "release": (method("release"), "release"),
+    "extend": (method("extend", 1), "extend"),
+    "reacquire": (method("reacquire"), "extend"),
+    "detach": (method("detach"), "detach"),
+    "check": (read(lambda lock: lock.check()), "use"),
+    "fence": (read(lambda lock: lock.fence), "read the fence of"),
+    "exit": (method("exit", None, None, None), "release"),  # of a block that was never entered
 }
 OTHERS = ["another object", "child", "stranger"]
 
@@ -85,7 +94,6 @@ def fails_today(who: str, what: str) -> bool:
 )
 @both
 async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str, what: str) -> None:
-    """Another object of the name in the same thread or task, and the same object in another."""
     ask, answer = ANSWERS[what]
     assert await asked_by(who, kin, Lock(NAME), ask) == answer
 
@@ -94,26 +102,28 @@ async def test_whoever_has_not_acquired_a_lock_holds_nothing(kin: Kin, who: str,
 @pytest.mark.parametrize("what", REFUSED)
 @both
 async def test_whoever_has_not_acquired_a_lock_is_refused(kin: Kin, who: str, what: str) -> None:
-    """Another object is told that an object here holds the lock, with the very words: another ... object."""
     words = r"(?i)another\b.*\bobject" if who == "another object" else None
     with pytest.raises(LockNotOwned, match=words):
-        await asked_by(who, kin, Lock(NAME), REFUSED[what])
+        await asked_by(who, kin, Lock(NAME), REFUSED[what][0])
 
 
 @pytest.mark.parametrize("what", REFUSED)
 @both
 async def test_an_object_is_refused_in_other_words_where_nobody_here_holds_the_lock(kin: Kin, what: str) -> None:
-    with pytest.raises(LockNotOwned) as caught:
-        await REFUSED[what](kin, Lock(NAME))
+    ask, verb = REFUSED[what]
+    text = f"^Cannot {verb} the lock '{NAME}': this thread or task does not hold it"
+    with pytest.raises(LockNotOwned, match=text) as caught:
+        await ask(kin, Lock(NAME))
+    assert (type(caught.value), caught.value.name) == (LockNotOwned, NAME)
     assert "another" not in str(caught.value).lower()
     assert await kin.info() is None
 
 
-@pytest.mark.parametrize("objects", ["one object", "two objects"])
+@pytest.mark.parametrize("objects", ["one object", "two objects", "a plain one first"])
 @both
 async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects: str) -> None:
     """As ``threading.RLock`` does for each, and the lock is free after the last."""
-    first = Lock(NAME, reentrant=True)
+    first = Lock(NAME, reentrant=objects != "a plain one first")
     second = first if objects == "one object" else Lock(NAME, reentrant=True)
     for lock in (first, second, second):
         assert await kin(lock, "acquire")
@@ -127,22 +137,14 @@ async def test_reentrant_objects_count_their_own_acquisitions(kin: Kin, objects:
     assert await kin.info() is None
 
 
-# -- how long it is renewed --------------------------------------------------------------------------------------------
-
-TTL = 1.5
-
-
 @owner_rule
-def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live() -> None:
+@in_a_task
+async def test_a_lock_whose_task_has_ended_is_renewed_while_its_object_and_its_event_loop_live(kin: Kin) -> None:
     """The event loop may still give it back: in a tear-down, say."""
-
-    async def main() -> None:
-        lock, kin = Lock(NAME, ttl=TTL), Kin(tasks=True)
-        await kin.end(kin.child(lambda: kin(lock, "acquire")))
-        for _ in range(2):
-            assert await kin.renewed(TTL)
-
-    Kin(tasks=True).live(main())
+    lock = Lock(NAME, ttl=TTL)
+    await kin.end(kin.child(lambda: kin(lock, "acquire")))
+    for _ in range(2):
+        assert await kin.renewed(TTL)
 
 
 @owner_rule
@@ -176,8 +178,6 @@ async def test_a_lock_whose_thread_or_event_loop_has_ended_ends_with_its_ttl(kin
 
 
 def test_a_lock_is_renewed_after_the_sync_code_of_a_task_or_the_coroutine_of_sync_code_that_acquired_it() -> None:
-    """Whoever runs that may still give it back."""
-
     async def task() -> None:
         for how in ("one thread", "any thread"):
             assert await RUNS[how](lock.acquire)
@@ -212,3 +212,177 @@ async def test_many_locks_are_held_and_released_in_one_thread_or_task(kin: Kin, 
         lock.check()
         await kin(lock, "release")
     assert not any([await kin(lock, "locked") for lock in locks[:50]])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_lost_lock_is_not_entered_again_or_refused_but_acquired_anew(
+    reentrant: bool, crowd: Crowd, client: redis.Redis, eventually: Eventually
+) -> None:
+    """Redis is asked first, before the error about waiting for oneself is raised."""
+    losses: list[LockLost] = []
+    me, lock = crowd(), Lock(NAME, reentrant=reentrant, on_lost=losses.append)
+    me(lock, "acquire")
+    fence = me.read(lambda: lock.fence)
+    client.delete(LOCK)
+    assert me(lock, "acquire")
+    assert me.read(lambda: lock.fence) > fence
+    eventually(lambda: [loss.fence for loss in losses] == [fence])
+    me(lock, "release")
+    assert holder(client) == ""
+
+
+def test_whoever_has_lost_many_locks_goes_on_with_new_ones(crowd: Crowd) -> None:
+    me = crowd()
+    for ttl in (0.2, 600):  # it waits for its own lock, as that ends by itself
+        locks = [Lock(f"seat:{number}", ttl=ttl, auto_renew=False) for number in range(60)]
+        for lock in locks:
+            assert me(lock, "acquire")
+    for lock in locks:
+        me(lock, "release")
+
+
+class Subclass(Lock):
+    """As sites have them, with something of their own at the end of each block."""
+
+    def __exit__(self, *error: Any) -> Any:
+        return super().__exit__(*error)
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await super().__aexit__(*error)
+
+
+@contextlib.asynccontextmanager
+async def by_statement(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    if kin.tasks:
+        async with manager:
+            yield
+    else:
+        with manager:
+            yield
+
+
+@contextlib.asynccontextmanager
+async def by_a_stack_that_was_moved(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(manager) if kin.tasks else stack.enter_context(manager)
+        moved = stack.pop_all()
+    async with moved:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def by_the_type(kin: Kin, manager: Any) -> AsyncIterator[None]:
+    """Looked up there first, as ``enterContext()`` of unittest does it."""
+    enter, exit = (getattr(type(manager), f"__{'a' * kin.tasks}{method}__") for method in ("enter", "exit"))
+    await enter(manager) if kin.tasks else enter(manager)
+    failed: Any = None, None, None
+    try:
+        yield
+    except BaseException as error:
+        failed = type(error), error, error.__traceback__
+        raise
+    finally:
+        await exit(manager, *failed) if kin.tasks else exit(manager, *failed)
+
+
+WAYS: list[Way] = [by_statement, by_a_stack_that_was_moved, by_the_type]
+every_way = pytest.mark.parametrize("way", WAYS)
+
+MANAGERS: dict[str, Callable[[], Any]] = {
+    "Lock": lambda: Lock(NAME),
+    "reentrant": lambda: FairLock(NAME, reentrant=True),
+    "subclass": lambda: Subclass(NAME),
+    "pool member": lambda: LockPool("seats"),
+}
+
+
+@every_way
+@pytest.mark.parametrize("which", MANAGERS)
+@both
+async def test_a_lock_is_held_until_its_context_manager_is_left(kin: Kin, way: Way, which: str) -> None:
+    made, name = MANAGERS[which](), MEMBER if which == "pool member" else NAME
+    if which == "pool member":
+        await kin(made, "extend", ["a"])
+    for fails in (False, True, False):
+        with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+            async with way(kin, await kin(made, "acquire") if which == "pool member" else made):
+                assert await kin.info(name) is not None
+                if fails:
+                    raise ZeroDivisionError
+        assert await kin.info(name) is None
+
+
+@every_way
+@both
+async def test_a_reentrant_object_is_held_until_its_outermost_block_is_left(kin: Kin, way: Way) -> None:
+    lock = Lock(NAME, reentrant=True)
+    async with way(kin, lock):
+        async with way(kin, lock), way(kin, Lock(NAME, reentrant=True)):
+            assert await kin(lock, "owned")
+        assert await kin(lock, "owned")
+    assert await kin.info() is None
+
+
+@every_way
+@both
+async def test_a_lock_that_was_lost_in_its_block_is_told_at_its_end(kin: Kin, way: Way) -> None:
+    with pytest.raises(LockLost):
+        async with way(kin, Lock(NAME)):
+            await kin(django_redislock, "force_release", NAME)
+
+
+@every_way
+@both
+async def test_a_block_ends_what_was_acquired_again_in_it_and_says_so_if_nothing_is_held(kin: Kin, way: Way) -> None:
+    lock = Lock(NAME)
+    async with way(kin, lock):
+        await kin(lock, "release")
+        await kin(lock, "acquire")
+    assert await kin.info() is None
+    with pytest.raises(LockNotOwned):
+        async with way(kin, lock):
+            await kin(lock, "release")
+    with pytest.raises(ZeroDivisionError):
+        async with way(kin, lock):
+            raise ZeroDivisionError(await kin(lock, "release"))
+
+
+@both
+async def test_a_lock_that_only_its_block_refers_to_is_renewed(kin: Kin, client: redis.Redis) -> None:
+    keys = [keys_of(f"{NAME}:{number}").lock for number in range(len(WAYS))]
+    async with contextlib.AsyncExitStack() as stack:
+        for number, way in enumerate(WAYS):
+            await stack.enter_async_context(way(kin, Lock(f"{NAME}:{number}", ttl=600)))
+            assert client.pexpire(keys[number], 300_000)
+        gc.collect()
+        renew_all()  # as after a reconnect, and not when a third of the TTL has passed
+        await kin.until(lambda: all(client.pttl(key) > 300_000 for key in keys))
+
+
+@both
+async def test_the_lock_of_a_generator_is_free_soon_after_that_was_closed(kin: Kin) -> None:
+    """In the background, since a finalizer may have closed it."""
+
+    def generator() -> Iterator[None]:
+        with Lock(NAME):
+            yield
+
+    async def agenerator() -> AsyncIterator[None]:
+        async with Lock(NAME):
+            yield
+
+    async def is_free() -> bool:
+        return await kin.info() is None
+
+    begun: Any = agenerator() if kin.tasks else generator()
+    await anext(begun) if kin.tasks else next(begun)
+    assert not await is_free()
+    await begun.aclose() if kin.tasks else begun.close()
+    await kin.until(is_free)
+
+
+@owner_rule
+@pytest.mark.parametrize("kind", [Lock, PoolMember])
+def test_the_end_of_an_async_block_is_a_coroutine_function(kind: type[Lock]) -> None:
+    """Else ``enterAsyncContext()`` does not await it."""
+    assert inspect.iscoroutinefunction(kind.__aexit__)
