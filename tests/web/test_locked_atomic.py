@@ -14,11 +14,20 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from django.test import TestCase
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, force_release, list_locks, locked, locked_atomic
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockPool,
+    aget_lock,
+    force_release,
+    list_locks,
+    locked,
+    locked_atomic,
+)
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, Commits
 
-Eventually = Callable[[Callable[[], Any]], Any]
 Work = Callable[[], object]
 Run = Callable[[Work], object]
 NAME, TOKEN = "account:7", "t" * 43
@@ -119,7 +128,7 @@ def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(accoun
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])
 def test_a_block_that_raises_or_has_lost_its_lock_rolls_back_and_then_releases(
-    error: type[BaseException], run: Run, account: Account, heard: list[tuple[str, Any]], eventually: Eventually
+    error: type[BaseException], run: Run, account: Account, heard: list[tuple[str, Any]], eventually: Any
 ) -> None:
     def work() -> None:
         account.book()
@@ -186,10 +195,8 @@ def test_a_block_has_no_arguments_for_templates_and_callables(account: Account) 
 
 
 def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
-    async def coroutine() -> None: ...
-
     with pytest.raises(TypeError, match="Django's transactions are for sync code"):
-        locked_atomic("x")(coroutine)
+        locked_atomic("x")(aget_lock)
     for wrong in ([], [7], 5):
         with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
             locked_atomic("x", db=wrong)  # type: ignore[arg-type]
@@ -217,11 +224,7 @@ def member(work: Work) -> None:
         work()
 
 
-def decorated(work: Work) -> None:
-    locked(NAME)(work)()
-
-
-@pytest.mark.parametrize("way", [block, release_by_token, member, decorated])
+@pytest.mark.parametrize("way", [block, release_by_token, member, lambda work: locked(NAME)(work)()])
 def test_a_lock_released_inside_a_transaction_warns_where_it_was_released(way: Run, account: Account) -> None:
     expected = rf"'.*7' {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=expected) as caught:
