@@ -25,7 +25,7 @@ from django_redislock.fencing import prune
 from django_redislock.models import Fence, HeldLock
 from redisserver import RedisServer
 from tests.admin.pages import LIST, names, select, told, url
-from tests.helpers.actors import GENEROUS, Ghost, Other
+from tests.helpers.actors import GENEROUS
 from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
 from tests.inside import PREFIX
@@ -61,9 +61,7 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     assert not holder(client, name)
 
 
-def test_notes_are_shown_escaped_and_tokens_never(
-    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
-) -> None:
+def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any, eventually: Any) -> None:
     thread = other()
     with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e") as lock:
         waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
@@ -79,9 +77,7 @@ def test_notes_are_shown_escaped_and_tokens_never(
     assert waiting.result(GENEROUS)
 
 
-def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_are_shown(
-    admin: Client, client: redis.Redis, ghost: Callable[..., Ghost]
-) -> None:
+def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_shown(admin: Any, client: Any, ghost: Any) -> None:
     with Lock("a"):
         ghost().queue("1" * 22, name="a")
         assert "Process" not in content(admin, "a")
@@ -93,16 +89,22 @@ def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_are_shown(
     assert "and 3 more" in content(admin, "b")
 
 
-def test_an_invalid_name_has_no_page_and_nothing_can_be_added_or_changed(admin: Client, client: redis.Redis) -> None:
+def test_what_nobody_holds_is_not_offered_for_release_and_nothing_is_added_or_changed(admin: Any, client: Any) -> None:
     assert "doesn’t exist" in told(admin.get(f"{LIST}{'x' * 513}/change/", follow=True))[0]  # noqa: RUF001
     assert "Nobody holds this lock now." in content(admin, "a")
+    page = admin.get(url("delete", "a")).content.decode()
+    assert "Nobody holds this lock now." in page
+    assert 'name="post"' not in page
+    assert told(admin.post(url("delete", "a"), YES, follow=True)) == SPARED
+    assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
+    assert logged() == []
     put(client, "a")
     assert admin.get(f"{LIST}add/").status_code == 403
     assert admin.post(url("change", "a"), {"owner": "x"}).status_code == 403
 
 
 @pytest.mark.usefixtures("endless")
-def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_foreign_value(admin: Client) -> None:
+def test_a_lock_that_never_ends_says_so_and_is_force_released_like_any(admin: Client) -> None:
     persisted, foreign = content(admin, "persisted"), content(admin, "foreign")
     for page in (persisted, foreign):
         assert "Somebody else has written it, or removed its expiry." in page
@@ -110,13 +112,23 @@ def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_forei
     assert "web-1" in persisted
     assert "of somebody else" not in foreign
     assert "fence" not in foreign.lower().partition('id="content"')[2]
+    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
+    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
+    asked = select(admin, "persisted").context
+    assert asked["total"] == 1
+    assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
+    assert names(admin.get(LIST)) == ["sound"]
 
 
 def test_the_page_says_who_has_suspended_a_lock_and_why_though_somebody_still_holds_it(admin: Client) -> None:
     Lock("a").suspend(3600, note="rate limited")
+    for query in ("", "?q=suspended"):
+        assert "nobody (suspended by " in admin.get(f"{LIST}{query}").content.decode()
     page = content(admin, "a")
     assert "nobody acquires it until then" in page
     assert page.count("rate limited") == 1
+    admin.post(url("delete", "a"), YES)
+    assert not Lock("a").locked()
     lock = Lock("b", note="of the holder")
     lock.acquire()
     for note in ("", "rate limited"):
@@ -157,9 +169,7 @@ def test_the_confirmation_releases_nothing_nor_speaks_of_deleting(admin: Any, cl
     assert select(admin, "a").templates[0].name == "admin/base_site.html"
 
 
-def test_a_force_release_tells_the_holder_the_site_and_the_history_who_did_it(
-    admin: Client, eventually: Callable[..., Any], heard: list[tuple[str, Any]], client: redis.Redis
-) -> None:
+def test_holder_site_and_history_learn_who_did_it(admin: Any, eventually: Any, heard: Any, client: Any) -> None:
     lock = Lock("a", ttl=600)
     lock.acquire()
     admin.post(url("delete", "a"), YES)
@@ -191,15 +201,6 @@ def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client,
         assert told(select(admin, "a", **YES, **{FENCE: fence})) == ["1 lock was force-released."]
 
 
-def test_a_lock_that_nobody_holds_is_not_offered_to_be_force_released(admin: Client) -> None:
-    page = admin.get(url("delete", "a")).content.decode()
-    assert "Nobody holds this lock now." in page
-    assert 'name="post"' not in page
-    assert told(admin.post(url("delete", "a"), YES, follow=True)) == SPARED
-    assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
-    assert logged() == []
-
-
 def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client, client: redis.Redis) -> None:
     for number in range(120):
         put(client, f"order:{number}")
@@ -224,19 +225,6 @@ def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: Re
     assert failed.startswith("Redis stopped responding, 2 locks were not force-released: Redis cannot be reached")
     assert released == "1 lock was force-released."
     assert logged() == ["a"]
-
-
-@pytest.mark.usefixtures("endless")
-def test_locks_that_never_end_and_suspended_ones_are_force_released_like_any(admin: Client) -> None:
-    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
-    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
-    asked = select(admin, "persisted").context
-    assert asked["total"] == 1
-    assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
-    assert names(admin.get(LIST)) == ["sound"]
-    Lock("a").suspend(3600)
-    admin.post(url("delete", "a"), YES)
-    assert not Lock("a").locked()
 
 
 pytestmark = pytest.mark.django_db

@@ -79,6 +79,8 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
         assert Lock("x").locked()
         of_client = caches["default"].client.lock("x", timeout=5)
         assert not of_client.acquire(blocking=False)
+    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
+        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 def test_without_django_redis_everything_else_can_be_imported() -> None:
@@ -104,12 +106,6 @@ def test_locks_are_on_the_alias_of_the_cache_whatever_is_set(use: Use, alias: st
     assert client.exists(f"{'one' if alias == 'default' else 'two'}:redislock{{0}}:lock:x")
     assert Lock("x", using="default").locked() == (alias == "default")
     assert not Lock("x").locked()
-
-
-def test_one_that_was_made_by_hand_says_so(use: Use) -> None:
-    use()
-    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
-        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 @pytest.mark.parametrize(

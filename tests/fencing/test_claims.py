@@ -71,6 +71,10 @@ def claimed(alias: str = "default") -> list[str]:
     return sorted(Fence.objects.using(alias).exclude(key="").values_list("name", flat=True))
 
 
+def get(view: Callable[..., Any]) -> Any:
+    return view(RequestFactory().get("/"))
+
+
 def draw_again(client: redis.Redis, fence: int) -> None:
     """As after a failover, with a clock that is behind, to a process that has not seen that fence."""
     client.set(FENCE, fence - 1)
@@ -110,9 +114,7 @@ def test_a_successor_with_the_same_fence_takes_a_new_one(account: Any, forget: A
 
 
 @everywhere
-def test_a_successor_waits_until_a_claim_is_committed_or_for_fence_timeout(
-    account: Any, forget: Any, other: Any
-) -> None:
+def test_a_successor_waits_until_a_claim_is_committed_or_fence_timeout(account: Any, forget: Any, other: Any) -> None:
     """Even at isolation levels that refuse a claim that had to wait: the transaction is repeated."""
     gate = Gate()
 
@@ -150,13 +152,24 @@ def test_a_successor_waits_until_a_claim_is_committed_or_for_fence_timeout(
 def test_what_was_claimed_and_committed_is_valid_though_the_lock_is_lost(
     account: Account, ledger: Account, forget: Forget, caplog: pytest.LogCaptureFixture, eventually: Any
 ) -> None:
-    with locked_atomic(NAME, fenced=True):
+    with locked_atomic(NAME, fenced=True, **UNAWARE):
         account.book()
         forget()
     assert account.balance == 1
     eventually(lambda: "lost" in caplog.text)
     with pytest.raises(LockLost), locked_atomic(NAME, db=["default", "ledger"], fenced="ledger", **UNAWARE):
         forget()  # one of the two was not claimed
+    account.options["ATOMIC_REQUESTS"] = True
+
+    def view(request: HttpRequest) -> HttpResponse:
+        account.book()
+        forget()
+        return HttpResponse()
+
+    assert get(locked_view(NAME, fenced=True, **UNAWARE)(view)).status_code == 200
+    assert account.balance == 2
+    with pytest.raises(LockLost):
+        get(locked_view(NAME, **UNAWARE)(view))
 
 
 @pytest.mark.parametrize("account", ["postgres repeatable read", "mariadb repeatable read"], indirect=True)
@@ -218,9 +231,7 @@ def test_an_absurd_fence_in_the_database_stops_nothing_but_its_own_name(account:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["it is forgotten", "the database is ahead once more"])
-def test_who_has_lost_the_lock_gets_no_new_fence(
-    again: bool, account: Account, met: int, forget: Forget, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_lock_gets_no_new_fence(again: bool, account: Any, met: int, forget: Forget, monkeypatch: Any) -> None:
     fences = count(met, AHEAD)
     on_claim(lambda: Fence.objects.update(fence=next(fences) + AHEAD) if again else forget(), patch=monkeypatch)
     with pytest.raises(LockLost, match=REFUSED):
@@ -279,7 +290,14 @@ def test_a_lock_that_blocks_itself_through_a_second_alias_of_the_database_says_s
     assert account.balance == 1
 
 
-def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Account) -> None:
+def test_a_lock_is_claimed_by_its_holder_inside_a_transaction_alone(account: Account, ledger: Account) -> None:
+    for call in (lambda: get(locked_view(NAME, fenced=True)(respond)), locked(NAME, fenced=True)(account.book)):
+        with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
+            call()
+    with pytest.raises(RuntimeError, match="'ledger', where no transaction is open"), transaction.atomic():
+        get(locked_view(NAME, fenced="ledger")(respond))
+    assert transaction.atomic()(locked(NAME, fenced=True)(account.book))() == 1
+    assert claimed() == [NAME]
     lock = Lock(NAME, **UNAWARE)
     with pytest.raises(LockNotOwned):
         claim(lock)
@@ -424,10 +442,6 @@ def test_the_command_prunes(account: Account, ledger: Account, capsys: Any) -> N
             command(*words)
 
 
-def get(view: Callable[..., Any]) -> Any:
-    return view(RequestFactory().get("/"))
-
-
 @pytest.mark.parametrize(
     ("fenced", "begun", "expected"), [(True, False, [[NAME], [NAME]]), (["ledger"], True, [[], [NAME]])]
 )
@@ -438,16 +452,6 @@ def test_a_view_claims_in_all_of_its_transactions_or_in_those_that_are_named(
     view = locked_view(NAME, fenced=fenced)(lambda request: [claimed(), claimed("ledger")])
     with transaction.atomic() if begun else nullcontext(), transaction.atomic("ledger") if begun else nullcontext():
         assert get(view) == expected
-
-
-def test_without_a_transaction_nothing_can_be_claimed(account: Account, ledger: Account) -> None:
-    for call in (lambda: get(locked_view(NAME, fenced=True)(respond)), locked(NAME, fenced=True)(account.book)):
-        with pytest.raises(RuntimeError, match="must be claimed in a transaction, but none is open"):
-            call()
-    with pytest.raises(RuntimeError, match="'ledger', where no transaction is open"), transaction.atomic():
-        get(locked_view(NAME, fenced="ledger")(respond))
-    assert transaction.atomic()(locked(NAME, fenced=True)(account.book))() == 1
-    assert claimed() == [NAME]
 
 
 def test_coroutine_functions_cannot_claim(account: Account) -> None:
@@ -472,20 +476,6 @@ def test_a_coroutine_claims_in_a_transaction_of_the_thread_of_its_database(accou
 
     async_to_sync(book)()
     assert claimed() == [NAME]
-
-
-def test_what_a_view_has_committed_is_valid_though_its_lock_is_lost(account: Account, forget: Forget) -> None:
-    account.options["ATOMIC_REQUESTS"] = True
-
-    def view(request: HttpRequest) -> HttpResponse:
-        account.book()
-        forget()
-        return HttpResponse()
-
-    assert get(locked_view(NAME, fenced=True)(view)).status_code == 200
-    assert account.balance == 1
-    with pytest.raises(LockLost):
-        get(locked_view(NAME)(view))
 
 
 @pytest.mark.parametrize("outer", [False, ["ledger"], True])

@@ -107,9 +107,7 @@ def test_rows_are_changed_with_the_fence_of_the_lock(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("values", [{"state": "lost"}, {}], ids=["update", "delete"])
-def test_a_holder_who_was_overtaken_changes_nothing_even_if_rows_are_read_from_a_replica(
-    late: Late, values: dict[str, str], settings: Any, sqlite: dict[str, Any]
-) -> None:
+def test_who_is_late_changes_nothing_even_with_a_replica(late: Late, values: Any, settings: Any, sqlite: Any) -> None:
     with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
         assert one().fenced(lock).update(state="sent") == 1
     method = "update" if values else "delete"
@@ -131,9 +129,7 @@ def test_a_holder_who_was_overtaken_changes_nothing_even_if_rows_are_read_from_a
     ],
     ids=["delete", "update inherited", "update joined"],
 )
-def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
-    rows: Callable[[], Any], deletes: bool, late: Late, eventually: Any
-) -> None:
+def test_who_is_late_and_has_to_wait_changes_nothing(rows: Any, deletes: bool, late: Late, eventually: Any) -> None:
     Crate.objects.create()
 
     def write(lock: Lock) -> object:
@@ -171,9 +167,7 @@ def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late:
 
 
 @pytest.mark.parametrize("combine", [operator.or_, operator.and_, operator.xor], ids=["|", "&", "^"])
-def test_querysets_that_are_combined_are_under_the_lock_of_either(
-    combine: Callable[[Any, Any], Any], late: Late
-) -> None:
+def test_combined_querysets_are_under_the_lock_of_either(combine: Callable[[Any, Any], Any], late: Late) -> None:
     every: Any = Parcel.objects.all()
     with Lock(NAME, **UNAWARE) as lock:
         assert every.fenced(lock).update(state="sent") == 4

@@ -11,8 +11,6 @@ import redis
 from django.conf import settings
 
 from django_redislock import Lock
-
-# as ``pytest_plugins`` does for a site; here for this module alone
 from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
 from tests.helpers.state import NAME

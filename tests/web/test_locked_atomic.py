@@ -25,7 +25,7 @@ from django_redislock import (
     locked,
     locked_atomic,
 )
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account, Commits
 
 Work = Callable[[], object]
@@ -62,9 +62,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return ways[request.param]
 
 
-def test_the_lock_is_held_until_commit_and_one_object_serves_many_threads(
-    run: Run, account: Account, commits: Commits, other: Callable[[], Other]
-) -> None:
+def test_it_is_held_until_commit_and_serves_many_threads(run: Run, account: Account, commits: Any, other: Any) -> None:
     run(account.book)
     assert (commits.seen, held()) == ([("default", *UNDER_THE_LOCK)], [])
 
@@ -180,7 +178,7 @@ async def test_in_an_event_loop_it_is_refused_with_what_to_do_instead(account: A
     assert await sync_to_async(held)() == []
 
 
-def test_a_block_has_no_arguments_for_templates_and_callables(account: Account) -> None:
+def test_wrong_arguments_are_errors_and_a_block_has_none_for_a_template(account: Account) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         ("account:{pk}", ValueError, r"no arguments to fill .* with: make the name"),
         (lambda pk: f"{pk}", TypeError, "A with block has no arguments"),
@@ -189,19 +187,16 @@ def test_a_block_has_no_arguments_for_templates_and_callables(account: Account) 
     for name, error, message in wrong:
         with pytest.raises(error, match=message), locked_atomic(name):
             never()
+    with pytest.raises(TypeError, match="Django's transactions are for sync code"):
+        locked_atomic("x")(aget_lock)
+    for db in ([], [7], 5):
+        with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
+            locked_atomic("x", db=db)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="db names an alias twice"):
+        locked_atomic("x", db=["default", "default"])
     with locked_atomic("a{{b}}", note="no. {pk}", token=TOKEN) as lock:  # other braces are part of the name
         assert (lock.name, lock.token, list_locks()[0].note) == ("a{{b}}", TOKEN, "no. {pk}")
     assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
-
-
-def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
-    with pytest.raises(TypeError, match="Django's transactions are for sync code"):
-        locked_atomic("x")(aget_lock)
-    for wrong in ([], [7], 5):
-        with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
-            locked_atomic("x", db=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="db names an alias twice"):
-        locked_atomic("x", db=["default", "default"])
 
 
 def block(work: Work) -> None:
@@ -254,7 +249,7 @@ def test_a_setting_makes_it_an_error_and_the_lock_is_free_or_silences_it(account
         block(account.book)
 
 
-def test_no_inner_release_nor_a_block_that_raises_nor_a_connection_that_was_not_used_warns(account: Account) -> None:
+def test_no_inner_release_nor_a_block_that_raises_nor_an_unused_connection_warns(account: Account) -> None:
     with Lock(NAME), transaction.atomic(), Lock(NAME, reentrant=True):
         account.book()
     with pytest.raises(ZeroDivisionError), transaction.atomic(), Lock(NAME):

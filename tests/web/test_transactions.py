@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.core.cache import caches
@@ -65,14 +66,11 @@ def test_the_lock_is_held_from_before_begin_until_all_have_committed(both: Both,
 
 @pytest.mark.parametrize("method", ["GET", "OPTIONS"], ids=["locked", "not locked"])
 def test_callbacks_of_on_commit_run_once_all_databases_have_committed(method: str, both: Both) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
     @locked_view("account")
     def view(request: HttpRequest) -> HttpResponse:
         for each in both:
             each.book()
-            transaction.on_commit(fail, using=each.alias)
+            transaction.on_commit(Mock(side_effect=ZeroDivisionError), using=each.alias)
         return HttpResponse()
 
     with pytest.raises(ZeroDivisionError):
@@ -214,9 +212,7 @@ def test_after_a_view_that_raises_the_lock_is_held_until_the_end(commits: bool, 
     assert (held(), account.balance) == ([], commits)
 
 
-def test_a_rollback_to_a_savepoint_releases_and_what_becomes_of_the_response_does_not(
-    account: Account, eventually: Any
-) -> None:
+def test_a_rollback_to_a_savepoint_releases_and_the_fate_of_a_response_not(account: Any, eventually: Any) -> None:
     request = RequestFactory().get("/")
     with transaction.atomic():
         with pytest.raises(ZeroDivisionError), transaction.atomic():
