@@ -149,9 +149,7 @@ def test_a_successor_waits_until_a_claim_is_committed_or_fence_timeout(account: 
 
 
 @everywhere
-def test_what_was_claimed_and_committed_is_valid_though_the_lock_is_lost(
-    account: Account, ledger: Account, forget: Forget, caplog: pytest.LogCaptureFixture, eventually: Any
-) -> None:
+def test_what_was_claimed_stays_valid(account: Any, ledger: Any, forget: Any, caplog: Any, eventually: Any) -> None:
     with locked_atomic(NAME, fenced=True, **UNAWARE):
         account.book()
         forget()
@@ -445,9 +443,7 @@ def test_the_command_prunes(account: Account, ledger: Account, capsys: Any) -> N
 @pytest.mark.parametrize(
     ("fenced", "begun", "expected"), [(True, False, [[NAME], [NAME]]), (["ledger"], True, [[], [NAME]])]
 )
-def test_a_view_claims_in_all_of_its_transactions_or_in_those_that_are_named(
-    fenced: Any, begun: bool, expected: list[list[str]], account: Account, ledger: Account
-) -> None:
+def test_a_view_claims_where_it_is_told_to(fenced: Any, begun: bool, expected: Any, account: Any, ledger: Any) -> None:
     account.options["ATOMIC_REQUESTS"] = ledger.options["ATOMIC_REQUESTS"] = True
     view = locked_view(NAME, fenced=fenced)(lambda request: [claimed(), claimed("ledger")])
     with transaction.atomic() if begun else nullcontext(), transaction.atomic("ledger") if begun else nullcontext():

@@ -125,9 +125,7 @@ def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(accoun
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])
-def test_a_block_that_raises_or_has_lost_its_lock_rolls_back_and_then_releases(
-    error: type[BaseException], run: Run, account: Account, heard: list[tuple[str, Any]], eventually: Any
-) -> None:
+def test_what_raises_or_is_lost_rolls_back(error: Any, run: Run, account: Any, heard: Any, eventually: Any) -> None:
     def work() -> None:
         account.book()
         assert held() == [NAME]
