@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from playwright.sync_api import expect
 from django_redislock import Lock, force_release, get_lock
 from django_redislock.admin import LockAdmin
 from redisserver import RedisServer
-from tests.helpers.actors import GENEROUS, Other
+from tests.helpers.actors import GENEROUS
 from tests.helpers.browser import LIST, Picture, Visit, names, row, run_action
 from tests.helpers.state import holder, put
 
@@ -28,9 +27,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(script.attributes, "data-seconds", 0.1)
 
 
-def test_the_index_leads_to_the_list_which_sorts_and_searches(
-    visit: Visit, client: redis.Redis, picture: Picture
-) -> None:
+def test_the_index_leads_to_the_list_which_sorts_and_searches(visit: Visit, client: Any, picture: Picture) -> None:
     put(client, "order:42", owner="web-1:7:MainThread /orders/42/pay/", since=200, ttl=500, waiters=3)
     put(client, "order:report", owner="cron:9:MainThread build_report", since=7500, ttl=600)
     put(client, "größe:鍵:ключ", owner="web-2:1:asyncio_0", since=1)
@@ -56,9 +53,7 @@ def test_the_index_leads_to_the_list_which_sorts_and_searches(
         assert names(page) == shown
 
 
-def test_the_page_of_a_lock_shows_its_queue_in_order(
-    visit: Visit, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any], picture: Picture
-) -> None:
+def test_a_page_shows_the_queue_in_order(visit: Visit, client: Any, other: Any, eventually: Any, picture: Any) -> None:
     put(client, "order:42", owner="the-holder", ttl=600)
 
     def wait(purpose: str) -> None:

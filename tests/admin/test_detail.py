@@ -1,51 +1,50 @@
-"""The page of a lock, and its force-release: after a confirmation, and logged in its history."""
+"""The pages of a lock and of fences; force-releases: after a confirmation, and logged; the models behind it all."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.admin.models import DELETION, LogEntry
+from django.contrib.auth.models import Permission
+from django.core.management import call_command
 from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
 
-from django_redislock import Lock, get_lock, lock_force_released
+from django_redislock import Lock, get_lock, lock_force_released, locked_atomic
 from django_redislock.admin import LockAdmin
-from django_redislock.models import HeldLock
+from django_redislock.fencing import prune
+from django_redislock.models import Fence, HeldLock
 from redisserver import RedisServer
 from tests.admin.pages import LIST, names, select, told, url
-from tests.helpers.actors import GENEROUS, Ghost, Other
+from tests.helpers.actors import GENEROUS
+from tests.helpers.processes import ROOT
 from tests.helpers.state import holder, put
 from tests.inside import PREFIX
 
 pytestmark = pytest.mark.django_db
 
 # each has a character or a word that means something in a URL, in HTML or to the admin
-ODD_NAMES = [
-    "a/b",
-    ".",
-    "..",
-    "a_3Ab",
-    "%2F",
-    "?q=1&x#y",
-    "add",
-    "\"'\\",
-    "<b>&amp;</b>",
-    " blank ",
-    "鍵:🔒",
-    "x" * 512,
-]
+ODD = ["a/b", ".", "..", "a_3Ab", "%2F", "?q=1&x#y", "add", "\"'\\", "<b>&amp;</b>", " blank ", "鍵:🔒", "x" * 512]
+SPARED = ["1 lock was left alone: its holder had changed or was gone."]
+FENCE = "fence:default:0"
+YES = {"post": "yes"}
+FENCES = "/admin/django_redislock/fence/"
 
 
 def content(admin: Client, name: str) -> str:
-    """The page of a lock."""
-    page: str = admin.get(url("change", name)).content.decode()
-    return page
+    return str(admin.get(url("change", name)).content.decode())
 
 
-@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client: redis.Redis) -> None:
     put(client, name)
     (shown,) = admin.get(LIST).context["cl"].result_list
@@ -53,18 +52,16 @@ def test_whatever_its_name_a_lock_has_its_pages(name: str, admin: Client, client
     assert not url("change", name).endswith(("/./change/", "/../change/"))  # which browsers take away
     assert admin.get(url("change", name)).context["original"].info.name == name
     assert admin.get(url("delete", name)).context["object"].info.name == name
-    assert admin.post(url("delete", name), {"post": "yes"}, follow=True).status_code == 200
+    assert admin.post(url("delete", name), YES, follow=True).status_code == 200
     assert not holder(client, name)
     history = admin.get(url("history", name))
     assert [entry.action_flag for entry in history.context["action_list"]] == [DELETION]
     put(client, name)
-    assert "1 lock was force-released." in told(select(admin, name, post="yes"))
+    assert "1 lock was force-released." in told(select(admin, HeldLock.named(name).key, **YES))
     assert not holder(client, name)
 
 
-def test_notes_are_shown_escaped_and_tokens_never(
-    admin: Client, client: redis.Redis, other: Callable[[], Other], eventually: Callable[..., Any]
-) -> None:
+def test_notes_are_shown_escaped_and_tokens_never(admin: Client, client: Any, other: Any, eventually: Any) -> None:
     thread = other()
     with Lock("a", note="<script>alert(1)</script>\nsecond & line\u202e") as lock:
         waiting = thread.start(lambda: Lock("a", note="<i>of a waiter</i>").acquire(blocking_timeout=GENEROUS))
@@ -80,9 +77,7 @@ def test_notes_are_shown_escaped_and_tokens_never(
     assert waiting.result(GENEROUS)
 
 
-def test_waiters_whose_process_was_killed_are_marked_and_of_a_long_queue_the_first_are_shown(
-    admin: Client, client: redis.Redis, ghost: Callable[..., Ghost]
-) -> None:
+def test_killed_waiters_are_marked_and_of_a_long_queue_the_first_shown(admin: Any, client: Any, ghost: Any) -> None:
     with Lock("a"):
         ghost().queue("1" * 22, name="a")
         assert "Process" not in content(admin, "a")
@@ -94,16 +89,22 @@ def test_waiters_whose_process_was_killed_are_marked_and_of_a_long_queue_the_fir
     assert "and 3 more" in content(admin, "b")
 
 
-def test_an_invalid_name_has_no_page_and_nothing_can_be_added_or_changed(admin: Client, client: redis.Redis) -> None:
+def test_what_nobody_holds_is_not_offered_for_release_and_nothing_is_added_or_changed(admin: Any, client: Any) -> None:
     assert "doesn’t exist" in told(admin.get(f"{LIST}{'x' * 513}/change/", follow=True))[0]  # noqa: RUF001
     assert "Nobody holds this lock now." in content(admin, "a")
+    page = admin.get(url("delete", "a")).content.decode()
+    assert "Nobody holds this lock now." in page
+    assert 'name="post"' not in page
+    assert told(admin.post(url("delete", "a"), YES, follow=True)) == SPARED
+    assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
+    assert logged() == []
     put(client, "a")
     assert admin.get(f"{LIST}add/").status_code == 403
     assert admin.post(url("change", "a"), {"owner": "x"}).status_code == 403
 
 
 @pytest.mark.usefixtures("endless")
-def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_foreign_value(admin: Client) -> None:
+def test_a_lock_that_never_ends_says_so_and_is_force_released_like_any(admin: Client) -> None:
     persisted, foreign = content(admin, "persisted"), content(admin, "foreign")
     for page in (persisted, foreign):
         assert "Somebody else has written it, or removed its expiry." in page
@@ -111,13 +112,23 @@ def test_the_page_of_a_lock_that_never_ends_says_so_and_shows_nothing_of_a_forei
     assert "web-1" in persisted
     assert "of somebody else" not in foreign
     assert "fence" not in foreign.lower().partition('id="content"')[2]
+    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
+    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
+    asked = select(admin, "persisted").context
+    assert asked["total"] == 1
+    assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
+    assert names(admin.get(LIST)) == ["sound"]
 
 
 def test_the_page_says_who_has_suspended_a_lock_and_why_though_somebody_still_holds_it(admin: Client) -> None:
     Lock("a").suspend(3600, note="rate limited")
+    for query in ("", "?q=suspended"):
+        assert "nobody (suspended by " in admin.get(f"{LIST}{query}").content.decode()
     page = content(admin, "a")
     assert "nobody acquires it until then" in page
     assert page.count("rate limited") == 1
+    admin.post(url("delete", "a"), YES)
+    assert not Lock("a").locked()
     lock = Lock("b", note="of the holder")
     lock.acquire()
     for note in ("", "rate limited"):
@@ -141,10 +152,6 @@ def test_the_page_of_a_member_shows_the_queue_of_the_pool(admin: Client) -> None
     assert told(admin.post(asked.request["PATH_INFO"], YES, follow=True)) == ["1 lock was force-released."]
 
 
-FENCE = "fence:default:0"
-YES = {"post": "yes"}
-
-
 def logged() -> list[str]:
     return [entry.object_id for entry in LogEntry.objects.order_by("pk")]
 
@@ -162,9 +169,7 @@ def test_the_confirmation_releases_nothing_nor_speaks_of_deleting(admin: Any, cl
     assert select(admin, "a").templates[0].name == "admin/base_site.html"
 
 
-def test_a_force_release_tells_the_holder_the_site_and_the_history_who_did_it(
-    admin: Client, eventually: Callable[..., Any], heard: list[tuple[str, Any]], client: redis.Redis
-) -> None:
+def test_holder_site_and_history_learn_who_did_it(admin: Any, eventually: Any, heard: Any, client: Any) -> None:
     lock = Lock("a", ttl=600)
     lock.acquire()
     admin.post(url("delete", "a"), YES)
@@ -184,8 +189,7 @@ def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client,
     put(client, "b", since=60)
     seen = admin.get(url("delete", "a")).context["object"].fence
     put(client, "a")
-    response = admin.post(url("delete", "a"), {**YES, "fence": seen}, follow=True)
-    assert told(response) == ["1 lock was left alone: its holder had changed or was gone."]
+    assert told(admin.post(url("delete", "a"), {**YES, "fence": seen}, follow=True)) == SPARED
     assert told(select(admin, "a", "b", "c", **YES, **{FENCE: seen + 1_000_000})) == [
         "1 lock was force-released.",
         "2 locks were left alone: their holders had changed or were gone.",
@@ -195,16 +199,6 @@ def test_a_holder_that_came_after_the_confirmation_page_is_spared(admin: Client,
     for fence in ("x", "²", "9" * 30):  # what is no fence means what is held now
         put(client, "a")
         assert told(select(admin, "a", **YES, **{FENCE: fence})) == ["1 lock was force-released."]
-
-
-def test_a_lock_that_nobody_holds_is_not_offered_to_be_force_released(admin: Client) -> None:
-    page = admin.get(url("delete", "a")).content.decode()
-    assert "Nobody holds this lock now." in page
-    assert 'name="post"' not in page
-    response = admin.post(url("delete", "a"), YES, follow=True)
-    assert told(response) == ["1 lock was left alone: its holder had changed or was gone."]
-    assert told(select(admin, "a")) == ["Nobody holds these locks any more."]
-    assert logged() == []
 
 
 def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client, client: redis.Redis) -> None:
@@ -220,17 +214,12 @@ def test_selecting_all_pages_means_the_locks_that_the_search_found(admin: Client
     assert len(logged()) == 120
 
 
-def test_what_was_force_released_before_redis_went_is_in_the_history(
-    admin: Client, own: RedisServer, retry_for: Callable[[float], None]
-) -> None:
-    def stop(**facts: Any) -> None:
-        own.stop()
-
+def test_what_was_force_released_before_redis_went_is_logged(admin: Any, own: RedisServer, retry_for: Any) -> None:
     retry_for(0.1)
     with own.client() as client:
         for name in "abc":
             put(client, name)
-    lock_force_released.connect(stop)
+    lock_force_released.connect(stop := lambda **facts: own.stop(), weak=False)
     failed, released, *_ = told(select(admin, *"abc", **YES))
     lock_force_released.disconnect(stop)
     assert failed.startswith("Redis stopped responding, 2 locks were not force-released: Redis cannot be reached")
@@ -238,14 +227,64 @@ def test_what_was_force_released_before_redis_went_is_in_the_history(
     assert logged() == ["a"]
 
 
-@pytest.mark.usefixtures("endless")
-def test_locks_that_never_end_and_suspended_ones_are_force_released_like_any(admin: Client) -> None:
-    assert names(admin.get(LIST, {"o": "4"}))[0] == names(admin.get(LIST, {"o": "-4"}))[-1] == "sound"
-    admin.post(url("delete", "foreign"), {**YES, "fence": "0"})
-    asked = select(admin, "persisted").context
-    assert asked["total"] == 1
-    assert told(select(admin, "persisted", **YES, **asked["fences"])) == ["1 lock was force-released."]
-    assert names(admin.get(LIST)) == ["sound"]
-    Lock("a").suspend(3600)
-    admin.post(url("delete", "a"), YES)
-    assert not Lock("a").locked()
+pytestmark = pytest.mark.django_db
+BARE = """
+import sys
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_redislock"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}},
+)
+django.setup()
+from django.core.management import call_command
+call_command("check")
+call_command("migrate", verbosity=0)
+assert not {"django.contrib.admin", "django.contrib.contenttypes.models"} & {*sys.modules}
+"""
+
+
+def test_there_is_no_table_and_nothing_to_dump_or_migrate(django_assert_num_queries: Any, capsys: Any) -> None:
+    Lock("a").acquire()
+    with django_assert_num_queries(0):
+        assert list(HeldLock.objects.all()) == []
+        assert not HeldLock._base_manager.exists()
+    call_command("dumpdata", "django_redislock", "--all")
+    assert capsys.readouterr().out.strip() == "[]"
+    call_command("makemigrations", "--check", "--dry-run")
+    found = Permission.objects.filter(content_type__app_label="django_redislock").values_list("codename", "name")
+    assert dict(found) == {
+        "view_heldlock": "Can view lock",
+        "delete_heldlock": "Can force-release lock",
+        "view_fence": "Can view fence",
+    }
+
+
+def test_the_app_works_where_neither_admin_nor_auth_nor_contenttypes_are_installed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    subprocess.run([sys.executable, "-W", "error", "-c", BARE], check=True, env=environment, cwd=ROOT, timeout=60)
+
+
+def test_the_page_of_fences_shows_which_names_were_claimed_and_when_last_and_is_read_only(admin: Client) -> None:
+    for name in ("order:1", "order:2", "ünal"):
+        with locked_atomic(name, fenced=True):
+            pass
+    Fence.objects.filter(name="order:1").update(claimed=timezone.now() - timedelta(days=2))
+    page = admin.get(FENCES)
+    assert [str(row) for row in page.context["cl"].result_list] == ["ünal", "order:2", "order:1"]
+    prune(timedelta(days=1))
+    page = admin.get(FENCES, {"q": "order"})
+    assert [row.name for row in page.context["cl"].result_list] == ["order:2"]
+    row = Fence.objects.get(name="order:2")
+    change = reverse("admin:django_redislock_fence_change", args=[row.pk])
+    assert f"{row.fence}" in admin.get(change).content.decode()
+    assert admin.post(change, {"fence": 0}).status_code == 403
+    for view, args in (("add", []), ("delete", [row.pk])):
+        assert admin.get(reverse(f"admin:django_redislock_fence_{view}", args=args)).status_code == 403
+
+
+@pytest.mark.parametrize(("permission", "status"), [("view_fence", 200), ("view_heldlock", 403)])
+def test_fences_take_a_permission_of_their_own(staff: Callable[..., Client], permission: str, status: int) -> None:
+    assert staff(permission).get(FENCES).status_code == status

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import django_redis
 import django_redis.cache
@@ -25,12 +26,16 @@ from django_redislock import Lock, LockStatus, list_locks, locked
 from django_redislock.cache import RedisCache
 from django_redislock.testing import assert_locked, assert_not_locked, hold, own_locks
 from redisserver import RedisServer
-from tests.cache.conftest import BACKEND, lock_of
 from tests.helpers.actors import Crowd
 from tests.helpers.processes import ROOT
 
+BACKEND = "django_redislock.cache.RedisCache"
 Alias = dict[str, Any]
 Use = Callable[..., None]
+
+
+def lock_of(alias: str, key: object, *args: Any, **options: Any) -> Any:
+    return caches[alias].lock(key, *args, **options)  # type: ignore[attr-defined]
 
 
 class OfTheSite(RedisCache):
@@ -74,6 +79,8 @@ def test_it_is_django_redis_with_other_locks(use: Use, client: redis.Redis) -> N
         assert Lock("x").locked()
         of_client = caches["default"].client.lock("x", timeout=5)
         assert not of_client.acquire(blocking=False)
+    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
+        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 def test_without_django_redis_everything_else_can_be_imported() -> None:
@@ -82,9 +89,7 @@ def test_without_django_redis_everything_else_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("alias", ["default", "second", "third", "fourth"])
-def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
-    use: Use, alias: str, settings: Any, client: redis.Redis
-) -> None:
+def test_locks_are_on_the_alias_of_the_cache_whatever_is_set(use: Use, alias: str, settings: Any, client: Any) -> None:
     use(
         {"KEY_PREFIX": "one"},
         second={"KEY_PREFIX": "two", "OPTIONS": {"SOCKET_TIMEOUT": 3}},
@@ -101,12 +106,6 @@ def test_the_locks_are_on_the_alias_of_the_cache_whatever_the_setting_says(
     assert client.exists(f"{'one' if alias == 'default' else 'two'}:redislock{{0}}:lock:x")
     assert Lock("x", using="default").locked() == (alias == "default")
     assert not Lock("x").locked()
-
-
-def test_one_that_was_made_by_hand_says_so(use: Use) -> None:
-    use()
-    with pytest.raises(ImproperlyConfigured, match=r"not made from an alias in CACHES.*default"):
-        RedisCache("redis://127.0.0.1:1/0", {}).lock("x")
 
 
 @pytest.mark.parametrize(
@@ -145,9 +144,8 @@ def test_tenants_share_no_lock_where_the_name_is_that_of_cache_lock(use: Use, mo
 def test_aliases_exclude_each_other_as_their_keys_do(backend: str, use: Use) -> None:
     use({"BACKEND": backend}, second={"BACKEND": backend, "VERSION": 2}, same={"BACKEND": backend})
     assert exclude_each_other(lock_of("second", "x", timeout=5), lock_of("default", "x", version=2))
-    assert exclude_each_other(
-        lock_of("default", "x", timeout=5), lock_of("second", "x", version=1), lock_of("same", "x")
-    )
+    first, *others = lock_of("default", "x", timeout=5), lock_of("second", "x", version=1), lock_of("same", "x")
+    assert exclude_each_other(first, *others)
 
 
 @pytest.mark.parametrize("key", ["", "a\nb", "a\x00", "%", "\ud800", "x" * 5000, "ü" * 400, 42, ("a", 1), "{a} b:c"])
@@ -216,11 +214,7 @@ async def test_it_is_a_cache_with_our_locks(default: Alias, settings: Any) -> No
         assert (ours.get("x"), await Lock("x").astatus()) == (1, LockStatus.UNAVAILABLE)
         assert not ours.lock("x", timeout=60).acquire(blocking_timeout=0.05)
     assert await asyncio.to_thread(ours.locked_get_or_set, "computed", lambda: 7) == ours.get("computed") == 7
-
-    async def compute() -> int:
-        return 8
-
-    assert await ours.alocked_get_or_set("later", compute) == 8
+    assert await ours.alocked_get_or_set("later", AsyncMock(return_value=8)) == 8
     await asyncio.to_thread(use_the_helpers_for_tests)
 
 

@@ -22,7 +22,7 @@ LIMITS = {
     "sqlite": ("PRAGMA busy_timeout = 7000", "PRAGMA busy_timeout"),
 }
 
-on_sqlite = pytest.mark.parametrize("account", ["sqlite"], indirect=True)
+everywhere = pytest.mark.parametrize("account", LEVELS, indirect=True)
 
 
 def patience(*, set_to_seven: bool = False) -> Any:
@@ -47,9 +47,9 @@ def apart(call: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=["sqlite"])
 def account(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[Account]:
-    """A row in each kind of database, at each isolation level, and the table of fences."""
+    """A row in a database, or ``everywhere``: at each isolation level of each kind; and the table of fences."""
     kind = request.param.partition(" ")[0]
     options = at_level(request.getfixturevalue(kind), request.param)
     with django_db_blocker.unblock(), one_database("default", options) as made, with_fences("default"):

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError, connections, models, transaction
@@ -17,10 +17,13 @@ from django.db.models import Q, QuerySet
 from django_redislock import Lock, LockLost, LockNotOwned, LockPool
 from django_redislock.fencing import FencedManager, FencedQuerySet, FenceField
 from django_redislock.models import Fence
-from tests.fencing.conftest import UNAWARE, on_sqlite
+from tests.fencing.conftest import UNAWARE, everywhere
 from tests.helpers.actors import GENEROUS, Other
 from tests.helpers.databases import Account, one_database
+from tests.helpers.site import Gate
 from tests.helpers.state import NAME
+
+Late = Callable[..., Future[Any]]
 
 
 class Parcel(models.Model):  # noqa: DJ008
@@ -40,10 +43,7 @@ class Crate(Parcel):  # noqa: DJ008
         app_label = "fenced_tests"
 
 
-class Replicated:
-    def db_for_read(self, model: object, **hints: object) -> str:
-        return "replica"
-
+READS_A_REPLICA = Mock(spec=["db_for_read"], **{"db_for_read.return_value": "replica"})
 
 # how to ask whether somebody waits for a row
 WAITING = {
@@ -67,7 +67,7 @@ def _tables(account: Account) -> Iterator[None]:
 
 
 @pytest.fixture
-def late(forget: Callable[[], object], other: Callable[[], Other]) -> Iterator[Callable[..., Future[Any]]]:
+def late(forget: Callable[[], object], other: Callable[[], Other]) -> Iterator[Late]:
     """Somebody who writes under a lock of his own that Redis has forgotten, which he does not know."""
     thread, lock = other(), Lock(NAME, **UNAWARE)
     assert thread(lock.acquire)
@@ -85,7 +85,6 @@ def states() -> list[str]:
     return list(Parcel.objects.order_by("pk").values_list("state", flat=True))
 
 
-@on_sqlite
 def test_rows_are_changed_with_the_fence_of_the_lock(settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app != "django_redislock"]  # not needed here
     with Lock(NAME) as lock:
@@ -107,22 +106,20 @@ def test_rows_are_changed_with_the_fence_of_the_lock(settings: Any) -> None:
     assert Parcel.objects.update(state="plain") == 3  # under no lock
 
 
-@on_sqlite
 @pytest.mark.parametrize("values", [{"state": "lost"}, {}], ids=["update", "delete"])
-def test_a_holder_who_was_overtaken_changes_nothing_even_if_rows_are_read_from_a_replica(
-    late: Callable[..., Future[Any]], values: dict[str, str], settings: Any, sqlite: dict[str, Any]
-) -> None:
+def test_who_is_late_changes_nothing_even_with_a_replica(late: Late, values: Any, settings: Any, sqlite: Any) -> None:
     with Lock(NAME, blocking_timeout=0, **UNAWARE) as lock:
         assert one().fenced(lock).update(state="sent") == 1
     method = "update" if values else "delete"
     with one_database("replica", {**sqlite, "NAME": f"{sqlite['NAME']}.replica"}):  # in which nothing has arrived
-        for settings.DATABASE_ROUTERS in ([], [Replicated()]):
+        for settings.DATABASE_ROUTERS in ([], [READS_A_REPLICA]):
             with pytest.raises(LockLost, match=r"a younger holder has changed 1 of the rows. None was changed"):
                 late(lambda lock: getattr(Parcel.objects.fenced(lock), method)(**values)).result(GENEROUS)
         settings.DATABASE_ROUTERS = []
     assert states() == ["sent", "new", "new", "new"]
 
 
+@everywhere
 @pytest.mark.parametrize(
     ("rows", "deletes"),
     [
@@ -132,9 +129,7 @@ def test_a_holder_who_was_overtaken_changes_nothing_even_if_rows_are_read_from_a
     ],
     ids=["delete", "update inherited", "update joined"],
 )
-def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
-    rows: Callable[[], Any], deletes: bool, late: Callable[..., Future[Any]], eventually: Callable[..., Any]
-) -> None:
+def test_who_is_late_and_has_to_wait_changes_nothing(rows: Any, deletes: bool, late: Late, eventually: Any) -> None:
     Crate.objects.create()
 
     def write(lock: Lock) -> object:
@@ -151,31 +146,28 @@ def test_a_holder_who_was_overtaken_and_has_to_wait_changes_nothing(
     assert states().count("sent") == changed
 
 
-def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late: Callable[..., Future[Any]]) -> None:
-    has_read, go_on = threading.Event(), threading.Event()
+@everywhere
+def test_a_transaction_that_has_read_before_does_not_miss_a_younger_holder(late: Late) -> None:
+    gate = Gate()
 
     @transaction.atomic
     def write(lock: Lock) -> None:
         list(Parcel.objects.all())
-        has_read.set()
-        assert go_on.wait(GENEROUS)
+        gate()
         Parcel.objects.fenced(lock).update(state="lost")
 
     writing = late(write)
-    assert has_read.wait(GENEROUS)
+    assert gate.reached.wait(GENEROUS)
     with Lock(NAME, **UNAWARE) as lock:
         one().fenced(lock).update(state="sent")
-    go_on.set()
+    gate.go_on.set()
     with pytest.raises((LockLost, OperationalError)):
         writing.result(GENEROUS)
     assert states() == ["sent", "new", "new", "new"]
 
 
-@on_sqlite
 @pytest.mark.parametrize("combine", [operator.or_, operator.and_, operator.xor], ids=["|", "&", "^"])
-def test_querysets_that_are_combined_are_under_the_lock_of_either(
-    combine: Callable[[Any, Any], Any], late: Callable[..., Future[Any]]
-) -> None:
+def test_combined_querysets_are_under_the_lock_of_either(combine: Callable[[Any, Any], Any], late: Late) -> None:
     every: Any = Parcel.objects.all()
     with Lock(NAME, **UNAWARE) as lock:
         assert every.fenced(lock).update(state="sent") == 4
@@ -197,7 +189,6 @@ def test_querysets_that_are_combined_are_under_the_lock_of_either(
         combine(*(every.fenced(Lock(name)) for name in ("a", "b")))
 
 
-@on_sqlite
 def test_wrong_uses_are_errors_that_change_nothing() -> None:
     for wrong in (None, "parcels", LockPool("parcels"), Lock):
         with pytest.raises(TypeError, match=r"^fenced\(\) takes a lock, not "):

@@ -1,4 +1,4 @@
-"""A small site with tests of its own, run by pytest-django and by Django's runner with workers."""
+"""The pytest plugin, and a small site whose tests are run by pytest-django and by Django's runner with workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,19 @@ import pytest
 import redis
 from django.conf import settings
 
+from django_redislock import Lock
+from django_redislock.pytest_plugin import redislock_own_locks as redislock_own_locks
 from tests.helpers.actors import GENEROUS
+from tests.helpers.state import NAME
+from tests.inside import settings as known_settings
 from tests.project.programs import environment
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_each_test_has_locks_of_its_own_without_asking_for_them(number: int) -> None:
+    assert known_settings()["KEY_PREFIX"].startswith("redislock-test-")
+    assert Lock(NAME).acquire(blocking_timeout=0)
+
 
 PROJECT = {
     "site_settings.py": """

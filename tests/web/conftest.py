@@ -18,14 +18,12 @@ from tests.helpers.proxy import Proxy, proxy
 from tests.helpers.servers import AsyncTestClient, SyncTestClient, Web, asgi_server, wsgi_server
 from tests.helpers.twins import Pages
 
-SITE = {"ROOT_URLCONF": site.__name__, "MIDDLEWARE": [f"{site.__name__}.middleware"]}
-
 
 @pytest.fixture(scope="module")
 def webs() -> Iterator[dict[str, Web]]:
     """All ways in which a request can reach the site."""
     with ExitStack() as stack:
-        stack.enter_context(override_settings(**SITE))
+        stack.enter_context(override_settings(ROOT_URLCONF=site.__name__, MIDDLEWARE=[f"{site.__name__}.middleware"]))
         yield {
             "wsgi": stack.enter_context(wsgi_server()),
             "asgi": stack.enter_context(asgi_server()),

@@ -14,11 +14,20 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 from django.test import TestCase
 
-from django_redislock import Lock, LockLost, LockNotAcquired, LockPool, force_release, list_locks, locked, locked_atomic
-from tests.helpers.actors import GENEROUS, Other
+from django_redislock import (
+    Lock,
+    LockLost,
+    LockNotAcquired,
+    LockPool,
+    aget_lock,
+    force_release,
+    list_locks,
+    locked,
+    locked_atomic,
+)
+from tests.helpers.actors import GENEROUS
 from tests.helpers.databases import Account, Commits
 
-Eventually = Callable[[Callable[[], Any]], Any]
 Work = Callable[[], object]
 Run = Callable[[Work], object]
 NAME, TOKEN = "account:7", "t" * 43
@@ -53,9 +62,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return ways[request.param]
 
 
-def test_the_lock_is_held_until_commit_and_one_object_serves_many_threads(
-    run: Run, account: Account, commits: Commits, other: Callable[[], Other]
-) -> None:
+def test_it_is_held_until_commit_and_serves_many_threads(run: Run, account: Account, commits: Any, other: Any) -> None:
     run(account.book)
     assert (commits.seen, held()) == ([("default", *UNDER_THE_LOCK)], [])
 
@@ -118,9 +125,7 @@ def test_in_a_test_case_callbacks_stay_with_their_database_to_be_captured(accoun
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit, LockLost])
-def test_a_block_that_raises_or_has_lost_its_lock_rolls_back_and_then_releases(
-    error: type[BaseException], run: Run, account: Account, heard: list[tuple[str, Any]], eventually: Eventually
-) -> None:
+def test_what_raises_or_is_lost_rolls_back(error: Any, run: Run, account: Any, heard: Any, eventually: Any) -> None:
     def work() -> None:
         account.book()
         assert held() == [NAME]
@@ -171,7 +176,7 @@ async def test_in_an_event_loop_it_is_refused_with_what_to_do_instead(account: A
     assert await sync_to_async(held)() == []
 
 
-def test_a_block_has_no_arguments_for_templates_and_callables(account: Account) -> None:
+def test_wrong_arguments_are_errors_and_a_block_has_none_for_a_template(account: Account) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         ("account:{pk}", ValueError, r"no arguments to fill .* with: make the name"),
         (lambda pk: f"{pk}", TypeError, "A with block has no arguments"),
@@ -180,21 +185,16 @@ def test_a_block_has_no_arguments_for_templates_and_callables(account: Account) 
     for name, error, message in wrong:
         with pytest.raises(error, match=message), locked_atomic(name):
             never()
+    with pytest.raises(TypeError, match="Django's transactions are for sync code"):
+        locked_atomic("x")(aget_lock)
+    for db in ([], [7], 5):
+        with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
+            locked_atomic("x", db=db)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="db names an alias twice"):
+        locked_atomic("x", db=["default", "default"])
     with locked_atomic("a{{b}}", note="no. {pk}", token=TOKEN) as lock:  # other braces are part of the name
         assert (lock.name, lock.token, list_locks()[0].note) == ("a{{b}}", TOKEN, "no. {pk}")
     assert locked_atomic("a{{pk}}")(held)() == ["a{pk}"]
-
-
-def test_wrong_arguments_are_errors_that_say_what_is_right() -> None:
-    async def coroutine() -> None: ...
-
-    with pytest.raises(TypeError, match="Django's transactions are for sync code"):
-        locked_atomic("x")(coroutine)
-    for wrong in ([], [7], 5):
-        with pytest.raises(TypeError, match="db must be an alias in DATABASES or a list of aliases, not"):
-            locked_atomic("x", db=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="db names an alias twice"):
-        locked_atomic("x", db=["default", "default"])
 
 
 def block(work: Work) -> None:
@@ -217,11 +217,7 @@ def member(work: Work) -> None:
         work()
 
 
-def decorated(work: Work) -> None:
-    locked(NAME)(work)()
-
-
-@pytest.mark.parametrize("way", [block, release_by_token, member, decorated])
+@pytest.mark.parametrize("way", [block, release_by_token, member, lambda work: locked(NAME)(work)()])
 def test_a_lock_released_inside_a_transaction_warns_where_it_was_released(way: Run, account: Account) -> None:
     expected = rf"'.*7' {INSIDE} \(database default\): until COMMIT, .*locked_atomic"
     with transaction.atomic(), pytest.warns(RuntimeWarning, match=expected) as caught:
@@ -251,7 +247,7 @@ def test_a_setting_makes_it_an_error_and_the_lock_is_free_or_silences_it(account
         block(account.book)
 
 
-def test_no_inner_release_nor_a_block_that_raises_nor_a_connection_that_was_not_used_warns(account: Account) -> None:
+def test_no_inner_release_nor_a_block_that_raises_nor_an_unused_connection_warns(account: Account) -> None:
     with Lock(NAME), transaction.atomic(), Lock(NAME, reentrant=True):
         account.book()
     with pytest.raises(ZeroDivisionError), transaction.atomic(), Lock(NAME):

@@ -9,6 +9,7 @@ import http.client
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext, suppress
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import redis
@@ -26,7 +27,6 @@ from tests.helpers.state import outlives
 from tests.helpers.twins import lock_names
 from tests.inside import RELEASE
 
-Heard = list[tuple[str, dict[str, Any]]]
 pytestmark = [
     LEFT_OPEN,
     pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume"),
@@ -101,20 +101,15 @@ async def test_its_async_content_is_under_its_lock() -> None:
 
 
 def test_a_stream_that_is_closed_unread_or_interrupted_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(site.gates, "here", interrupt)
+    monkeypatch.setitem(site.gates, "here", Mock(side_effect=KeyboardInterrupt))
     file: Any = site.file(RequestFactory().get("/"), pk=1)
     assert file.file_to_stream is not None
     assert site.names() == "account:1"
     file.close()
-    unread: Any = site.stream(RequestFactory().get("/"), pk=1)
-    unread.close()
+    site.stream(RequestFactory().get("/"), pk=1).close()
     assert (list_locks(), site.ends) == ([], [])
-    response: Any = site.stream(RequestFactory().get("/?gate=here"), pk=1)
     with pytest.raises(KeyboardInterrupt):
-        b"".join(response)
+        b"".join(site.stream(RequestFactory().get("/?gate=here"), pk=1))
     assert (list_locks(), site.ends) == ([], ["account:1"])
 
 
@@ -136,7 +131,7 @@ async def test_a_stream_closed_in_an_event_loop_does_not_block_it(network: Proxy
 
 
 @pytest.mark.parametrize("query", ["", "?raise"])
-async def test_an_async_stream_that_has_ended_has_released(query: str, heard: Heard) -> None:
+async def test_an_async_stream_that_has_ended_has_released(query: str, heard: Any) -> None:
     response = await start_async_stream(query)
     with pytest.raises(ZeroDivisionError) if query else nullcontext():
         assert await read(response) == [b"account:1;"] * 2
@@ -164,7 +159,7 @@ async def test_an_async_stream_that_is_left_halfway_ends_under_the_lock(client: 
     await aeventually(lambda: not lock_names(client))
 
 
-async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(heard: Heard, aeventually: Any) -> None:
+async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(heard: Any, aeventually: Any) -> None:
     response = await start_async_stream()
     await aforce_release("account:1")
     assert await read(response) == [b";"] * 2
@@ -179,22 +174,9 @@ async def test_a_stream_that_has_lost_its_lock_goes_on_but_does_not_begin(heard:
         await view(AsyncRequestFactory().get("/"))
 
 
-class Numbers:
-    """An async iterator that is no generator, and cannot be closed."""
-
-    parts = iter([b"x", b"x"])
-
-    def __aiter__(self) -> Numbers:
-        return self
-
-    async def __anext__(self) -> bytes:
-        for part in self.parts:
-            return part
-        raise StopAsyncIteration
-
-
-async def test_a_plain_async_iterator_of_a_sync_view_works() -> None:
-    view = locked_view("numbers")(lambda request: StreamingHttpResponse(Numbers()))
+async def test_an_async_iterator_of_a_sync_view_that_cannot_be_closed_works() -> None:
+    numbers = MagicMock(spec=AsyncIterator, **{"__aiter__.return_value": [b"x", b"x"]})
+    view = locked_view("numbers")(lambda request: StreamingHttpResponse(numbers))
     response = await sync_to_async(view)(RequestFactory().get("/"))
     assert await site.anames() == "numbers"
     assert await read(response) == [b"x", b"x"]
