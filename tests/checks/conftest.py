@@ -1,13 +1,39 @@
+"""What the tests of the system checks share."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from django.core.checks import CheckMessage
+from django.core.checks.registry import registry
 
 from redisserver import RedisServer
-from tests.checks import BACKEND
 from tests.helpers.actors import GENEROUS
 from tests.inside import limit
+
+BACKEND = "django_redis.cache.RedisCache"
+DJANGOS = "django.core.cache.backends.redis.RedisCache"
+OURS = "django_redislock.cache.RedisCache"
+
+
+def check(*, deploy: bool = False) -> list[CheckMessage]:
+    """Run our checks on the site. Django's own, among them, fail on sites that ours describe."""
+    checks = [each for each in registry.get_checks(deploy) if each.__module__.startswith("django_redislock.")]
+    found = [message for each in checks for message in each(app_configs=None, databases=None)]
+    assert all(message.hint for message in found)
+    return found
+
+
+def ids(*, deploy: bool = False) -> list[str]:
+    return [(message.id or "").removeprefix("django_redislock.") for message in check(deploy=deploy)]
+
+
+def only(id: str, *, deploy: bool = False) -> CheckMessage:
+    """The one message that there is, and this is its id."""
+    (message,) = check(deploy=deploy)
+    assert message.id == f"django_redislock.{id}"
+    return message
 
 
 @pytest.fixture(autouse=True)

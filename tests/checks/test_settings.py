@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 import django_redislock
 from django_redislock import Lock, list_locks
 from redisserver import RedisServer
-from tests.checks import BACKEND, DJANGOS, OURS, check, ids, only
+from tests.checks.conftest import BACKEND, DJANGOS, OURS, check, ids, only
 from tests.helpers.docs import page
 from tests.helpers.ways import DJANGO, DJANGO_REDIS, alias
 

@@ -38,7 +38,7 @@ from tests.helpers.processes import Worker
 from tests.helpers.requirements import require
 from tests.helpers.waiting import until
 
-from .clock import Clock, server_with_clock
+from .faults import Clock, server_with_clock
 from .on_several import OnSentinels, on_sentinels, replace_master
 from .trial import Crew
 from .worker import be_worker, stopping

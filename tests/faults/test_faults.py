@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 
+from django_redislock import Lock, LockPool
+from django_redislock.testing import hold
 from redisserver import RedisServer, redis_server
+from tests.helpers.actors import GENEROUS, Crowd
 from tests.helpers.processes import Worker
+from tests.helpers.state import NAME, TOKEN, count
 
-from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Fault, strike
-from .fencing import BUGS, DATABASES, STAGES, book, flush
-from .mutants import MUTANTS
-from .on_several import ON_CLUSTER, ON_SENTINELS
-from .replicas import count_losses
+from .faults import AT_ANY_TIME, FAULTS, PROCESSES, ROWS, Clock, Fault, server_with_clock, strike
+from .fencing import BUGS, DATABASES, HOUR, STAGES, book, flush
+from .on_several import ON_CLUSTER, ON_SENTINELS, count_losses
 from .trial import start_launcher, trial
+from .worker import MUTANTS
 
 # for a longer run: how many random faults, one after the other
 ROUNDS = int(os.environ.get("REDISLOCK_TEST_FAULTS", "3"))
 SEED = int(os.environ.get("REDISLOCK_TEST_SEED", "0")) or random.SystemRandom().getrandbits(32)
+TTL = 0.9  # seconds
 SEVERAL = [*ON_SENTINELS, *ON_CLUSTER]
 pytestmark = pytest.mark.complete
 
@@ -112,3 +116,63 @@ def test_without_a_fence_or_with_a_bug_in_it_updates_are_lost(
             break
     assert found["lost"] > 0
     assert found["wrong"] or not mutant
+
+
+@pytest.fixture
+def clock(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """The clock of the locks' server, for this process and for workers."""
+    with server_with_clock() as server:
+        assert isinstance(server, Clock)
+        settings.CACHES = {**settings.CACHES, "default": {**settings.CACHES["default"], "LOCATION": server.url}}
+        monkeypatch.setenv("REDISLOCK_TEST_URL", server.url)
+        yield server
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["a lock", "a member"])
+def test_a_holder_believes_its_lease_no_longer_than_it_asked_for(
+    pooled: bool, clock: Clock, crowd: Crowd, eventually: Any
+) -> None:
+    me = crowd()
+    LockPool(NAME).extend(["a", "b"])
+    held: Any = me(LockPool(NAME), "acquire", ttl=TTL) if pooled else Lock(NAME, ttl=TTL)
+    assert pooled or me(held, "acquire")
+    clock.set(-HOUR)
+    with clock.client() as client:
+        before = count(client, "evalsha")
+        # renewed more than three times, so that its end by the right time has passed
+        eventually(lambda: count(client, "evalsha") > before + 3 + 1)
+    before = me.read(held.remaining)
+    assert 0 < before <= TTL
+    me(held, "extend", 60)
+    assert 60 < me.read(held.remaining) <= TTL + 60
+    me(held, "extend", 30, replace_ttl=True)
+    assert 0 < me.read(held.remaining) <= 30
+    me(held, "reacquire")
+    assert 0 < me.read(held.remaining) <= TTL
+    clock.set(0)
+    with hold(held.name, ttl=HOUR):
+        eventually(lambda: me.read(lambda: held.lost))
+
+
+def test_a_handoff_counts_for_its_ttl(clock: Clock, crowd: Crowd, eventually: Any) -> None:
+    me, you = crowd(), crowd()
+    first, second = Lock(NAME, ttl=36_000), Lock(NAME, ttl=TTL, auto_renew=False)
+    you(first, "acquire")
+    waiting = me.start(second, "acquire")
+    eventually(lambda: you(first, "info").waiters)
+    clock.set(-HOUR)
+    you(first, "release")
+    assert waiting.result(GENEROUS)
+    clock.set(-2 * HOUR)
+    eventually(lambda: me.read(lambda: second.lost))
+
+
+def test_what_is_adopted_counts_for_its_ttl(clock: Clock, crowd: Crowd, start: Callable[..., Worker]) -> None:
+    """The process that has acquired it died, and the clock jumped back: in Redis, an hour is left of its lease."""
+    worker = start(f"Lock({NAME!r}, token={TOKEN!r}, ttl=60).acquire()\nsay('held')\nhear()")
+    worker.expect("held")
+    worker.kill()
+    clock.set(-HOUR)
+    me, heir = crowd(), Lock(NAME, token=TOKEN, ttl=TTL)
+    assert me(heir, "acquire")
+    assert 0 < me.read(heir.remaining) <= TTL
